@@ -1,0 +1,1 @@
+"""Figures, tables, Monte Carlo, reports, benchmarks and the command line."""

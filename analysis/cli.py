@@ -1,0 +1,55 @@
+"""The ``chipwitness`` command.
+
+Exit codes: 0 accepted or done, 1 rejected (evidence at fault), 2 the caller's mistake, 3 inconclusive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from analysis.commands import register_all
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+
+__all__ = ["Handler", "build_parser", "main"]
+
+Handler = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all subcommands; each sets ``handler`` to a function Namespace -> exit code."""
+    parser = _Parser(prog="chipwitness", description="On-chip compute-monitoring simulator.")
+    register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code; an error is one line on stderr, never a traceback."""
+    arguments = build_parser().parse_args(argv)
+    handler: Handler = arguments.handler
+    try:
+        return handler(arguments)
+    except CallerError as error:
+        return _fail(arguments.command, error, 2)
+    except EvidenceError as error:
+        return _fail(arguments.command, error, 1)
+    except DeviceError as error:
+        return _fail(arguments.command, error, 3)
+    except KeyboardInterrupt:
+        return _fail(arguments.command, "interrupted", 3)
+
+
+def _fail(command: str, error: object, code: int) -> int:
+    print(f"chipwitness {command}: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

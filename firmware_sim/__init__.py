@@ -1,0 +1,1 @@
+"""Simulated chip firmware: evidence formats, identity, device memory, NVRAM, snapshots."""

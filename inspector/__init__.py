@@ -1,0 +1,1 @@
+"""The verifier's side: sampling, provenance, replay, dispute, rules, detection probability."""

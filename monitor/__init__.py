@@ -1,0 +1,1 @@
+"""The prover's side: numerics, presets, recorder, transcript and lab."""
