@@ -1,0 +1,222 @@
+"""The chip's log: fixed-size binary records, each holding the digest of the one before.
+
+Record (134 bytes, big-endian): counter u64, kind u16, boot u32, tick u64, run id 32, step u64, op u64, digest 32,
+previous 32. Record hash = SHA-256 over the length-prefixed label and the record's bytes; the counter is part of these
+bytes, so label, index and content are bound. The head of a log is the hash of its last record.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
+
+__all__ = [
+    "NO_RUN",
+    "RECORD_BYTES",
+    "ZERO_DIGEST",
+    "LogError",
+    "LogRecord",
+    "RecordKind",
+    "Registers",
+    "check_chain",
+    "genesis_digest",
+    "log_head",
+    "parse_log",
+    "replay_registers",
+]
+
+_FORMAT = struct.Struct(">QHIQ32sQQ32s32s")
+_RECORD_PREFIX = length_prefixed("chipwitness/chip-log-record/1") + struct.pack(">Q", _FORMAT.size)
+_REGISTER_LABEL = "chipwitness/chip-register/1"
+
+RECORD_BYTES = _FORMAT.size
+ZERO_DIGEST = bytes(32)
+NO_RUN = bytes(32)
+
+
+class LogError(EvidenceError):
+    """A chip log is malformed or does not hang together; `record` is the number of the first bad record, if one is."""
+
+    def __init__(self, message: str, *, record: int | None = None, field: str | None = None) -> None:
+        super().__init__(message)
+        self.record = record
+        self.field = field
+
+
+class RecordKind(enum.IntEnum):
+    """What a record says. `digest`, `run_id`, `step` and `op` mean:
+
+    GENESIS: `genesis_digest`; run_id is the log id. First record only.
+    BOOT: the firmware's measurement; step is its security version, op 1 after a clean shutdown and 0 otherwise.
+    EPOCH: the commitment to the key of epoch `step`, whose ticks are those after `tick`.
+    CLOSE_EPOCH: the same commitment again; epoch `step` ends with `tick`; op counts its busy ticks.
+    POWER_OFF: zero; the chip was shut down in order.
+    POWER_GAP: the commitment of the epoch `step` that lost its power; op is the tick of a snapshot that was cut, or 0.
+    REGIONS: the digest of the region table attached for (run_id, step).
+    COMMIT: what the host committed for (run_id, step).
+    SNAPSHOT: the memory's digest at `tick`; the host claims the coordinate (run_id, step, op).
+    BEACON: the digest of a Verifier-signed beacon; step is its time in seconds.
+    QUOTE: the digest of the nonce and verifier id of the quote that covers this record.
+    """
+
+    GENESIS = 1
+    BOOT = 2
+    EPOCH = 3
+    CLOSE_EPOCH = 4
+    POWER_OFF = 5
+    POWER_GAP = 6
+    REGIONS = 7
+    COMMIT = 8
+    SNAPSHOT = 9
+    BEACON = 10
+    QUOTE = 11
+
+
+_KINDS = {kind.value: kind for kind in RecordKind}
+_MEASURED = frozenset({RecordKind.BOOT, RecordKind.REGIONS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """One entry. `counter` is its index in the log; (boot, tick) is the time, (run_id, step, op) the coordinate."""
+
+    counter: int
+    kind: RecordKind
+    boot: int
+    tick: int
+    run_id: bytes
+    step: int
+    op: int
+    digest: bytes
+    previous: bytes
+
+    def __post_init__(self) -> None:
+        for name in ("run_id", "digest", "previous"):
+            if len(getattr(self, name)) != 32:
+                raise CallerError(f"log record: {name} has {len(getattr(self, name))} bytes, not 32")
+        for name, bits in (("counter", 64), ("boot", 32), ("tick", 64), ("step", 64), ("op", 64)):
+            if not 0 <= getattr(self, name) < 1 << bits:
+                raise CallerError(f"log record: {name} is not in [0, 2^{bits})")
+
+    def to_bytes(self) -> bytes:
+        return _FORMAT.pack(
+            self.counter, self.kind, self.boot, self.tick, self.run_id, self.step, self.op, self.digest, self.previous
+        )
+
+    def hash(self) -> bytes:
+        """Return what the next record holds as `previous`."""
+        return record_hash(self.to_bytes())
+
+
+def record_hash(record: bytes) -> bytes:
+    return hashlib.sha256(_RECORD_PREFIX + record).digest()
+
+
+def genesis_digest(chip_id: str, certificate_digest: Digest, log_id: bytes) -> bytes:
+    """Return H(chip id, certificate digest, log id), which the log's first record holds."""
+    return digest_bytes("chip-log-genesis", length_prefixed(chip_id, str(certificate_digest), log_id)).value
+
+
+def parse_log(data: bytes, *, chip: str = "") -> list[LogRecord]:
+    """Return the records in `data`; their content is judged by `check_chain`, only their form here.
+
+    Law: `b"".join(r.to_bytes() for r in parse_log(data)) == data`.
+
+    Raises:
+        LogError: empty, not a whole number of records, or an unknown kind; names the record.
+    """
+    if not data:
+        raise LogError(f"{_of(chip)}log is empty")
+    count, rest = divmod(len(data), RECORD_BYTES)
+    if rest:
+        raise LogError(f"{_of(chip)}log record {count}: has {rest} bytes of {RECORD_BYTES}", record=count)
+    records = []
+    for number, fields in enumerate(_FORMAT.iter_unpack(data)):
+        counter, kind, boot, tick, run_id, step, op, digest, previous = fields
+        if kind not in _KINDS:
+            raise LogError(f"{_of(chip)}log record {number}: unknown kind {kind}", record=number, field="kind")
+        records.append(
+            LogRecord(
+                counter=counter, kind=_KINDS[kind], boot=boot, tick=tick, run_id=run_id, step=step, op=op,
+                digest=digest, previous=previous,
+            )
+        )  # fmt: skip
+    return records
+
+
+def check_chain(records: Sequence[LogRecord], genesis: bytes, *, chip: str = "") -> None:
+    """Check that `records` are a chain of consecutive counters that starts with the genesis record of this chip.
+
+    Raises:
+        LogError: names the first bad record and its field.
+    """
+    if not records:
+        raise LogError(f"{_of(chip)}log is empty")
+    first = records[0]
+    if first.kind is not RecordKind.GENESIS:
+        raise _bad(chip, 0, "kind", f"is {first.kind.name}, expected GENESIS")
+    if first.digest != genesis:
+        raise _bad(chip, 0, "digest", f"is {first.digest.hex()}, expected the chip's genesis {genesis.hex()}")
+    if first.previous != ZERO_DIGEST:
+        raise _bad(chip, 0, "previous", "is not zero in the first record")
+    previous = ZERO_DIGEST
+    for number, record in enumerate(records):
+        if record.counter != number:
+            raise _bad(chip, number, "counter", f"is {record.counter}, expected {number}")
+        if record.previous != previous:
+            raise _bad(chip, number, "previous", "is not the hash of the record before")
+        if number and record.kind is RecordKind.GENESIS:
+            raise _bad(chip, number, "kind", "is GENESIS again")
+        previous = record.hash()
+
+
+def log_head(records: Sequence[LogRecord]) -> bytes:
+    """Return the hash of the last record."""
+    if not records:
+        raise LogError("log is empty")
+    return records[-1].hash()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registers:
+    """Measurement registers: `journey` over the chip's whole life, `current` since its last boot.
+
+    Each BOOT and REGIONS record extends both: r ← H(label, register name, counter, kind, record hash, r).
+    """
+
+    journey: bytes = ZERO_DIGEST
+    current: bytes = ZERO_DIGEST
+
+    def extend(self, record: LogRecord) -> Registers:
+        """Return the registers after `record`."""
+        if record.kind not in _MEASURED:
+            return self
+        current = ZERO_DIGEST if record.kind is RecordKind.BOOT else self.current
+        return Registers(journey=_extend("journey", self.journey, record), current=_extend("current", current, record))
+
+
+def replay_registers(records: Iterable[LogRecord]) -> Registers:
+    """Return the registers that a chip with this log must hold."""
+    registers = Registers()
+    for record in records:
+        registers = registers.extend(record)
+    return registers
+
+
+def _extend(name: str, value: bytes, record: LogRecord) -> bytes:
+    position = struct.pack(">QH", record.counter, record.kind)
+    return hashlib.sha256(length_prefixed(_REGISTER_LABEL, name, position, record.hash(), value)).digest()
+
+
+def _of(chip: str) -> str:
+    return f"chip {chip}: " if chip else ""
+
+
+def _bad(chip: str, number: int, field: str, what: str) -> LogError:
+    return LogError(f"{_of(chip)}log record {number}: {field} {what}", record=number, field=field)
