@@ -1,0 +1,193 @@
+"""What is on one chip's disk: fuses (written once), firmware, NVRAM state, log, and the lock of the power supply."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import canonical
+from firmware_sim.evidence.chiplog import RECORD_BYTES, RecordKind
+from firmware_sim.evidence.digest import digest_bytes
+from firmware_sim.evidence.envelope import VerifyingKey
+from firmware_sim.identity import DeviceSecrets, Firmware, derive_key
+from firmware_sim.mailbox import ErrorCode, MailboxError
+from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError
+
+__all__ = ["Fuses", "Silicon", "State", "create_silicon"]
+
+_FUSES, _FIRMWARE, _NVRAM, _LOG, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "log.bin", "power.lock"
+_STATE = struct.Struct(">Q32sQI")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The chip's persistent state; all the rest follows from the log, which it acknowledges up to `log_size`.
+
+    `pending` is the tick of a snapshot under way, or 0; `security_floor` the highest security version ever booted.
+    """
+
+    log_size: int = 0
+    log_head: bytes = bytes(32)
+    pending: int = 0
+    security_floor: int = 0
+
+    def to_bytes(self) -> bytes:
+        return _STATE.pack(self.log_size, self.log_head, self.pending, self.security_floor)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> State:
+        if len(data) != _STATE.size:
+            raise NvramError(f"chip state has {len(data)} bytes, not {_STATE.size}")
+        log_size, log_head, pending, security_floor = _STATE.unpack(data)
+        return cls(log_size=log_size, log_head=log_head, pending=pending, security_floor=security_floor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fuses:
+    """What the maker burns into a chip."""
+
+    secrets: DeviceSecrets
+    snapshot_rate: Fraction
+    algorithm: str
+    beacon_key: VerifyingKey | None
+    quotas: Mapping[RecordKind, int]
+    log_id: bytes = field(init=False)
+    schedule_secret: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log_id", derive_key(self.secrets.uds, "log-id"))
+        object.__setattr__(self, "schedule_secret", derive_key(self.secrets.uds, "schedule"))
+
+    def to_bytes(self) -> bytes:
+        content = {
+            "algorithm": self.algorithm,
+            "beacon_key": None if self.beacon_key is None else self.beacon_key.raw.hex(),
+            "chip_id": self.secrets.chip_id,
+            "device_certificate": self.secrets.device_certificate.decode(),
+            "maker_certificate": self.secrets.maker_certificate.decode(),
+            "quotas": {kind.name: count for kind, count in self.quotas.items()},
+            "snapshot_rate": [self.snapshot_rate.numerator, self.snapshot_rate.denominator],
+            "uds": self.secrets.uds.hex(),
+        }
+        return canonical.encode({"content": content, "digest": str(_fuses_digest(content))})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Fuses:
+        try:
+            document = canonical.decode(data)
+            content = document["content"]
+            if document["digest"] != str(_fuses_digest(content)):
+                raise NvramError("chip fuses do not match their digest")
+            beacon_key = content["beacon_key"]
+            secrets = DeviceSecrets(
+                chip_id=content["chip_id"],
+                uds=bytes.fromhex(content["uds"]),
+                device_certificate=content["device_certificate"].encode(),
+                maker_certificate=content["maker_certificate"].encode(),
+            )
+            return cls(
+                secrets=secrets,
+                snapshot_rate=Fraction(*content["snapshot_rate"]),
+                algorithm=content["algorithm"],
+                beacon_key=None if beacon_key is None else VerifyingKey(bytes.fromhex(beacon_key)),
+                quotas={RecordKind[name]: count for name, count in content["quotas"].items()},
+            )
+        except (KeyError, TypeError, ValueError, EvidenceError) as error:
+            raise NvramError(f"chip fuses are malformed: {error}") from None
+
+
+class Silicon:
+    """An opened chip folder; holds the lock until `close`, so that one chip never runs twice."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.folder = folder
+        self.fuses = Fuses.from_bytes(_read(folder / _FUSES))
+        self._lock = _lock(folder / _LOCK, self.fuses.secrets.chip_id)
+        try:
+            self.nvram = Nvram(folder / _NVRAM, disk)
+            self.state = State.from_bytes(self.nvram.state)
+            self.log = LogFile(folder / _LOG, record_bytes=RECORD_BYTES, size=self.state.log_size, disk=disk)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    @property
+    def firmware(self) -> Firmware:
+        try:
+            document = canonical.decode(_read(self.folder / _FIRMWARE))
+            return Firmware(name=document["name"], security_version=document["security_version"])
+        except (KeyError, TypeError, EvidenceError):
+            raise NvramError("chip firmware is malformed") from None
+
+    @firmware.setter
+    def firmware(self, firmware: Firmware) -> None:
+        temporary = self.folder / (_FIRMWARE + ".new")
+        temporary.write_bytes(_encode_firmware(firmware))
+        os.replace(temporary, self.folder / _FIRMWARE)
+
+    def store(self, state: State) -> None:
+        self.nvram.write(state.to_bytes())
+        self.state = state
+
+    def append(self, record: bytes, state: State) -> None:
+        """Append a record and acknowledge it with the state that counts it, in this order."""
+        self.log.append(record)
+        self.store(state)
+        self.log.acknowledge()
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            self.log.close()
+            self.nvram.close()
+            os.close(self._lock)
+            self._lock = -1
+
+
+def create_silicon(folder: Path, fuses: Fuses, firmware: Firmware, disk: Disk) -> None:
+    """Write a new chip's folder, whole or not at all; it must not exist."""
+    if folder.exists():
+        raise MailboxError(ErrorCode.ALREADY_MANUFACTURED, f"chip folder {folder} exists already")
+    temporary = folder.with_name(folder.name + ".new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    (temporary / _FUSES).write_bytes(fuses.to_bytes())
+    (temporary / _FIRMWARE).write_bytes(_encode_firmware(firmware))
+    (temporary / _LOG).write_bytes(b"")
+    (temporary / _LOCK).write_bytes(b"")
+    Nvram.create(temporary / _NVRAM, State().to_bytes(), disk).close()
+    os.rename(temporary, folder)
+
+
+def _fuses_digest(content: object) -> object:
+    return digest_bytes("chip-fuses", canonical.encode(content))
+
+
+def _encode_firmware(firmware: Firmware) -> bytes:
+    return canonical.encode({"name": firmware.name, "security_version": firmware.security_version})
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise NvramError(f"chip file {path} can't be read: {error.strerror}") from None
+
+
+def _lock(path: Path, chip_id: str) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError as error:
+        raise NvramError(f"chip file {path} can't be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise MailboxError(ErrorCode.ALREADY_POWERED, f"chip {chip_id} is powered on already") from None
+    return descriptor

@@ -1,0 +1,104 @@
+"""The chip as a host and an inspector see it.
+
+Time is (boot, tick). A tick is one draw of the snapshot schedule; the host advances it with `tick` while it trains and
+with `idle` while it does not. Whatever a method records is in NVRAM before the method returns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from firmware_sim.evidence.chiplog import LogRecord
+from firmware_sim.evidence.digest import Digest, digest_list
+from firmware_sim.memory import DeviceMemory
+from firmware_sim.schedule import EpochKey
+
+__all__ = ["EMPTY_MEMORY", "Chip", "SnapshotEvent", "Utilisation"]
+
+EMPTY_MEMORY = digest_list("device-memory", [], allow_empty=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotEvent:
+    """A snapshot that is in the chip's log as record number `record`."""
+
+    chip_id: str
+    record: int
+    boot: int
+    tick: int
+    run_id: bytes
+    step: int
+    op: int
+    digest: Digest
+    bytes_hashed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """Counts since the last boot."""
+
+    busy_ticks: int
+    idle_ticks: int
+    snapshots: int
+    bytes_hashed: int
+
+
+class Chip(ABC):
+    """What a host and an inspector can ask of a chip, honest or not."""
+
+    @property
+    @abstractmethod
+    def chip_id(self) -> str: ...
+
+    @abstractmethod
+    def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
+        """Take `memory` as the chip's memory from `step` of the run on; logs the region table's digest."""
+
+    @abstractmethod
+    def commit(self, run_id: bytes, step: int, digest: bytes) -> LogRecord:
+        """Log 32 bytes that the host commits to for (run, step)."""
+
+    @abstractmethod
+    def tick(self, run_id: bytes, step: int, op: int = 0) -> SnapshotEvent | None:
+        """Advance time by one tick of work at the coordinate (run, step, op); returns the snapshot if one was due."""
+
+    @abstractmethod
+    def idle(self, ticks: int) -> list[SnapshotEvent]:
+        """Advance time by `ticks` without work; snapshots that fall due carry the last coordinate."""
+
+    @abstractmethod
+    def beacon(self, signed: bytes) -> LogRecord:
+        """Log a verifier's beacon."""
+
+    @abstractmethod
+    def close_epoch(self) -> int:
+        """End the open epoch, start the next, and return the number of the one that ended."""
+
+    @abstractmethod
+    def reveal(self) -> tuple[EpochKey, ...]:
+        """Return the keys of all epochs that have ended."""
+
+    @abstractmethod
+    def quote(self, nonce: bytes, verifier_id: str) -> bytes:
+        """Return a sealed quote over identity, log and registers, after logging that it was asked for."""
+
+    @abstractmethod
+    def log_bytes(self) -> bytes:
+        """Return the log."""
+
+    @abstractmethod
+    def certificate_chain(self) -> bytes:
+        """Return the chain alias, device, maker as PEM."""
+
+    @abstractmethod
+    def power_off(self) -> None:
+        """Shut down in order: the epoch is closed and the next boot shows no power gap."""
+
+    @abstractmethod
+    def cut_power(self) -> None:
+        """End at once and record nothing, as a crash of the host would; the next boot logs a power gap."""
+
+    @property
+    @abstractmethod
+    def utilisation(self) -> Utilisation: ...

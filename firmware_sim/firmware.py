@@ -1,0 +1,422 @@
+"""The honest firmware: an implementation of `Chip` over a chip folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import NoReturn, Self
+
+from firmware_sim._silicon import Fuses, Silicon, create_silicon
+from firmware_sim.beacon import beacon_digest, open_beacon
+from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence.chiplog import (
+    NO_RUN,
+    ZERO_DIGEST,
+    LogRecord,
+    RecordKind,
+    Registers,
+    check_chain,
+    genesis_digest,
+    parse_log,
+)
+from firmware_sim.evidence.digest import DEFAULT_ALGORITHM, Digest, digest_bytes, length_prefixed
+from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
+from firmware_sim.evidence.quote import Quote
+from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, MakerCA, issue_alias
+from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError, checked_quotas
+from firmware_sim.memory import DeviceMemory
+from firmware_sim.nvram import Disk, NvramError, PosixDisk
+from firmware_sim.schedule import EpochKey, commit_epoch, derive_epoch_key, is_scheduled, threshold
+
+__all__ = ["FirmwareChip", "quote_request_digest"]
+
+_NONCE_BYTES = range(16, 65)
+_NO_GAP = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP})
+_SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223"
+_RFC8032_PRIVATE = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
+_RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
+
+
+class FirmwareChip(Chip):
+    """The honest firmware over a chip folder; `manufacture` or `power_on` makes one."""
+
+    def __init__(self, silicon: Silicon, firmware: Firmware) -> None:
+        self._silicon = silicon
+        self._fuses: Fuses = silicon.fuses
+        self._firmware = firmware
+        self._finalizer = weakref.finalize(self, silicon.close)
+        self._memory: DeviceMemory | None = None
+        self._coordinate = (NO_RUN, 0, 0)
+        self._limit = threshold(self._fuses.snapshot_rate)
+        self._counts: Counter[RecordKind] = Counter()
+        self._registers = Registers()
+        self._boot = self._tick = self._epoch = self._beacon_time = 0
+        self._busy = self._epoch_busy = self._snapshots = self._bytes_hashed = 0
+        self._epoch_key = b""
+
+    @classmethod
+    def manufacture(
+        cls,
+        folder: Path | str,
+        *,
+        maker: MakerCA,
+        chip_id: str,
+        seed: bytes,
+        snapshot_rate: Fraction,
+        firmware: Firmware = CURRENT_FIRMWARE,
+        algorithm: str = DEFAULT_ALGORITHM,
+        beacon_key: VerifyingKey | None = None,
+        quotas: Mapping[RecordKind, int] | None = None,
+        disk: Disk | None = None,
+    ) -> Self:
+        """Make a chip in `folder` (which must not exist) and boot it.
+
+        All of the chip's secrets follow from `seed` and `chip_id`. `snapshot_rate` is in snapshots per tick, in [0, 1].
+        `disk` is where the system calls go, for fault tests.
+        """
+        disk = disk or PosixDisk()
+        threshold(snapshot_rate)
+        fuses = Fuses(
+            secrets=maker.issue_device(chip_id, seed),
+            snapshot_rate=snapshot_rate,
+            algorithm=algorithm,
+            beacon_key=beacon_key,
+            quotas=checked_quotas(quotas or {}),
+        )
+        create_silicon(Path(folder), fuses, firmware, disk)
+        return cls.power_on(folder, disk=disk)
+
+    @classmethod
+    def power_on(cls, folder: Path | str, *, firmware: Firmware | None = None, disk: Disk | None = None) -> Self:
+        """Boot the chip in `folder`: self-test, log check, measured boot; `firmware` installs another image first.
+
+        Raises:
+            MailboxError: the chip runs already, or the image is older than one it has booted.
+            NvramError: the folder's content was altered or is missing.
+            ChipFailure: the self-test failed or the storage can't be written.
+        """
+        _self_test()
+        silicon = Silicon(Path(folder), disk or PosixDisk())
+        try:
+            image = silicon.firmware if firmware is None else firmware
+            cls._check_rollback(silicon, image)
+            if firmware is not None:
+                silicon.firmware = firmware
+            chip = cls(silicon, image)
+            chip._start()
+        except BaseException:
+            silicon.close()
+            raise
+        return chip
+
+    @property
+    def chip_id(self) -> str:
+        return self._fuses.secrets.chip_id
+
+    @property
+    def algorithm(self) -> str:
+        return self._fuses.algorithm
+
+    @property
+    def certificate_digest(self) -> Digest:
+        return self._fuses.secrets.certificate_digest
+
+    @property
+    def boot(self) -> int:
+        return self._boot
+
+    @property
+    def time(self) -> int:
+        """The current tick of this boot."""
+        return self._tick
+
+    @property
+    def utilisation(self) -> Utilisation:
+        return Utilisation(
+            busy_ticks=self._busy,
+            idle_ticks=self._tick - self._busy,
+            snapshots=self._snapshots,
+            bytes_hashed=self._bytes_hashed,
+        )
+
+    def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
+        self._check_coordinate(run_id, step, 0)
+        record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
+        self._memory = memory
+        self._coordinate = (run_id, step, 0)
+        return record
+
+    def commit(self, run_id: bytes, step: int, digest: bytes) -> LogRecord:
+        self._check_coordinate(run_id, step, 0)
+        if len(digest) != 32:
+            self._refuse(ErrorCode.BAD_ARGUMENT, f"a commitment has 32 bytes, not {len(digest)}")
+        return self._append(RecordKind.COMMIT, run_id=run_id, step=step, digest=digest)
+
+    def tick(self, run_id: bytes, step: int, op: int = 0) -> SnapshotEvent | None:
+        self._check_coordinate(run_id, step, op)
+        self._coordinate = (run_id, step, op)
+        event = self._advance()
+        self._busy += 1
+        self._epoch_busy += 1
+        return event
+
+    def idle(self, ticks: int) -> list[SnapshotEvent]:
+        if ticks < 0:
+            self._refuse(ErrorCode.BAD_ARGUMENT, f"can't idle for {ticks} ticks")
+        return [event for _ in range(ticks) if (event := self._advance()) is not None]
+
+    def beacon(self, signed: bytes) -> LogRecord:
+        if self._fuses.beacon_key is None:
+            self._refuse(ErrorCode.NO_BEACON_KEY, "no verifier's beacon key is fused in")
+        try:
+            beacon = open_beacon(signed, self._fuses.beacon_key)
+        except EvidenceError as error:
+            self._refuse(ErrorCode.BAD_BEACON, str(error))
+        if beacon.time < self._beacon_time:
+            self._refuse(ErrorCode.BAD_BEACON, f"beacon of {beacon.time} is older than the last of {self._beacon_time}")
+        record = self._append(RecordKind.BEACON, step=beacon.time, digest=beacon_digest(signed).value)
+        self._beacon_time = beacon.time
+        return record
+
+    def close_epoch(self) -> int:
+        self._require_space(RecordKind.EPOCH)
+        closed = self._epoch
+        self._append(RecordKind.CLOSE_EPOCH, step=closed, op=self._epoch_busy, digest=self._commitment())
+        self._open_epoch(closed + 1)
+        return closed
+
+    def reveal(self) -> tuple[EpochKey, ...]:
+        return tuple(
+            EpochKey(epoch=epoch, key=derive_epoch_key(self._fuses.schedule_secret, epoch))
+            for epoch in range(self._epoch)
+        )
+
+    def quote(self, nonce: bytes, verifier_id: str) -> bytes:
+        if len(nonce) not in _NONCE_BYTES or not 0 < len(verifier_id) <= 200:
+            self._refuse(ErrorCode.BAD_ARGUMENT, "a quote needs a nonce of 16 to 64 bytes and a verifier id")
+        self._append(RecordKind.QUOTE, digest=quote_request_digest(nonce, verifier_id).value)
+        quote = Quote(
+            chip_id=self.chip_id,
+            certificate_digest=self.certificate_digest,
+            measurement=self._firmware.measurement,
+            security_version=self._firmware.security_version,
+            boot=self._boot,
+            tick=self._tick,
+            epoch=self._epoch,
+            counter=self._silicon.nvram.sequence,
+            log_size=self._silicon.state.log_size,
+            log_head=self._silicon.state.log_head,
+            journey=self._registers.journey,
+            current=self._registers.current,
+            snapshot_rate=self._fuses.snapshot_rate,
+            snapshot_algorithm=self._fuses.algorithm,
+            nonce=nonce,
+            verifier_id=verifier_id,
+        )
+        return quote.sign(self._alias_key())
+
+    def log_bytes(self) -> bytes:
+        self._require_power()
+        return self._silicon.log.read()
+
+    def certificate_chain(self) -> bytes:
+        return issue_alias(self._fuses.secrets, self._firmware)
+
+    def power_off(self) -> None:
+        self._require_space(RecordKind.POWER_OFF)
+        self._append(RecordKind.CLOSE_EPOCH, step=self._epoch, op=self._epoch_busy, digest=self._commitment())
+        self._append(RecordKind.POWER_OFF)
+        self._finalizer()
+
+    def cut_power(self) -> None:
+        self._finalizer()
+
+    def _advance(self) -> SnapshotEvent | None:
+        self._require_space(RecordKind.SNAPSHOT)
+        self._tick += 1
+        return self._snapshot() if self._is_due(self._tick) else None
+
+    def _is_due(self, tick: int) -> bool:
+        return is_scheduled(self._epoch_key, self._boot, tick, self._limit)
+
+    def _snapshot(self) -> SnapshotEvent:
+        self._store(pending=self._tick)
+        digest, hashed = self._memory_digest()
+        run_id, step, op = self._coordinate
+        record = self._append(RecordKind.SNAPSHOT, run_id=run_id, step=step, op=op, digest=digest.value)
+        self._snapshots += 1
+        self._bytes_hashed += hashed
+        return SnapshotEvent(
+            chip_id=self.chip_id,
+            record=record.counter,
+            boot=record.boot,
+            tick=record.tick,
+            run_id=run_id,
+            step=step,
+            op=op,
+            digest=digest,
+            bytes_hashed=hashed,
+        )
+
+    def _memory_digest(self) -> tuple[Digest, int]:
+        """Return the digest of an owned copy of the memory and its size in bytes."""
+        if self._memory is None:
+            return EMPTY_MEMORY, 0
+        copy = self._memory.copy()
+        return copy.digest(self._fuses.algorithm), self._memory.byte_count
+
+    def _alias_key(self) -> SigningKey:
+        return self._fuses.secrets.alias_key(self._firmware)
+
+    def _commitment(self) -> bytes:
+        return commit_epoch(self.chip_id, self._epoch, self._epoch_key).value
+
+    def _start(self) -> None:
+        """Check the log against the state, then boot: genesis, power gap, BOOT, EPOCH, as far as they are due."""
+        records = self._read_log()
+        for record in records:
+            self._take_in(record)
+        if not records:
+            digest = genesis_digest(self.chip_id, self.certificate_digest, self._fuses.log_id)
+            self._append(RecordKind.GENESIS, run_id=self._fuses.log_id, digest=digest)
+        last = records[-1].kind if records else RecordKind.GENESIS
+        if last not in _NO_GAP:
+            lost = self._lost_epoch(records)
+            self._append(RecordKind.POWER_GAP, step=self._epoch, op=self._silicon.state.pending, digest=lost)
+        self._boot += 1
+        self._tick = 0
+        floor = max(self._silicon.state.security_floor, self._firmware.security_version)
+        self._append(
+            RecordKind.BOOT,
+            step=self._firmware.security_version,
+            op=int(last in (RecordKind.GENESIS, RecordKind.POWER_OFF)),
+            digest=self._firmware.measurement.value,
+            security_floor=floor,
+        )
+        self._open_epoch(self._counts[RecordKind.EPOCH])
+
+    def _read_log(self) -> list[LogRecord]:
+        state = self._silicon.state
+        if state.log_size == 0:
+            return []
+        records = parse_log(self._silicon.log.read(), chip=self.chip_id)
+        check_chain(
+            records, genesis_digest(self.chip_id, self.certificate_digest, self._fuses.log_id), chip=self.chip_id
+        )
+        if records[-1].hash() != state.log_head:
+            raise NvramError(f"chip {self.chip_id}: log does not end with the head that its state holds")
+        return records
+
+    def _take_in(self, record: LogRecord) -> None:
+        self._counts[record.kind] += 1
+        self._registers = self._registers.extend(record)
+        self._boot, self._tick = record.boot, record.tick
+        if record.kind is RecordKind.EPOCH:
+            self._epoch = record.step
+        elif record.kind is RecordKind.BEACON:
+            self._beacon_time = record.step
+
+    def _lost_epoch(self, records: list[LogRecord]) -> bytes:
+        """Return the commitment of the epoch that was open when the power went, zero if none was."""
+        for record in reversed(records):
+            if record.kind is RecordKind.EPOCH:
+                return record.digest
+            if record.kind in (RecordKind.CLOSE_EPOCH, RecordKind.BOOT):
+                break
+        return ZERO_DIGEST
+
+    def _open_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._epoch_key = derive_epoch_key(self._fuses.schedule_secret, epoch)
+        self._epoch_busy = 0
+        self._append(RecordKind.EPOCH, step=epoch, digest=self._commitment())
+
+    def _append(
+        self,
+        kind: RecordKind,
+        *,
+        run_id: bytes = NO_RUN,
+        step: int = 0,
+        op: int = 0,
+        digest: bytes = ZERO_DIGEST,
+        security_floor: int | None = None,
+    ) -> LogRecord:
+        self._require_space(kind)
+        state = self._silicon.state
+        record = LogRecord(
+            counter=state.log_size, kind=kind, boot=self._boot, tick=self._tick, run_id=run_id, step=step, op=op,
+            digest=digest, previous=state.log_head,
+        )  # fmt: skip
+        following = dataclasses.replace(
+            state,
+            log_size=state.log_size + 1,
+            log_head=record.hash(),
+            pending=0 if kind in (RecordKind.SNAPSHOT, RecordKind.POWER_GAP) else state.pending,
+            security_floor=state.security_floor if security_floor is None else security_floor,
+        )
+        try:
+            self._silicon.append(record.to_bytes(), following)
+        except BaseException:
+            self._finalizer()  # what reached the disk is unknown: only a boot can tell
+            raise
+        self._counts[kind] += 1
+        self._registers = self._registers.extend(record)
+        return record
+
+    def _store(self, *, pending: int) -> None:
+        try:
+            self._silicon.store(dataclasses.replace(self._silicon.state, pending=pending))
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def _require_power(self) -> None:
+        if not self._finalizer.alive:
+            self._refuse(ErrorCode.POWERED_OFF, "chip is powered off")
+
+    def _require_space(self, kind: RecordKind) -> None:
+        self._require_power()
+        if self._counts[kind] < self._fuses.quotas[kind]:
+            return
+        message = f"chip {self.chip_id}: all {self._fuses.quotas[kind]} {kind.name} records are used"
+        if kind is RecordKind.SNAPSHOT:
+            raise ChipFailure(ErrorCode.LOG_FULL, message)
+        raise MailboxError(ErrorCode.QUOTA_EXCEEDED, message)
+
+    def _check_coordinate(self, run_id: bytes, step: int, op: int) -> None:
+        if len(run_id) != 32:
+            self._refuse(ErrorCode.BAD_ARGUMENT, f"a run id has 32 bytes, not {len(run_id)}")
+        if not (0 <= step < 1 << 64 and 0 <= op < 1 << 64):
+            self._refuse(ErrorCode.BAD_ARGUMENT, "step and operator index are in [0, 2^64)")
+
+    def _refuse(self, code: ErrorCode, message: str) -> NoReturn:
+        raise MailboxError(code, f"chip {self.chip_id}: {message}")
+
+    @classmethod
+    def _check_rollback(cls, silicon: Silicon, image: Firmware) -> None:
+        floor = silicon.state.security_floor
+        if image.security_version < floor:
+            raise MailboxError(
+                ErrorCode.FIRMWARE_ROLLBACK,
+                f"chip {silicon.fuses.secrets.chip_id}: firmware security version {image.security_version} is below "
+                f"{floor}, which it has booted",
+            )
+
+
+def quote_request_digest(nonce: bytes, verifier_id: str) -> Digest:
+    """Return what the QUOTE record of a quote for this nonce and verifier holds."""
+    return digest_bytes("quote-request", length_prefixed(nonce, verifier_id))
+
+
+def _self_test() -> None:
+    """Known answers before service: SHA-256 of "abc" (FIPS 180-4 examples) and RFC 8032, 7.1, test 1."""
+    key = SigningKey.from_private_bytes(bytes.fromhex(_RFC8032_PRIVATE))
+    hash_is_right = hashlib.sha256(b"abc").hexdigest().startswith(_SHA256_OF_ABC)
+    if not hash_is_right or not key.sign(b"").hex().startswith(_RFC8032_SIGNATURE):
+        raise ChipFailure(ErrorCode.SELF_TEST_FAILED, "self-test failed")

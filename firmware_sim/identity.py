@@ -1,0 +1,358 @@
+"""Who a chip is: maker CA → device key → alias key, as DICE layers them.
+
+The device key comes from the unique device secret (UDS) alone; the compound device identifier CDI = KDF(UDS, firmware
+measurement) gives the alias key, so other firmware has another alias key. The device certificate names the chip; the
+alias certificate, which the device key signs at each boot, carries measurement and security version. Certificates
+never expire (notAfter 99991231235959Z, RFC 5280, 4.1.2.5): revocation is the registry's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.x509.oid import NameOID
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
+from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
+
+__all__ = [
+    "CURRENT_FIRMWARE",
+    "ChipIdentity",
+    "DeviceSecrets",
+    "Firmware",
+    "IdentityError",
+    "MakerCA",
+    "derive_key",
+    "issue_alias",
+    "verify_chain",
+]
+
+_CHAIN_LENGTH = 3
+_MAX_CHAIN_BYTES = 16384
+_MAKER_NAME = "Chipwitness maker"
+_NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+_NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+# An arc below 2.25 belongs to the UUID it is made from; no registration.
+_MEASUREMENT_OID = x509.ObjectIdentifier("2.25.172069330871949837464236418034174153161")
+_ED25519_OID = x509.ObjectIdentifier("1.3.101.112")
+_SEQUENCE_HEADER = bytes.fromhex("30280420")
+_VERSION_HEADER = bytes.fromhex("0404")
+
+
+class IdentityError(EvidenceError):
+    """A certificate chain is malformed or leads to no trusted maker, firmware or version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firmware:
+    """A firmware image, known by its measurement; `security_version` only rises from release to release."""
+
+    name: str
+    security_version: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.security_version < 1 << 32:
+            raise CallerError("a firmware's security version is in [0, 2^32)")
+
+    @property
+    def measurement(self) -> Digest:
+        image = length_prefixed(self.name, str(self.security_version))
+        return digest_bytes("firmware-image", image)
+
+
+CURRENT_FIRMWARE = Firmware(name="chipwitness-firmware 1.0", security_version=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipIdentity:
+    """What a verified chain says. `certificate_digest` is of the device certificate: it outlives firmware updates."""
+
+    chip_id: str
+    certificate_digest: Digest
+    alias_key: VerifyingKey
+    measurement: Digest
+    security_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSecrets:
+    """What is fused into one chip: its UDS and the certificates that vouch for its device key."""
+
+    chip_id: str
+    uds: bytes
+    device_certificate: bytes
+    maker_certificate: bytes
+
+    @property
+    def device_key(self) -> SigningKey:
+        return SigningKey.from_private_bytes(derive_key(self.uds, "device-key"))
+
+    def alias_key(self, firmware: Firmware) -> SigningKey:
+        cdi = derive_key(self.uds, "compound-device-identifier", str(firmware.measurement))
+        return SigningKey.from_private_bytes(derive_key(cdi, "alias-key"))
+
+    @property
+    def certificate_digest(self) -> Digest:
+        return _certificate_digest(x509.load_pem_x509_certificate(self.device_certificate))
+
+
+def derive_key(secret: bytes, *labels: str) -> bytes:
+    """Return 32 bytes that only `secret` gives; other labels give unrelated ones."""
+    return hmac.digest(secret, length_prefixed("chipwitness/derive/1", *labels), "sha256")
+
+
+class MakerCA:
+    """The chip maker's certificate authority. Its key stays with the maker: it is in no run folder and no chip."""
+
+    def __init__(self, key: SigningKey) -> None:
+        self._key = key
+        name = _name(_MAKER_NAME)
+        builder = _builder(name, name, key.verifying, key.verifying, ca=True, path_length=1)
+        self.certificate = _pem(builder.sign(key.private_key, None))
+
+    @classmethod
+    def create(cls, seed: bytes) -> MakerCA:
+        """Return the CA whose key and certificate `seed` (any length, secret) determines."""
+        return cls(SigningKey.from_private_bytes(derive_key(hashlib.sha256(seed).digest(), "maker-ca")))
+
+    @property
+    def certificate_digest(self) -> Digest:
+        """What an inspector trusts."""
+        return _certificate_digest(x509.load_pem_x509_certificate(self.certificate))
+
+    def issue_device(self, chip_id: str, seed: bytes) -> DeviceSecrets:
+        """Return a chip's secrets and certificate; the UDS depends on `seed` and `chip_id`.
+
+        Raises:
+            CallerError: the chip id is not 1 to 64 letters, digits, ".", "_" or "-".
+        """
+        if not _is_chip_id(chip_id):
+            raise CallerError(f"chip id {chip_id!r} is not 1 to 64 letters, digits, '.', '_' or '-'")
+        uds = derive_key(hashlib.sha256(seed).digest(), "unique-device-secret", chip_id)
+        device_key = SigningKey.from_private_bytes(derive_key(uds, "device-key")).verifying
+        builder = _builder(_name(chip_id), _name(_MAKER_NAME), device_key, self._key.verifying, ca=True, path_length=0)
+        return DeviceSecrets(
+            chip_id=chip_id,
+            uds=uds,
+            device_certificate=_pem(builder.sign(self._key.private_key, None)),
+            maker_certificate=self.certificate,
+        )
+
+
+def issue_alias(secrets: DeviceSecrets, firmware: Firmware) -> bytes:
+    """Return the chain (alias, device, maker; PEM) that the boot layer presents for this firmware."""
+    device, alias = secrets.device_key, secrets.alias_key(firmware)
+    extension = x509.UnrecognizedExtension(
+        _MEASUREMENT_OID, _encode_measurement(firmware.measurement, firmware.security_version)
+    )
+    builder = _builder(
+        _name(f"{secrets.chip_id} alias"), _name(secrets.chip_id), alias.verifying, device.verifying, ca=False
+    ).add_extension(extension, critical=True)
+    return _pem(builder.sign(device.private_key, None)) + secrets.device_certificate + secrets.maker_certificate
+
+
+def verify_chain(
+    chain_pem: bytes,
+    *,
+    trusted_ca_digests: Collection[Digest],
+    allowed_measurements: Collection[Digest] | None,
+    minimum_security_version: int,
+) -> ChipIdentity:
+    """Return the identity that a chain (alias, device, maker) proves to those who trust these anchors.
+
+    `allowed_measurements` None switches the measurement check off, for tests of what it is good for.
+
+    Raises:
+        CallerError: no trusted CA or no allowed measurement is given, so nothing could be trusted.
+        IdentityError: otherwise, naming what failed.
+    """
+    if not trusted_ca_digests:
+        raise CallerError("no trusted maker CA: nothing can be verified")
+    if allowed_measurements is not None and not allowed_measurements:
+        raise CallerError("no allowed firmware measurement: nothing can be verified")
+    alias, device, maker = _load_chain(chain_pem)
+    if _certificate_digest(maker) not in trusted_ca_digests:
+        raise IdentityError(f"maker CA {_certificate_digest(maker)} is not trusted")
+    maker_key, device_key, alias_key = (_public_key(certificate) for certificate in (maker, device, alias))
+    chip_id = _common_name(device)
+    if not _is_chip_id(chip_id):
+        raise IdentityError(f"device certificate names the malformed chip id {chip_id!r:.100}")
+    _check_issued(maker, _MAKER_NAME, maker_key, _MAKER_NAME, maker_key, ca=True, path_length=1)
+    _check_issued(device, chip_id, device_key, _MAKER_NAME, maker_key, ca=True, path_length=0)
+    measured = _check_issued(alias, f"{chip_id} alias", alias_key, chip_id, device_key, ca=False)
+    measurement, security_version = _decode_measurement(measured)
+    if allowed_measurements is not None and measurement not in allowed_measurements:
+        raise IdentityError(f"chip {chip_id}: firmware measurement {measurement} is not allowed")
+    if security_version < minimum_security_version:
+        raise IdentityError(
+            f"chip {chip_id}: firmware security version {security_version} is below {minimum_security_version}"
+        )
+    return ChipIdentity(
+        chip_id=chip_id,
+        certificate_digest=_certificate_digest(device),
+        alias_key=alias_key,
+        measurement=measurement,
+        security_version=security_version,
+    )
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: VerifyingKey,
+    issuer_key: VerifyingKey,
+    *,
+    ca: bool,
+    path_length: int | None = None,
+) -> x509.CertificateBuilder:
+    """Return a certificate without any choice in it: the serial number is derived from names and keys."""
+    content = length_prefixed(subject.rfc4514_string(), issuer.rfc4514_string(), key.raw, issuer_key.raw)
+    serial = int.from_bytes(digest_bytes("certificate-serial", content).value[:16], "big") | 1
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(Ed25519PublicKey.from_public_bytes(key.raw))
+        .serial_number(serial)
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=path_length), critical=True)
+        .add_extension(_key_usage(ca), critical=True)
+    )
+
+
+def _key_usage(ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=ca,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _load_chain(chain_pem: bytes) -> list[x509.Certificate]:
+    if len(chain_pem) > _MAX_CHAIN_BYTES:
+        raise IdentityError(f"certificate chain has {len(chain_pem)} bytes, more than {_MAX_CHAIN_BYTES}")
+    try:
+        chain = x509.load_pem_x509_certificates(chain_pem)
+    except ValueError:
+        raise IdentityError("certificate chain is not PEM") from None
+    if len(chain) != _CHAIN_LENGTH:
+        raise IdentityError(f"certificate chain holds {len(chain)} certificates, expected {_CHAIN_LENGTH}")
+    if b"".join(_pem(certificate) for certificate in chain) != chain_pem:
+        raise IdentityError("certificate chain is not byte-equal to its canonical encoding")
+    return chain
+
+
+def _check_issued(
+    certificate: x509.Certificate,
+    subject: str,
+    key: VerifyingKey,
+    issuer: str,
+    issuer_key: VerifyingKey,
+    *,
+    ca: bool,
+    path_length: int | None = None,
+) -> bytes | None:
+    """Check that the certificate is exactly what the issuer would issue, and return its measurement extension.
+
+    The issuer's signing is deterministic and leaves no choice, so the body is compared with a rebuilt one.
+    """
+    extensions = _extensions(certificate, subject)
+    expected = {
+        x509.BasicConstraints.oid: x509.BasicConstraints(ca=ca, path_length=path_length),
+        x509.KeyUsage.oid: _key_usage(ca),
+    }
+    measured: bytes | None = None
+    if not ca:
+        value = extensions.pop(_MEASUREMENT_OID, None)
+        if not isinstance(value, x509.UnrecognizedExtension):
+            raise IdentityError(f"certificate of {subject!r} carries no firmware measurement")
+        measured = value.value
+    if extensions != expected:
+        raise IdentityError(f"certificate of {subject!r} has missing or unknown extensions")
+    if (certificate.subject, certificate.issuer) != (_name(subject), _name(issuer)):
+        raise IdentityError(f"certificate of {subject!r} names another subject or issuer than {issuer!r}")
+    if (certificate.not_valid_before_utc, certificate.not_valid_after_utc) != (_NOT_BEFORE, _NOT_AFTER):
+        raise IdentityError(f"certificate of {subject!r} has other dates than a chip's certificate has")
+    if certificate.signature_algorithm_oid != _ED25519_OID:
+        raise IdentityError(f"certificate of {subject!r} is not signed with Ed25519")
+    try:
+        Ed25519PublicKey.from_public_bytes(issuer_key.raw).verify(
+            certificate.signature, certificate.tbs_certificate_bytes
+        )
+    except (InvalidSignature, ValueError):
+        raise IdentityError(f"certificate of {subject!r} is not signed by {issuer!r}") from None
+    return measured
+
+
+def _extensions(certificate: x509.Certificate, subject: str) -> dict[x509.ObjectIdentifier, x509.ExtensionType]:
+    try:
+        parsed = list(certificate.extensions)
+    except ValueError:  # a duplicate or malformed extension
+        raise IdentityError(f"certificate of {subject!r} has malformed extensions") from None
+    if not all(extension.critical for extension in parsed):
+        raise IdentityError(f"certificate of {subject!r} has an extension that is not critical")
+    return {extension.oid: extension.value for extension in parsed}
+
+
+def _public_key(certificate: x509.Certificate) -> VerifyingKey:
+    try:
+        key = certificate.public_key()
+    except Exception:  # the library's errors for an unknown key type have no common class
+        raise IdentityError("certificate has an unreadable public key") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise IdentityError("certificate's key is not Ed25519")
+    return VerifyingKey(key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw))
+
+
+def _common_name(certificate: x509.Certificate) -> str:
+    try:
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError:
+        names = []
+    if len(names) != 1 or not isinstance(names[0].value, str):
+        raise IdentityError("certificate does not name one subject")
+    return names[0].value
+
+
+def _encode_measurement(measurement: Digest, security_version: int) -> bytes:
+    """Return DER SEQUENCE { OCTET STRING (32) measurement, OCTET STRING (4) security version }."""
+    return _SEQUENCE_HEADER + measurement.value + _VERSION_HEADER + security_version.to_bytes(4, "big")
+
+
+def _decode_measurement(data: bytes | None) -> tuple[Digest, int]:
+    if data is None or len(data) != 42 or data[:4] != _SEQUENCE_HEADER or data[36:38] != _VERSION_HEADER:
+        raise IdentityError("firmware measurement in the alias certificate is malformed")
+    return Digest("sha256", data[4:36]), int.from_bytes(data[38:], "big")
+
+
+def _is_chip_id(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _certificate_digest(certificate: x509.Certificate) -> Digest:
+    return digest_bytes("x509-certificate", certificate.public_bytes(serialization.Encoding.DER))

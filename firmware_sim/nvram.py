@@ -1,0 +1,176 @@
+"""Persistent state of a chip: a small two-slot store and an append-only log file.
+
+Law: power may fail before, after or in the middle of any write; at the next boot the store holds the old state or the
+new one, never a mixture, and the log holds exactly the records that the store acknowledges. Power loss is the end of
+the process; with `durable` every write is also flushed to the disk, so the law survives the host's own power loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from pathlib import Path
+from typing import Protocol
+
+from firmware_sim.errors import DeviceError, EvidenceError
+
+__all__ = ["SLOT_BYTES", "Disk", "LogFile", "Nvram", "NvramError", "PosixDisk"]
+
+SLOT_BYTES = 512
+_HEADER = struct.Struct(">8sQH")
+_MAGIC = b"CWNVRAM1"
+_DIGEST_BYTES = 32
+MAX_STATE_BYTES = SLOT_BYTES - _HEADER.size - _DIGEST_BYTES
+
+
+class NvramError(EvidenceError):
+    """The chip's persistent state was altered: no slot is valid, or the log is not what the state acknowledges."""
+
+
+class Disk(Protocol):
+    """The system calls that persistence needs; tests make each of them fail in turn."""
+
+    def write_at(self, descriptor: int, data: bytes, offset: int) -> None: ...
+
+    def truncate(self, descriptor: int, size: int) -> None: ...
+
+    def flush(self, descriptor: int) -> None: ...
+
+
+class PosixDisk:
+    """The real disk."""
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self._durable = durable
+
+    def write_at(self, descriptor: int, data: bytes, offset: int) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                written = os.pwrite(descriptor, view, offset)
+                view, offset = view[written:], offset + written
+        except OSError as error:
+            raise DeviceError(f"chip storage can't be written: {error.strerror}") from None
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError as error:
+            raise DeviceError(f"chip storage can't be written: {error.strerror}") from None
+
+    def flush(self, descriptor: int) -> None:
+        if self._durable:
+            os.fdatasync(descriptor)
+
+
+class Nvram:
+    """One bounded state (at most `MAX_STATE_BYTES`) with a monotonic sequence number, in two slots written in turn.
+
+    Slot: magic, sequence, length, state (zero-padded), SHA-256 of all that. The valid slot with the higher sequence
+    holds the state, so a torn write leaves the other slot's.
+    """
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._disk = disk
+        try:
+            self._descriptor = os.open(path, os.O_RDWR)
+        except OSError as error:
+            raise NvramError(f"chip state {path.name} can't be opened: {error.strerror}") from None
+        slots = [self._read(number) for number in (0, 1)]
+        valid = [slot for slot in slots if slot is not None]
+        if not valid:
+            self.close()
+            raise NvramError(f"chip state {path.name} holds no valid slot")
+        self.sequence, self.state = max(valid)
+        if len(valid) == 2 and abs(valid[0][0] - valid[1][0]) != 1:
+            self.close()
+            raise NvramError(f"chip state {path.name} holds two slots that do not follow each other")
+
+    @classmethod
+    def create(cls, path: Path, state: bytes, disk: Disk) -> Nvram:
+        """Return a new store; the file must not exist."""
+        with path.open("xb") as file:
+            file.write(_slot(0, state) + bytes(SLOT_BYTES))
+        return cls(path, disk)
+
+    def write(self, state: bytes) -> None:
+        """Replace the state; the sequence number grows by one."""
+        sequence = self.sequence + 1
+        self._disk.write_at(self._descriptor, _slot(sequence, state), (sequence % 2) * SLOT_BYTES)
+        self._disk.flush(self._descriptor)
+        self.sequence, self.state = sequence, state
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _read(self, number: int) -> tuple[int, bytes] | None:
+        data = os.pread(self._descriptor, SLOT_BYTES, number * SLOT_BYTES)
+        if len(data) != SLOT_BYTES:
+            return None
+        body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        magic, sequence, length = _HEADER.unpack_from(body)
+        if magic != _MAGIC or length > MAX_STATE_BYTES or hashlib.sha256(body).digest() != digest:
+            return None
+        if sequence % 2 != number:
+            return None
+        return sequence, body[_HEADER.size : _HEADER.size + length]
+
+
+class LogFile:
+    """Fixed-size records, appended. Only what `size` (from the chip's state) acknowledges counts."""
+
+    def __init__(self, path: Path, *, record_bytes: int, size: int, disk: Disk) -> None:
+        """Open the log; a longer file was cut while an append was under way, and its unacknowledged tail goes.
+
+        Raises:
+            NvramError: the file is missing or shorter than `size` records.
+        """
+        self._record_bytes = record_bytes
+        self._disk = disk
+        self.size = size
+        try:
+            self._descriptor = os.open(path, os.O_RDWR)
+        except OSError as error:
+            raise NvramError(f"chip log {path.name} can't be opened: {error.strerror}") from None
+        length = os.fstat(self._descriptor).st_size
+        if length < size * record_bytes:
+            self.close()
+            raise NvramError(f"chip log {path.name} has {length} bytes, fewer than its {size} acknowledged records")
+        if length > size * record_bytes:
+            disk.truncate(self._descriptor, size * record_bytes)
+
+    def append(self, record: bytes) -> None:
+        """Write `record` behind the acknowledged ones; `acknowledge` makes it one of them."""
+        self._disk.write_at(self._descriptor, record, self.size * self._record_bytes)
+        self._disk.flush(self._descriptor)
+
+    def acknowledge(self) -> None:
+        self.size += 1
+
+    def read(self) -> bytes:
+        """Return the acknowledged records."""
+        wanted = self.size * self._record_bytes
+        parts, offset = [], 0
+        while offset < wanted:
+            part = os.pread(self._descriptor, wanted - offset, offset)
+            if not part:
+                raise NvramError(f"chip log is shorter than its {self.size} acknowledged records")
+            parts.append(part)
+            offset += len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _slot(sequence: int, state: bytes) -> bytes:
+    if len(state) > MAX_STATE_BYTES:
+        raise DeviceError(f"chip state of {len(state)} bytes does not fit in {MAX_STATE_BYTES}")
+    body = _HEADER.pack(_MAGIC, sequence, len(state)) + state
+    body += bytes(SLOT_BYTES - _DIGEST_BYTES - len(body))
+    return body + hashlib.sha256(body).digest()

@@ -1,0 +1,129 @@
+"""When a chip takes snapshots: one Bernoulli draw per tick, from a key that nobody else holds yet.
+
+Epoch n has the key PRF(secret, n); its commitment is logged when the epoch starts and the key is revealed only after
+the epoch closed. Tick t of boot b holds a snapshot exactly if PRF(key, b, t) < ⌊rate · 2^256⌋, in integers, so the
+inspector recomputes the same schedule.
+
+Shavit 2023 (App. B) lets snapshots be Poisson with f per chip-day. With n ticks a day and rate = f/n the number in a
+day is Binomial(n, f/n), whose distance from Poisson(f) in total variation is at most f²/n (Le Cam), and the
+probability of none in d days is (1 - f/n)^(n·d) ≤ e^(-f·d): never worse than the paper's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical
+from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
+
+__all__ = [
+    "EpochKey",
+    "ScheduleError",
+    "commit_epoch",
+    "decode_epoch_keys",
+    "derive_epoch_key",
+    "encode_epoch_keys",
+    "is_scheduled",
+    "rate_per_tick",
+    "scheduled_ticks",
+    "threshold",
+]
+
+_PRF_BITS = 256
+_KEY_BYTES = 32
+_TICK_LABEL = b"chipwitness/snapshot-tick/1"
+_EPOCH_LABEL = b"chipwitness/epoch-key/1"
+_MAX_EPOCHS = 1 << 20
+
+
+class ScheduleError(EvidenceError):
+    """Snapshots are missing or extra, or an epoch key does not open its commitment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochKey:
+    """The revealed key of a closed epoch."""
+
+    epoch: int
+    key: bytes
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0 or len(self.key) != _KEY_BYTES:
+            raise CallerError("an epoch key has a number of at least 0 and 32 bytes")
+
+
+def rate_per_tick(snapshots_per_day: Fraction, ticks_per_day: int) -> Fraction:
+    """Return the rate (snapshots per tick) for f snapshots per chip-day."""
+    if ticks_per_day < 1 or not 0 <= snapshots_per_day <= ticks_per_day:
+        raise CallerError("need at least one tick a day and no more snapshots than ticks")
+    return snapshots_per_day / ticks_per_day
+
+
+def threshold(rate: Fraction) -> int:
+    """Return ⌊rate · 2^256⌋ for a rate in [0, 1]."""
+    if not 0 <= rate <= 1:
+        raise CallerError(f"snapshot rate {rate} is not between 0 and 1")
+    return (rate.numerator << _PRF_BITS) // rate.denominator
+
+
+def derive_epoch_key(secret: bytes, epoch: int) -> bytes:
+    return hmac.digest(secret, _EPOCH_LABEL + struct.pack(">Q", epoch), "sha256")
+
+
+def commit_epoch(chip_id: str, epoch: int, key: bytes) -> Digest:
+    """Return the commitment to an epoch's key, bound to the chip and the epoch's number."""
+    return digest_bytes("epoch-commitment", length_prefixed(chip_id, struct.pack(">Q", epoch), key))
+
+
+def is_scheduled(key: bytes, boot: int, tick: int, limit: int) -> bool:
+    """Say whether the tick holds a snapshot; `limit` is `threshold(rate)`."""
+    draw = hmac.digest(key, _TICK_LABEL + struct.pack(">IQ", boot, tick), "sha256")
+    return int.from_bytes(draw, "big") < limit
+
+
+def scheduled_ticks(key: bytes, boot: int, start: int, end: int, rate: Fraction) -> Iterator[int]:
+    """Yield the ticks in (start, end] of an epoch that hold a snapshot."""
+    limit = threshold(rate)
+    return (tick for tick in range(start + 1, end + 1) if is_scheduled(key, boot, tick, limit))
+
+
+def encode_epoch_keys(keys: Sequence[EpochKey]) -> bytes:
+    """Return the keys as canonical JSON, in the order of their epochs."""
+    ordered = sorted(keys, key=lambda key: key.epoch)
+    return canonical.encode([{"epoch": key.epoch, "key": key.key.hex()} for key in ordered])
+
+
+def decode_epoch_keys(data: bytes) -> tuple[EpochKey, ...]:
+    """Return the keys that `encode_epoch_keys` wrote.
+
+    Raises:
+        EvidenceError: malformed, out of order, or an epoch twice.
+    """
+    lines = canonical.decode(data)
+    if not isinstance(lines, list) or len(lines) > _MAX_EPOCHS:
+        raise EvidenceError("epoch keys are not a list")
+    keys = tuple(_decode_key(line) for line in lines)
+    if any(following.epoch <= key.epoch for key, following in itertools.pairwise(keys)):
+        raise EvidenceError("epoch keys are out of order or name an epoch twice")
+    return keys
+
+
+def _decode_key(line: object) -> EpochKey:
+    if not isinstance(line, dict) or set(line) != {"epoch", "key"}:
+        raise EvidenceError("malformed epoch key")
+    epoch, text = line["epoch"], line["key"]
+    if type(epoch) is not int or not 0 <= epoch < 1 << 64 or not isinstance(text, str) or len(text) != 2 * _KEY_BYTES:
+        raise EvidenceError("malformed epoch key")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        raise EvidenceError("malformed epoch key") from None
+    if key.hex() != text:
+        raise EvidenceError("malformed epoch key")
+    return EpochKey(epoch=epoch, key=key)
