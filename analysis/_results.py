@@ -1,0 +1,176 @@
+"""Figures of results that are computed elsewhere: costs, simulated strategies, leakage, sensitivity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from analysis._style import (
+    FAINT,
+    HATCHES,
+    NOTE,
+    Origin,
+    Target,
+    canvas,
+    count_axis,
+    label,
+    line,
+    percent_axis,
+)
+from firmware_sim.errors import CallerError
+
+__all__ = ["Estimate", "cost_figure", "evasion_figure", "leakage_figure", "sensitivity_figure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A simulated detection probability of one strategy, with its interval and, where there is one, the closed form."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    closed_form: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.value <= self.high <= 1:
+            raise CallerError(f"estimate {self.name!r}: needs 0 <= low <= value <= high <= 1")
+        if self.closed_form is not None and not 0 <= self.closed_form <= 1:
+            raise CallerError(f"estimate {self.name!r}: the closed form must be a probability")
+
+
+def cost_figure(
+    target: Target,
+    *,
+    costs: Mapping[str, NDArray[np.float64]],
+    confidence: ArrayLike,
+    unit: str = "inspector-years a year",
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw cost against wanted confidence; the axis is linear in log(1-p), in which Eq. 1's cost is a straight line."""
+    wanted = np.asarray(confidence, dtype=np.float64)
+    if not ((wanted >= 0) & (wanted < 1)).all():
+        raise CallerError("confidence must be at least 0 and below 1")
+    nines = -np.log10(1.0 - wanted)
+    with canvas(target, title=title or "Cost against confidence", origin=origin) as axes:
+        for number, (name, values) in enumerate(costs.items()):
+            if len(values) != wanted.size:
+                raise CallerError(f"costs of {name!r}: {len(values)} values for {wanted.size} confidences")
+            axes.plot(nines, values, **line(number), markevery=max(1, wanted.size // 8), label=name)
+        ticks = [p for p in (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999) if wanted.min() <= p <= wanted.max()]
+        axes.set_xticks([-np.log10(1.0 - p) for p in ticks], [f"{100 * p:g}%" for p in ticks])
+        axes.set_xlim(nines.min(), nines.max())
+        axes.set_ylim(bottom=0)
+        count_axis(axes.yaxis)
+        label(axes, x="wanted detection probability", y=unit, title=title)
+        axes.legend(fontsize=NOTE)
+
+
+def evasion_figure(
+    target: Target,
+    *,
+    estimates: Sequence[Estimate],
+    confidence: float | None = None,
+    interval: str = "interval",
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw evasion strategies side by side: simulated detection with its interval, and the closed form beside it."""
+    if not estimates:
+        raise CallerError("no strategy to draw")
+    rows = np.arange(len(estimates))[::-1]
+    size = (6.4, 1.3 + 0.36 * len(estimates))
+    with canvas(target, title=title or "Evasion strategies", origin=origin, size=size) as axes:
+        for row, each in zip(rows, estimates, strict=True):
+            axes.barh(row, each.value, height=0.62, color="#c9d8ea", edgecolor="#08306b", hatch="///", linewidth=0.8)
+            spread = [[each.value - each.low], [each.high - each.value]]
+            axes.errorbar(each.value, row, xerr=spread, fmt="none", ecolor="black", capsize=3, linewidth=1.2)
+            if each.closed_form is not None:
+                axes.plot(each.closed_form, row, marker="D", markersize=6, markerfacecolor="white", color="black")
+            axes.annotate(
+                f"{100 * each.value:.3g}%",
+                (max(each.high, each.closed_form or 0.0), row),
+                xytext=(7, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=NOTE,
+            )
+        axes.set_yticks(rows, [each.name for each in estimates])
+        axes.grid(False, axis="y")
+        axes.set_xlim(0, 1.12)
+        axes.set_xticks(np.linspace(0, 1, 6))
+        percent_axis(axes.xaxis)
+        if confidence is not None:
+            axes.axvline(confidence, color=FAINT, linestyle="--", linewidth=1)
+        label(
+            axes,
+            x=f"probability of being caught (bar: simulated, whisker: {interval}, ◇ closed form)",
+            y="",
+            title=title,
+        )
+
+
+def leakage_figure(
+    target: Target,
+    *,
+    months: ArrayLike,
+    unseen: Mapping[str, ArrayLike],
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw the probability that diverted chips stay unseen against the months since, on a logarithmic axis.
+
+    Args:
+        target: axes or path.
+        months: shape (n,).
+        unseen: name of the line, such as "10 chips" → probabilities, shape (n,).
+        title: of the figure.
+        origin: command and seed for the metadata.
+    """
+    time = np.asarray(months, dtype=np.float64)
+    with canvas(target, title=title or "Supply-chain leakage", origin=origin) as axes:
+        for number, (name, values) in enumerate(unseen.items()):
+            curve = np.asarray(values, dtype=np.float64)
+            if curve.shape != time.shape:
+                raise CallerError(f"line {name!r}: {curve.size} probabilities for {time.size} months")
+            axes.plot(time, curve, **line(number), markevery=max(1, time.size // 8), label=name)
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=max(1e-12, axes.get_ylim()[0]), top=1.2)
+        axes.set_xlim(float(time.min()), float(time.max()))
+        label(axes, x="months since the diversion", y="probability that no chip was missed yet", title=title)
+        axes.legend(fontsize=NOTE, title="diverted", title_fontsize=NOTE)
+
+
+def sensitivity_figure(
+    target: Target,
+    *,
+    rows: Sequence[tuple[str, float, float]],
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw a tornado: by which factor the answer changes when each parameter falls and when it rises.
+
+    Args:
+        target: axes or path.
+        rows: (parameter, factor when it falls, factor when it rises), most important first.
+        title: of the figure.
+        origin: command and seed for the metadata.
+    """
+    if not rows:
+        raise CallerError("no parameter to draw")
+    places = np.arange(len(rows))[::-1]
+    with canvas(target, title=title or "Sensitivity", origin=origin, size=(6.4, 1.3 + 0.36 * len(rows))) as axes:
+        for side, (name, colour) in enumerate((("parameter falls", "#c9d8ea"), ("parameter rises", "#f0b48a"))):
+            change = np.array([row[1 + side] for row in rows]) - 1.0
+            axes.barh(
+                places, change, left=1.0, height=0.62, color=colour, edgecolor="black", hatch=HATCHES[side], label=name
+            )
+        axes.axvline(1.0, color="black", linewidth=1)
+        axes.set_yticks(places, [row[0] for row in rows])
+        axes.grid(False, axis="y")
+        label(axes, x="samples a year, relative to the plan", y="", title=title)
+        axes.legend(fontsize=NOTE, loc="lower right")

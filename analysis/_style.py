@@ -1,0 +1,182 @@
+"""One look for every figure: readable in black and white, labelled, reproducible to the byte, no global state kept.
+
+A figure is drawn on ``Axes`` that the caller owns, or into a file named by its path; the extension chooses PNG, SVG or
+PDF. The file says which command and which seed made it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from firmware_sim.errors import CallerError
+
+__all__ = [
+    "FAINT",
+    "FORMATS",
+    "HATCHES",
+    "LINES",
+    "NOTE",
+    "Origin",
+    "Target",
+    "canvas",
+    "count_axis",
+    "drawn",
+    "label",
+    "line",
+    "percent_axis",
+    "short_count",
+]
+
+Target = Axes | Path | str
+
+FORMATS = ("png", "svg", "pdf")
+
+LINES: tuple[dict[str, Any], ...] = (
+    {"color": "#08306b", "linestyle": "-", "marker": "o"},
+    {"color": "#c44e00", "linestyle": "--", "marker": "s"},
+    {"color": "#2a7d4f", "linestyle": "-.", "marker": "^"},
+    {"color": "#8a3d8f", "linestyle": ":", "marker": "D"},
+    {"color": "#4d4d4d", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
+    {"color": "#b8860b", "linestyle": (0, (8, 2)), "marker": "P"},
+)
+"""Told apart by dash and marker alone; the colours also differ in lightness and for the colour-blind."""
+
+HATCHES = ("", "///", "...", "\\\\\\", "xx", "oo")
+
+NOTE = 8
+"""Font size of notes and legends."""
+
+FAINT = "#777777"
+"""Colour of reference lines."""
+
+_SIZE = (6.4, 4.0)
+_DOTS_PER_INCH = 200
+_TEXT = "#222222"
+_SETTINGS: Any = {"svg.hashsalt": "chipwitness", "pdf.fonttype": 42, "svg.fonttype": "path"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What made a figure, for its metadata.
+
+    Attributes:
+        command: the command line or call.
+        seed: the seed of whatever was random; None for closed forms.
+    """
+
+    command: str
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        return f"command: {self.command}; seed: {'none (closed form)' if self.seed is None else self.seed}"
+
+
+@contextmanager
+def canvas(target: Target, *, title: str, origin: Origin | None, size: tuple[float, float] = _SIZE) -> Iterator[Axes]:
+    """Yield axes to draw on: the caller's own, or those of a new figure that is saved to the path at the end.
+
+    Raises:
+        CallerError: an extension other than png, svg, pdf, or a path that cannot be written.
+    """
+    if isinstance(target, Axes):
+        _dress(target)
+        yield target
+        return
+    path = Path(target)
+    kind = path.suffix[1:].lower()
+    if kind not in FORMATS:
+        raise CallerError(f"figure {path}: the extension must be .png, .svg or .pdf")
+    figure, axes = _figure(size)
+    yield axes
+    data = _encode(figure, kind, title, origin)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise CallerError(f"figure {path} cannot be written: {error.strerror}") from None
+
+
+def drawn(
+    draw: Callable[[Axes], None],
+    *,
+    kind: str = "svg",
+    title: str = "",
+    origin: Origin | None = None,
+    size: tuple[float, float] = _SIZE,
+) -> bytes:
+    """Return what ``draw`` puts on fresh axes as the bytes of one PNG, SVG or PDF (to embed in a report)."""
+    if kind not in FORMATS:
+        raise CallerError(f"figure format {kind!r}: must be png, svg or pdf")
+    figure, axes = _figure(size)
+    draw(axes)
+    return _encode(figure, kind, title, origin)
+
+
+def label(axes: Axes, *, x: str, y: str, title: str = "") -> None:
+    """Label both axes, with units in the text; the title is flush left."""
+    axes.set_xlabel(x, color=_TEXT)
+    axes.set_ylabel(y, color=_TEXT)
+    if title:
+        axes.set_title(title, loc="left", fontsize=10, color=_TEXT)
+
+
+def percent_axis(axis: Any, *, decimals: int | None = 0) -> None:
+    """Show a probability as per cent."""
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
+
+
+def count_axis(axis: Any) -> None:
+    """Show counts as 1, 1k, 1M, 1G."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+
+
+def short_count(value: float) -> str:
+    """Return a count with three digits and a k, M or G."""
+    for scale, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def line(number: int, marker: str | None = None) -> dict[str, Any]:
+    """Return the style of the n-th line; ``marker`` overrides its marker."""
+    style = dict(LINES[number % len(LINES)], linewidth=1.6, markersize=4.5, markerfacecolor="white")
+    return style if marker is None else style | {"marker": marker}
+
+
+def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _dress(axes)
+    return figure, axes
+
+
+def _dress(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8.5, colors=_TEXT)
+
+
+def _encode(figure: Figure, kind: str, title: str, origin: Origin | None) -> bytes:
+    about = str(origin) if origin else "command: not given"
+    metadata: dict[str, dict[str, str | None]] = {
+        "png": {"Title": title, "Description": about, "Software": "chipwitness"},
+        "svg": {"Title": title, "Description": about, "Creator": "chipwitness", "Date": None},
+        "pdf": {"Title": title, "Subject": about, "Creator": "chipwitness", "CreationDate": None},
+    }
+    buffer = io.BytesIO()
+    with mpl.rc_context(_SETTINGS):
+        figure.savefig(buffer, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata[kind])
+    return buffer.getvalue()
