@@ -1,0 +1,24 @@
+"""Bit-equal training steps on devices that compute differently: native, rounded and exact numerics."""
+
+from __future__ import annotations
+
+from .errors import LogContradiction, UnsupportedOperator
+from .rounding.policy import Bound, Policy
+from .session import NUMERICS, Numerics, Observer, Session, execute, recording, replaying
+from .statistics import OperatorCount, Statistics
+
+__all__ = [
+    "NUMERICS",
+    "Bound",
+    "LogContradiction",
+    "Numerics",
+    "Observer",
+    "OperatorCount",
+    "Policy",
+    "Session",
+    "Statistics",
+    "UnsupportedOperator",
+    "execute",
+    "recording",
+    "replaying",
+]

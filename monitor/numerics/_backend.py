@@ -1,0 +1,61 @@
+"""The few primitives to which every controlled operator comes down; one implementation for each numerics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+__all__ = ["Backend", "ConvolutionShape"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionShape:
+    """Stride, padding and dilation for each spatial dimension, and the number of groups."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+class Backend(Protocol):
+    """Operators whose result depends on an order of summation or on a mathematical library.
+
+    All tensors are FP32 unless stated; every method returns the same bits on every device (``rounded``: given its log).
+    """
+
+    def begin_call(self, index: int, operator: str) -> None:
+        """The next primitives belong to this ATen call of the step."""
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """(m, k) × (k, n) → (m, n), or the same with one equal leading batch dimension."""
+
+    def sum(self, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+        """Sum over the listed dimensions, none of them negative, at least one."""
+
+    def scatter_rows(self, rows: int, index: Tensor, source: Tensor) -> Tensor:
+        """Row i of the (rows, d) result is the sum of the rows of ``source`` (n, d) whose ``index`` (n,) is i."""
+
+    def unary(self, name: str, x: Tensor) -> Tensor:
+        """One of exp, log, log1p, expm1, tanh, erf, erfc, sigmoid, rsqrt, sin, cos, element by element."""
+
+    def power(self, x: Tensor, y: float) -> Tensor:
+        """x^y for a constant y."""
+
+    def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
+        """2-D cross-correlation of (n, c, h, w) with (o, c/groups, kh, kw), no bias."""
+
+    def convolution_grad_input(
+        self, grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape
+    ) -> Tensor:
+        """Gradient with respect to the input of ``convolution``."""
+
+    def convolution_grad_weight(
+        self, grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape
+    ) -> Tensor:
+        """Gradient with respect to the weight of ``convolution``."""
+
+    def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:
+        """``count`` uniform 32-bit numbers as int64 in [0, 2^32) from a counter-based generator, on ``like``'s device."""

@@ -1,0 +1,47 @@
+"""The operator table: every ATen overload that may run under controlled numerics, and how."""
+
+from __future__ import annotations
+
+import functools
+
+from . import elementwise, exact, indexing, linear, lists, losses, normalisation, random, reductions
+from .rule import Kind, Rule
+
+__all__ = ["Kind", "Rule", "functional_name", "operator_table", "remedy_for"]
+
+_REFUSED = {
+    "autocast": "switch autocast off; keep parameters in one format",
+    "_amp_": "switch the gradient scaler off",
+    "_fused_": "build the optimizer with fused=False",
+    "mkldnn": "switch torch.backends.mkldnn off for this model",
+    "_linalg_": "decompose the model's linear algebra into matrix products",
+    "quantize": "train without quantised operators",
+    "sparse": "use dense tensors",
+    "_cudnn": "switch cuDNN off for this operator",
+}
+
+
+@functools.cache
+def operator_table() -> dict[str, Rule]:
+    """Rows by functional overload name, such as ``aten.add.Tensor``; in-place overloads use their functional row."""
+    table = exact.rules()
+    for module in (elementwise, reductions, linear, normalisation, indexing, losses, random):
+        table.update(module.rules())
+    table.update(lists.rules(table))
+    return table
+
+
+def functional_name(name: str) -> str | None:
+    """``aten.add_.Tensor`` → ``aten.add.Tensor``; None for a name that is not in place."""
+    namespace, operator, overload = name.split(".", 2)
+    if not operator.endswith("_") or operator.endswith("__"):
+        return None
+    return f"{namespace}.{operator[:-1]}.{overload}"
+
+
+def remedy_for(name: str) -> str:
+    """What a user can do about an operator without a row."""
+    for part, remedy in _REFUSED.items():
+        if part in name:
+            return remedy
+    return "write it with operators listed by `chipwitness operators`, or train with native numerics"

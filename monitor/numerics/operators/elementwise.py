@@ -1,0 +1,250 @@
+"""Element-by-element operators, split so that no device can contract a product and a sum into one operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._backend import Backend
+from ..errors import UnsupportedOperator
+from .rule import Rule
+
+__all__ = ["combine", "quotient", "rules"]
+
+Number = int | float | bool
+
+
+def _constant(value: Number, like: Tensor) -> Tensor:
+    """A 0-d tensor on the operand's device; a Python divisor would become a product with a reciprocal on CUDA."""
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def combine(a: Tensor | Number, b: Tensor | Number, alpha: Number, sign: int) -> Tensor:
+    """a ± alpha·b with the product rounded first."""
+    if alpha != 1:
+        b = b * _constant(alpha, b) if isinstance(b, Tensor) and b.dtype.is_floating_point else b * alpha
+    return torch.add(a, b) if sign > 0 else torch.sub(a, b)  # type: ignore[arg-type]
+
+
+def quotient(a: Tensor, b: Tensor | Number) -> Tensor:
+    """a / b by IEEE division."""
+    if not isinstance(b, Tensor):
+        a = a if a.dtype.is_floating_point else a.to(torch.get_default_dtype())
+        return torch.div(a, _constant(b, a))
+    if b.dim() == 0 and b.device != a.device:
+        b = b.to(a.device)
+    return torch.div(a, b)
+
+
+def _add(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
+    return combine(a, b, alpha, 1)
+
+
+def _sub(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
+    return combine(a, b, alpha, -1)
+
+
+def _rsub(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
+    scaled = a if alpha == 1 else a * _constant(alpha, a)
+    return torch.sub(b if isinstance(b, Tensor) else _constant(b, a), scaled)
+
+
+def _div(_: Backend, a: Tensor, b: Tensor | Number) -> Tensor:
+    return quotient(a, b)
+
+
+def _div_mode(_: Backend, a: Tensor, b: Tensor | Number, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return quotient(a, b)
+    floating = a.dtype.is_floating_point or (b.dtype.is_floating_point if isinstance(b, Tensor) else isinstance(b, float))
+    if floating:
+        raise UnsupportedOperator("aten.div with rounding_mode", "divide integers, or divide and then round")
+    return torch.div(a, b, rounding_mode=rounding_mode)
+
+
+def _reciprocal(_: Backend, x: Tensor) -> Tensor:
+    return torch.div(_constant(1, x), x)
+
+
+def _lerp(_: Backend, start: Tensor, end: Tensor, weight: Tensor | Number) -> Tensor:
+    if isinstance(weight, Tensor):
+        ahead = start + weight * (end - start)
+        return torch.where(weight.abs() < 0.5, ahead, end - (1 - weight) * (end - start))
+    difference = end - start
+    if abs(weight) < 0.5:
+        return start + difference * _constant(weight, start)
+    return end - difference * _constant(1 - weight, start)
+
+
+def _addcmul(_: Backend, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
+    product = a * b
+    return x + (product if value == 1 else product * _constant(value, product))
+
+
+def _addcdiv(_: Backend, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
+    ratio = quotient(a, b)
+    return x + (ratio if value == 1 else ratio * _constant(value, ratio))
+
+
+def _pow(backend: Backend, x: Tensor, y: Number) -> Tensor:
+    if not x.dtype.is_floating_point:
+        if isinstance(y, float) or y < 0:
+            raise UnsupportedOperator("aten.pow.Tensor_Scalar", "convert the integer base to floating point first")
+        return torch.pow(x, y)
+    if y == 0:
+        return torch.ones_like(x)
+    if y in (1, 2, 3):
+        return x.clone() if y == 1 else (x * x if y == 2 else x * x * x)
+    if y == -1:
+        return _reciprocal(backend, x)
+    if y == 0.5:
+        return torch.sqrt(x)
+    return backend.power(x, float(y))
+
+
+def _power_of_constant(backend: Backend, base: Number, exponent: Tensor) -> Tensor:
+    if not exponent.dtype.is_floating_point or not base > 0:
+        raise UnsupportedOperator("aten.pow.Scalar", "use a positive base and a floating-point exponent")
+    return backend.unary("exp", exponent * _constant(math.log(base), exponent))
+
+
+def _ordered(larger: bool) -> Callable[..., Tensor]:
+    """maximum or minimum with −0 below +0 and canonical NaN."""
+
+    def pick(_: Backend, a: Tensor, b: Tensor) -> Tensor:
+        out = torch.maximum(a, b) if larger else torch.minimum(a, b)
+        if not out.dtype.is_floating_point:
+            return out
+        zero = torch.where((out == 0) & (torch.signbit(a) != torch.signbit(b)), 0.0 if larger else -0.0, out)
+        return zero
+
+    return pick
+
+
+def _function(name: str) -> Callable[..., Tensor]:
+    def apply(backend: Backend, x: Tensor) -> Tensor:
+        return backend.unary(name, x if x.dtype.is_floating_point else x.to(torch.get_default_dtype()))
+
+    return apply
+
+
+def _silu(backend: Backend, x: Tensor) -> Tensor:
+    return x * backend.unary("sigmoid", x)
+
+
+def _silu_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
+    s = backend.unary("sigmoid", x)
+    return grad * (s * (x * (1.0 - s) + 1.0))
+
+
+def _sigmoid_backward(_: Backend, grad: Tensor, y: Tensor) -> Tensor:
+    return grad * ((1.0 - y) * y)
+
+
+def _tanh_backward(_: Backend, grad: Tensor, y: Tensor) -> Tensor:
+    return grad * (1.0 - y * y)
+
+
+_ROOT_HALF = math.sqrt(0.5)
+_ROOT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+
+
+def _gelu(backend: Backend, x: Tensor, *, approximate: str = "none") -> Tensor:
+    if approximate == "none":
+        return (x * 0.5) * backend.unary("erfc", x * -_ROOT_HALF)
+    return (x * 0.5) * (backend.unary("tanh", _gelu_inner(x)) + 1.0)
+
+
+def _gelu_inner(x: Tensor) -> Tensor:
+    return (x + (x * x * x) * 0.044715) * _ROOT_2_OVER_PI
+
+
+def _gelu_backward(backend: Backend, grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+    if approximate == "none":
+        cdf = backend.unary("erfc", x * -_ROOT_HALF) * 0.5
+        density = backend.unary("exp", (x * x) * -0.5) * (_ROOT_2_OVER_PI * 0.5)
+        return grad * (cdf + x * density)
+    t = backend.unary("tanh", _gelu_inner(x))
+    slope = ((x * x) * (3.0 * 0.044715) + 1.0) * _ROOT_2_OVER_PI
+    return grad * ((t + 1.0) * 0.5 + ((x * 0.5) * (1.0 - t * t)) * slope)
+
+
+def _elu(backend: Backend, x: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
+    low = backend.unary("expm1", x * input_scale) * alpha
+    return torch.where(x > 0, x, low) * scale
+
+
+def _softplus(backend: Backend, x: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
+    scaled = x * beta
+    return torch.where(scaled > threshold, x, quotient(backend.unary("log1p", backend.unary("exp", scaled)), beta))
+
+
+def _cast(_: Backend, x: Tensor, **kwargs: Any) -> Tensor:
+    dtype = kwargs.get("dtype")
+    if dtype is not None and x.dtype.is_floating_point and not (dtype.is_floating_point or dtype == torch.bool):
+        _check_integer_range(x, dtype)
+    return torch.ops.aten._to_copy.default(x, **kwargs)  # type: ignore[no-any-return]
+
+
+def _check_integer_range(x: Tensor, dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    wide = x.to(torch.float64)
+    if x.numel() and not bool(((wide > limits.min - 1.0) & (wide < limits.max + 1.0)).all()):
+        raise UnsupportedOperator("aten._to_copy", f"a value outside {dtype} has no defined result; clamp it first")
+
+
+def _copy(_: Backend, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if source.dtype.is_floating_point and not (x.dtype.is_floating_point or x.dtype == torch.bool):
+        _check_integer_range(source, x.dtype)
+    return torch.ops.aten.copy.default(x, source)  # type: ignore[no-any-return]
+
+
+def _arange(_: Backend, *args: Any, **kwargs: Any) -> Tensor:
+    if not all(isinstance(value, int) for value in args):
+        raise UnsupportedOperator("aten.arange", "use integer limits and scale the result")
+    return torch.arange(*args, **kwargs)
+
+
+def rules() -> dict[str, Rule]:
+    """Rows of the operator table for this file."""
+    table: dict[str, Callable[..., Any]] = {
+        "add.Tensor": _add,
+        "add.Scalar": _add,
+        "sub.Tensor": _sub,
+        "sub.Scalar": _sub,
+        "rsub.Scalar": _rsub,
+        "rsub.Tensor": _rsub,
+        "div.Tensor": _div,
+        "div.Scalar": _div,
+        "div.Tensor_mode": _div_mode,
+        "div.Scalar_mode": _div_mode,
+        "reciprocal.default": _reciprocal,
+        "lerp.Scalar": _lerp,
+        "lerp.Tensor": _lerp,
+        "addcmul.default": _addcmul,
+        "addcdiv.default": _addcdiv,
+        "pow.Tensor_Scalar": _pow,
+        "pow.Scalar": _power_of_constant,
+        "maximum.default": _ordered(True),
+        "minimum.default": _ordered(False),
+        "silu.default": _silu,
+        "silu_backward.default": _silu_backward,
+        "sigmoid_backward.default": _sigmoid_backward,
+        "tanh_backward.default": _tanh_backward,
+        "gelu.default": _gelu,
+        "gelu_backward.default": _gelu_backward,
+        "elu.default": _elu,
+        "softplus.default": _softplus,
+        "_to_copy.default": _cast,
+        "copy.default": _copy,
+        "arange.default": _arange,
+        "arange.start": _arange,
+        "arange.start_step": _arange,
+    }
+    for name in ("exp", "log", "log1p", "expm1", "tanh", "erf", "erfc", "sigmoid", "rsqrt", "sin", "cos"):
+        table[f"{name}.default"] = _function(name)
+    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

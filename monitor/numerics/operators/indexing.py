@@ -1,0 +1,226 @@
+"""Embedding, gather, scatter and pooling: results that collect several addends are summed in no particular order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._backend import Backend
+from ..errors import UnsupportedOperator
+from .elementwise import quotient
+from .rule import Rule
+
+__all__ = ["rules"]
+
+
+def _embedding_backward(
+    backend: Backend, grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    if scale_grad_by_freq:
+        raise UnsupportedOperator("aten.embedding_dense_backward", "scale_grad_by_freq is not built")
+    index, source = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
+    if padding_idx >= 0:
+        kept = index != padding_idx
+        index, source = index[kept], source[kept]
+    return backend.scatter_rows(rows, index, source)
+
+
+def _flat_targets(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Flat positions in contiguous ``x`` that a scatter along ``dim`` writes."""
+    positions = torch.zeros_like(index)
+    stride = 1
+    for axis in reversed(range(x.dim())):
+        if axis == dim % x.dim():
+            along = index
+        else:
+            shape = [1] * x.dim()
+            shape[axis] = -1
+            along = torch.arange(index.shape[axis], device=index.device).reshape(shape)
+        positions = positions + along * stride
+        stride *= x.shape[axis]
+    return positions.reshape(-1)
+
+
+def _scatter_add(backend: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    if x.dim() == 0:
+        return x + source
+    cut = source[tuple(slice(0, size) for size in index.shape)]
+    if not x.dtype.is_floating_point:
+        return torch.scatter_add(x, dim, index, source)
+    summed = backend.scatter_rows(x.numel(), _flat_targets(x, dim, index), cut.reshape(-1, 1)).reshape(x.shape)
+    return x + summed
+
+
+def _index_add(
+    backend: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: int | float = 1
+) -> Tensor:
+    if not x.dtype.is_floating_point:
+        return torch.index_add(x, dim, index, source, alpha=alpha)
+    moved = source.movedim(dim, 0)
+    summed = backend.scatter_rows(x.shape[dim], index, moved.reshape(moved.shape[0], -1))
+    summed = summed.reshape(x.shape[dim], *moved.shape[1:]).movedim(0, dim)
+    return x + (summed if alpha == 1 else summed * alpha)
+
+
+def _scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    if x.dim() and index.numel():
+        targets = _flat_targets(x, dim, index)
+        if targets.unique().numel() != targets.numel():
+            raise UnsupportedOperator("aten.scatter.src", "two sources for one element; use scatter_add")
+    return torch.scatter(x, dim, index, source)
+
+
+def _scatter_value(_: Backend, x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    return torch.scatter(x, dim, index, value)
+
+
+def _index(_: Backend, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    return torch.ops.aten.index.Tensor(x, indices)  # type: ignore[no-any-return]
+
+
+def _index_put(
+    backend: Backend, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    if not x.dtype.is_floating_point and accumulate:
+        return torch.ops.aten.index_put.default(x, indices, values, True)  # type: ignore[no-any-return]
+    places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    targets = torch.ops.aten.index.Tensor(places, indices)
+    spread = values.expand(targets.shape).reshape(-1)
+    targets = targets.reshape(-1)
+    if accumulate:
+        return x + backend.scatter_rows(x.numel(), targets, spread.reshape(-1, 1)).reshape(x.shape)
+    if values.numel() != 1 and targets.unique().numel() != targets.numel():
+        raise UnsupportedOperator("aten.index_put", "two values for one element; use accumulate=True")
+    return torch.ops.aten.index_put.default(x, indices, values, False)  # type: ignore[no-any-return]
+
+
+def _pair(value: Sequence[int]) -> tuple[int, int]:
+    return (value[0], value[-1])
+
+
+def _windows(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool, operator: str
+) -> tuple[Tensor, tuple[int, int]]:
+    """(n·c, kh·kw, places) patches of zero-padded ``x`` and the output height and width."""
+    if ceil_mode or x.dim() != 4:
+        raise UnsupportedOperator(operator, "only 4-D inputs without ceil_mode are built")
+    (kh, kw), (ph, pw), (sh, sw) = _pair(kernel), _pair(padding), _pair(stride or kernel)
+    n, c, h, w = x.shape
+    out = ((h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
+    patches = torch.ops.aten.im2col.default(x.reshape(n * c, 1, h, w), [kh, kw], [1, 1], [ph, pw], [sh, sw])
+    return patches, out
+
+
+def _divisor(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """Divisor for each output place, shape (1, places) or ()."""
+    if divisor_override is None and not count_include_pad and any(padding):
+        ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
+        return _windows(ones, kernel, stride, padding, False, "aten.avg_pool2d")[0].sum(1)
+    size = divisor_override or _pair(kernel)[0] * _pair(kernel)[1]
+    return torch.full((), size, dtype=x.dtype, device=x.device)
+
+
+def _avg_pool(
+    backend: Backend,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    patches, out = _windows(x, kernel, stride, padding, ceil_mode, "aten.avg_pool2d")
+    divisor = _divisor(x, kernel, stride, padding, count_include_pad, divisor_override)
+    return torch.div(backend.sum(patches, [1], False), divisor).reshape(*x.shape[:2], *out)
+
+
+def _spread_windows(
+    backend: Backend, values: Tensor, x_shape: torch.Size, kernel: Sequence[int], stride: Any, padding: Any
+) -> Tensor:
+    """Add (n·c, kh·kw, places) values at the input places that their windows cover."""
+    n, c, h, w = x_shape
+    places = torch.arange(1, h * w + 1, dtype=torch.float64, device=values.device).reshape(1, 1, h, w)
+    target = _windows(places, kernel, stride, padding, False, "aten.avg_pool2d_backward")[0].reshape(-1).long()
+    rows = values.reshape(n * c, -1).t()
+    summed = backend.scatter_rows(h * w + 1, target, rows)
+    return summed[1:].t().reshape(n, c, h, w)
+
+
+def _avg_pool_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    patches, _ = _windows(x, kernel, stride, padding, ceil_mode, "aten.avg_pool2d_backward")
+    share = torch.div(
+        grad.reshape(patches.shape[0], -1), _divisor(x, kernel, stride, padding, count_include_pad, divisor_override)
+    )
+    return _spread_windows(backend, share[:, None].expand_as(patches), x.shape, kernel, stride, padding)
+
+
+def _max_pool(
+    _: Backend,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    # A window scans in rising order and replaces on strictly greater, on every device: ties take the lowest index.
+    out, index = torch.ops.aten.max_pool2d_with_indices.default(x, kernel, stride, padding, dilation, ceil_mode)
+    return out, index
+
+
+def _max_pool_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    planes = x.shape[:-2].numel()
+    size = x.shape[-2] * x.shape[-1]
+    offsets = torch.arange(planes, device=x.device).reshape(-1, 1) * size
+    target = (indices.reshape(planes, -1) + offsets).reshape(-1)
+    return backend.scatter_rows(planes * size, target, grad.reshape(-1, 1)).reshape(x.shape)
+
+
+def rules() -> dict[str, Rule]:
+    """Rows of the operator table for this file."""
+    table: dict[str, Any] = {
+        "embedding_dense_backward.default": _embedding_backward,
+        "scatter_add.default": _scatter_add,
+        "index_add.default": _index_add,
+        "scatter.src": _scatter_src,
+        "scatter.value": _scatter_value,
+        "index.Tensor": _index,
+        "index_put.default": _index_put,
+        "_unsafe_index_put.default": _index_put,
+        "avg_pool2d.default": _avg_pool,
+        "avg_pool2d_backward.default": _avg_pool_backward,
+        "max_pool2d_with_indices.default": _max_pool,
+        "max_pool2d_with_indices_backward.default": _max_pool_backward,
+    }
+    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

@@ -1,0 +1,95 @@
+"""Loss functions that ATen keeps whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._backend import Backend
+from ..errors import UnsupportedOperator
+from .elementwise import quotient
+from .rule import Rule
+
+__all__ = ["rules"]
+
+_NONE, _MEAN = 0, 1
+
+
+def _target_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Class index that is safe to gather, and the weight of each sample (0 where ignored)."""
+    kept = target != ignore_index
+    safe = torch.where(kept, target, torch.zeros_like(target))
+    if bool(((safe < 0) | (safe >= x.shape[1 if x.dim() > 1 else 0])).any()):
+        raise IndexError("target is outside the classes")
+    weights = torch.ones(target.shape, dtype=x.dtype, device=x.device) if weight is None else weight[safe]
+    return safe, torch.where(kept, weights, torch.zeros_like(weights))
+
+
+def _nll(
+    backend: Backend, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    if x.dim() == 1:
+        x, target = x[None], target.reshape(1)
+    safe, weights = _target_weights(x, target, weight, ignore_index)
+    picked = -torch.gather(x, 1, safe.unsqueeze(1)).squeeze(1) * weights
+    picked = torch.where(weights == 0, torch.zeros_like(picked), picked)
+    if reduction == _NONE:
+        return picked, x.new_zeros(())
+    dims = list(range(picked.dim()))
+    total, mass = backend.sum(picked, dims, False), backend.sum(weights, dims, False)
+    return (torch.div(total, mass) if reduction == _MEAN else total), mass
+
+
+def _nll_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    mass: Tensor,
+) -> Tensor:
+    shape = x.shape
+    if x.dim() == 1:
+        x, target = x[None], target.reshape(1)
+    safe, weights = _target_weights(x, target, weight, ignore_index)
+    share = torch.div(grad, mass) if reduction == _MEAN else grad
+    value = torch.where(weights == 0, torch.zeros_like(weights), -(share * weights))
+    return torch.zeros_like(x).scatter(1, safe.unsqueeze(1), value.unsqueeze(1)).reshape(shape)
+
+
+def _mse(backend: Backend, x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    rest = x - target
+    squares = rest * rest
+    if reduction == _NONE:
+        return squares
+    total = backend.sum(squares, list(range(squares.dim())), False) if squares.dim() else squares
+    return quotient(total, squares.numel()) if reduction == _MEAN else total
+
+
+def _mse_backward(_: Backend, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    slope = (x - target) * 2.0
+    if reduction == _MEAN:
+        slope = quotient(slope, x.numel())
+    return slope * grad
+
+
+def _item(_: Backend, x: Tensor) -> Any:
+    raise UnsupportedOperator("aten._local_scalar_dense", "no value may be read inside a replayed operator")
+
+
+def rules() -> dict[str, Rule]:
+    """Rows of the operator table for this file."""
+    table: dict[str, Any] = {
+        "nll_loss_forward.default": _nll,
+        "nll_loss_backward.default": _nll_backward,
+        "nll_loss2d_forward.default": _nll,
+        "nll_loss2d_backward.default": _nll_backward,
+        "mse_loss.default": _mse,
+        "mse_loss_backward.default": _mse_backward,
+        "_local_scalar_dense.default": _item,
+    }
+    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

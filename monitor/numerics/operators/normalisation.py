@@ -1,0 +1,187 @@
+"""Softmax, log-softmax, layer, batch and group normalisation, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .._backend import Backend
+from ..errors import UnsupportedOperator
+from .elementwise import quotient
+from .reductions import mean
+from .rule import Rule
+
+__all__ = ["rules", "softmax"]
+
+
+def _shifted(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
+    listed = [dim % x.dim()] if x.dim() else []
+    return x - (x.amax(listed, keepdim=True) + 0.0), listed
+
+
+def softmax(backend: Backend, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """exp(x − max) divided by its sum."""
+    if half_to_float:
+        x = x.to(torch.float32)
+    if x.dim() == 0:
+        return torch.ones_like(x)
+    shifted, listed = _shifted(x, dim)
+    weights = backend.unary("exp", shifted)
+    return torch.div(weights, backend.sum(weights, listed, True))
+
+
+def _log_softmax(backend: Backend, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    if half_to_float:
+        x = x.to(torch.float32)
+    if x.dim() == 0:
+        return torch.zeros_like(x)
+    shifted, listed = _shifted(x, dim)
+    return shifted - backend.unary("log", backend.sum(backend.unary("exp", shifted), listed, True))
+
+
+def _softmax_backward(backend: Backend, grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    if y.dim() == 0:
+        return torch.zeros_like(y)
+    product = grad * y
+    return (product - y * backend.sum(product, [dim % y.dim()], True)).to(input_dtype)
+
+
+def _log_softmax_backward(backend: Backend, grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    if y.dim() == 0:
+        return torch.zeros_like(y)
+    return (grad - backend.unary("exp", y) * backend.sum(grad, [dim % y.dim()], True)).to(input_dtype)
+
+
+def _inverse_root(x: Tensor, eps: float) -> Tensor:
+    """1/√(x + eps) by IEEE operations alone."""
+    root = torch.sqrt(x + eps)
+    return torch.div(torch.ones_like(root), root)
+
+
+def _layer_norm(
+    backend: Backend, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    centre = mean(backend, x, dims, True)
+    rest = x - centre
+    rstd = _inverse_root(mean(backend, rest * rest, dims, True), eps)
+    out = rest * rstd
+    if weight is not None:
+        out = out * weight
+    return (out if bias is None else out + bias), centre, rstd
+
+
+def _layer_norm_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    centre: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    outer = list(range(x.dim() - len(shape)))
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    hat = (x - centre) * rstd
+    grad_x = grad_weight = grad_bias = None
+    if mask[0]:
+        inner = grad if weight is None else grad * weight
+        first = mean(backend, inner, dims, True)
+        second = mean(backend, inner * hat, dims, True)
+        grad_x = ((inner - first) - hat * second) * rstd
+    if mask[1]:
+        grad_weight = backend.sum(grad * hat, outer, False) if outer else grad * hat
+    if mask[2]:
+        grad_bias = backend.sum(grad, outer, False) if outer else grad.clone()
+    return grad_x, grad_weight, grad_bias
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    return values.reshape(1, -1, *(1,) * (x.dim() - 2))
+
+
+def _batch_norm(
+    backend: Backend,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not training:
+        if running_mean is None or running_var is None:
+            raise UnsupportedOperator("aten.native_batch_norm", "evaluation needs running statistics")
+        rest = x - _per_channel(running_mean, x)
+        hat = rest * _per_channel(_inverse_root(running_var, eps), x)
+        saved, rstd = x.new_empty(0), x.new_empty(0)
+    else:
+        dims = [0, *range(2, x.dim())]
+        centre = mean(backend, x, dims, True)
+        rest = x - centre
+        variance = mean(backend, rest * rest, dims, True)
+        saved, rstd = centre.reshape(-1), _inverse_root(variance, eps).reshape(-1)
+        hat = rest * _per_channel(rstd, x)
+        if running_mean is not None and running_var is not None:
+            count = x.numel() // x.shape[1]
+            unbiased = quotient(variance.reshape(-1) * count, max(count - 1, 0))
+            running_mean.copy_(running_mean * (1.0 - momentum) + saved * momentum)
+            running_var.copy_(running_var * (1.0 - momentum) + unbiased * momentum)
+    if weight is not None:
+        hat = hat * _per_channel(weight, x)
+    return (hat if bias is None else hat + _per_channel(bias, x)), saved, rstd
+
+
+def _batch_norm_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    saved: Tensor | None,
+    rstd: Tensor | None,
+    train: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    dims = [0, *range(2, x.dim())]
+    if train:
+        centre, scale = saved, rstd
+    else:
+        centre, scale = running_mean, None if running_var is None else _inverse_root(running_var, eps)
+    if centre is None or scale is None:
+        raise UnsupportedOperator("aten.native_batch_norm_backward", "evaluation needs running statistics")
+    hat = (x - _per_channel(centre, x)) * _per_channel(scale, x)
+    projected = backend.sum(grad * hat, dims, False)
+    total = backend.sum(grad, dims, False)
+    grad_x = None
+    if mask[0]:
+        factor = scale if weight is None else scale * weight
+        rest = grad
+        if train:
+            count = x.numel() // x.shape[1]
+            rest = (grad - _per_channel(quotient(total, count), x)) - hat * _per_channel(quotient(projected, count), x)
+        grad_x = rest * _per_channel(factor, x)
+    return grad_x, projected if mask[1] else None, total if mask[2] else None
+
+
+def rules() -> dict[str, Rule]:
+    """Rows of the operator table for this file."""
+    table = {
+        "_softmax.default": softmax,
+        "_log_softmax.default": _log_softmax,
+        "_softmax_backward_data.default": _softmax_backward,
+        "_log_softmax_backward_data.default": _log_softmax_backward,
+        "native_layer_norm.default": _layer_norm,
+        "native_layer_norm_backward.default": _layer_norm_backward,
+        "native_batch_norm.default": _batch_norm,
+        "native_batch_norm_backward.default": _batch_norm_backward,
+    }
+    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

@@ -1,0 +1,163 @@
+"""Random operators: a 63-bit key from torch's CPU generator, then a counter-based generator equal on every device.
+
+The key advances torch's own generator state, so that saving and restoring that state (activation checkpointing)
+reproduces the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._backend import Backend
+from ..errors import UnsupportedOperator
+from .rule import Rule
+
+__all__ = ["rules"]
+
+_UNIFORM_STEP = 2.0**-24
+
+
+def _key(generator: torch.Generator | None) -> int:
+    if generator is not None and generator.device.type != "cpu":
+        raise UnsupportedOperator("a CUDA generator", "pass a CPU generator or none")
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+
+
+def _bits(backend: Backend, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    return backend.random_bits(_key(generator), like.numel(), like).reshape(like.shape)
+
+
+def _uniform(
+    backend: Backend, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
+    unit = (_bits(backend, x, generator) >> 8).to(torch.float32) * _UNIFORM_STEP
+    return (unit * (high - low) + low).to(x.dtype)
+
+
+def _normal(
+    backend: Backend, x: Tensor, centre: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
+    words = backend.random_bits(_key(generator), 2 * x.numel(), x)
+    radius_bits, angle_bits = (words[0::2] >> 8).to(torch.float32), (words[1::2] >> 8).to(torch.float32)
+    log = backend.unary("log", (radius_bits + 1.0) * _UNIFORM_STEP)
+    value = torch.sqrt(log * -2.0) * backend.unary("cos", angle_bits * (_UNIFORM_STEP * 2.0 * math.pi))
+    return (value.reshape(x.shape) * std + centre).to(x.dtype)
+
+
+def _below(backend: Backend, like: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
+    if not 0.0 <= p <= 1.0:
+        raise UnsupportedOperator("aten.bernoulli", f"{p} is no probability")
+    return _bits(backend, like, generator) < math.floor(p * 2.0**32)
+
+
+def _bernoulli_p(
+    backend: Backend, x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None
+) -> Tensor:
+    return _below(backend, x, p, generator).to(x.dtype)
+
+
+def _bernoulli(backend: Backend, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    return (_bits(backend, x, generator).to(torch.float64) < x.to(torch.float64) * 2.0**32).to(x.dtype)
+
+
+def _dropout(backend: Backend, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False or p == 0.0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = _below(backend, x, 1.0 - p, None)
+    scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+    return x * mask * scale, mask
+
+
+def _dropout_backward(_: Backend, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return grad * mask * scale
+
+
+def _integers(backend: Backend, x: Tensor, low: int, high: int, generator: torch.Generator | None) -> Tensor:
+    if not 0 < high - low <= 2**31:
+        raise UnsupportedOperator("aten.randint", f"{high - low} values; between 1 and 2^31 are built")
+    return (((_bits(backend, x, generator) * (high - low)) >> 32) + low).to(x.dtype)
+
+
+def _empty(size: Sequence[int], options: dict[str, Any], default: torch.dtype) -> Tensor:
+    return torch.empty(tuple(size), dtype=options.get("dtype") or default, device=options.get("device") or "cpu")
+
+
+def _generator(options: dict[str, Any]) -> torch.Generator | None:
+    return options.get("generator")
+
+
+def _randint(backend: Backend, high: int, size: Sequence[int], **options: Any) -> Tensor:
+    return _integers(backend, _empty(size, options, torch.int64), 0, high, _generator(options))
+
+
+def _randint_low(backend: Backend, low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
+    return _integers(backend, _empty(size, options, torch.int64), low, high, _generator(options))
+
+
+def _random_between(
+    backend: Backend, x: Tensor, low: int, high: int | None, *, generator: torch.Generator | None = None
+) -> Tensor:
+    if high is None:
+        raise UnsupportedOperator("aten.random.from", "give both limits")
+    return _integers(backend, x, low, high, generator)
+
+
+def _random_to(backend: Backend, x: Tensor, high: int, *, generator: torch.Generator | None = None) -> Tensor:
+    return _integers(backend, x, 0, high, generator)
+
+
+def _rand(backend: Backend, size: Sequence[int], **options: Any) -> Tensor:
+    return _uniform(backend, _empty(size, options, torch.get_default_dtype()), generator=_generator(options))
+
+
+def _randn(backend: Backend, size: Sequence[int], **options: Any) -> Tensor:
+    return _normal(backend, _empty(size, options, torch.get_default_dtype()), generator=_generator(options))
+
+
+def _rand_like(backend: Backend, x: Tensor, **options: Any) -> Tensor:
+    return _uniform(backend, x.to(options.get("dtype") or x.dtype))
+
+
+def _randn_like(backend: Backend, x: Tensor, **options: Any) -> Tensor:
+    return _normal(backend, x.to(options.get("dtype") or x.dtype))
+
+
+def _randperm(backend: Backend, count: int, **options: Any) -> Tensor:
+    like = _empty((2 * count,), options, torch.int64)
+    words = backend.random_bits(_key(_generator(options)), 2 * count, like)
+    keys = ((words[0::2] >> 1) << 32) | words[1::2]
+    return torch.sort(keys, stable=True).indices.to(like.dtype)
+
+
+def rules() -> dict[str, Rule]:
+    """Rows of the operator table for this file."""
+    table: dict[str, Any] = {
+        "uniform.default": _uniform,
+        "normal_functional.default": _normal,
+        "normal.default": _normal,
+        "bernoulli.default": _bernoulli,
+        "bernoulli.p": _bernoulli_p,
+        "bernoulli.float": _bernoulli_p,
+        "native_dropout.default": _dropout,
+        "native_dropout_backward.default": _dropout_backward,
+        "randint.default": _randint,
+        "randint.generator": _randint,
+        "randint.low": _randint_low,
+        "randint.low_generator": _randint_low,
+        "random.from": _random_between,
+        "random.to": _random_to,
+        "rand.default": _rand,
+        "rand.generator": _rand,
+        "randn.default": _randn,
+        "randn.generator": _randn,
+        "rand_like.default": _rand_like,
+        "randn_like.default": _randn_like,
+        "randperm.default": _randperm,
+        "randperm.generator": _randperm,
+    }
+    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

@@ -1,0 +1,166 @@
+"""Sums, means, variances, norms and extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._backend import Backend
+from ..errors import UnsupportedOperator
+from .elementwise import quotient
+from .rule import Rule
+
+__all__ = ["all_dims", "mean", "rules", "vector_norm"]
+
+Dims = Sequence[int] | int | None
+
+
+def all_dims(x: Tensor, dims: Dims) -> list[int]:
+    """The dimensions as a list without negative numbers; none or an empty list means all."""
+    if isinstance(dims, int):
+        dims = [dims]
+    if not dims:
+        return list(range(x.dim()))
+    return sorted(dim % max(x.dim(), 1) for dim in dims) if x.dim() else []
+
+
+def _sum_float(backend: Backend, x: Tensor, dims: Dims, keepdim: bool) -> Tensor:
+    listed = all_dims(x, dims)
+    if not listed:
+        return x + 0.0
+    return backend.sum(x, listed, keepdim)
+
+
+def _sum(
+    backend: Backend, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    if dtype is not None:
+        x = x.to(dtype)
+    if not x.dtype.is_floating_point:
+        return torch.sum(x, all_dims(x, dims), keepdim=keepdim) if x.dim() else torch.sum(x)
+    return _sum_float(backend, x, dims, keepdim)
+
+
+def _sum_all(backend: Backend, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return _sum(backend, x, None, False, dtype=dtype)
+
+
+def _count(x: Tensor, dims: Dims) -> int:
+    count = 1
+    for dim in all_dims(x, dims):
+        count *= x.shape[dim]
+    return count
+
+
+def mean(
+    backend: Backend, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Rounded sum divided by the number of elements."""
+    if dtype is not None:
+        x = x.to(dtype)
+    return quotient(_sum_float(backend, x, dims, keepdim), _count(x, dims))
+
+
+def _mean_all(backend: Backend, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return mean(backend, x, None, False, dtype=dtype)
+
+
+def _var_mean(
+    backend: Backend, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    centre = mean(backend, x, dims, True)
+    rest = x - centre
+    degrees = max(_count(x, dims) - (1 if correction is None else correction), 0)
+    variance = quotient(_sum_float(backend, rest * rest, dims, keepdim), degrees)
+    return variance, centre if keepdim else centre.reshape(variance.shape)
+
+
+def _var(backend: Backend, x: Tensor, dims: Dims = None, **kwargs: Any) -> Tensor:
+    return _var_mean(backend, x, dims, **kwargs)[0]
+
+
+def _std(backend: Backend, x: Tensor, dims: Dims = None, **kwargs: Any) -> Tensor:
+    return _var_mean(backend, x, dims, **kwargs)[0].sqrt()
+
+
+def vector_norm(
+    backend: Backend,
+    x: Tensor,
+    order: float = 2,
+    dims: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Norm of order 1, 2 or infinity; squares are taken after scaling by a power of two, so none overflows."""
+    if dtype is not None:
+        x = x.to(dtype)
+    listed = all_dims(x, dims)
+    if order == float("inf"):
+        return x.abs().amax(listed, keepdim=keepdim) if listed else x.abs()
+    if order == 1:
+        return _sum_float(backend, x.abs(), dims, keepdim)
+    if order != 2:
+        raise UnsupportedOperator("aten.linalg_vector_norm", f"order {order}; use 1, 2 or infinity")
+    if not listed or x.numel() == 0:
+        return x.abs() if not listed else _sum_float(backend, x, dims, keepdim)
+    largest = x.abs().amax(listed, keepdim=True)
+    # Biased exponents 1 … 253 keep both the scale and its inverse normal; a larger one means infinity or NaN.
+    biased = ((largest.view(torch.int32) >> 23) & 0xFF).clamp(min=1, max=253)
+    scale = (biased << 23).view(torch.float32)
+    small = torch.div(x, scale)
+    root = torch.sqrt(_sum_float(backend, small * small, dims, keepdim))
+    return root * (scale if keepdim else scale.reshape(root.shape))
+
+
+def _norm_all(backend: Backend, x: Tensor, order: float = 2) -> Tensor:
+    return vector_norm(backend, x, order)
+
+
+def _extreme(largest: bool) -> Any:
+    def amax(_: Backend, x: Tensor, dims: Dims = (), keepdim: bool = False) -> Tensor:
+        listed = all_dims(x, dims)
+        out = (x.amax(listed, keepdim=keepdim) if largest else x.amin(listed, keepdim=keepdim)) if listed else x.clone()
+        return out + 0.0 if x.dtype.is_floating_point else out
+
+    return amax
+
+
+def _extreme_all(largest: bool) -> Any:
+    def reduce(_: Backend, x: Tensor) -> Tensor:
+        out = x.amax() if largest else x.amin()
+        return out + 0.0 if x.dtype.is_floating_point else out
+
+    return reduce
+
+
+def _logsumexp(backend: Backend, x: Tensor, dims: Dims, keepdim: bool = False) -> Tensor:
+    listed = all_dims(x, dims)
+    top = x.amax(listed, keepdim=True) + 0.0
+    top = torch.where(top.isfinite(), top, torch.zeros_like(top))
+    total = backend.unary("log", backend.sum(backend.unary("exp", x - top), listed, keepdim))
+    return total + (top if keepdim else top.reshape(total.shape))
+
+
+def rules() -> dict[str, Rule]:
+    """Rows of the operator table for this file."""
+    table = {
+        "sum.default": _sum_all,
+        "sum.dim_IntList": _sum,
+        "mean.default": _mean_all,
+        "mean.dim": mean,
+        "var.correction": _var,
+        "std.correction": _std,
+        "var_mean.correction": _var_mean,
+        "linalg_vector_norm.default": vector_norm,
+        "norm.Scalar": _norm_all,
+        "amax.default": _extreme(True),
+        "amin.default": _extreme(False),
+        "max.default": _extreme_all(True),
+        "min.default": _extreme_all(False),
+        "logsumexp.default": _logsumexp,
+    }
+    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

@@ -1,0 +1,39 @@
+"""How an ATen operator is made equal on every device: one of four kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .._backend import Backend
+
+__all__ = ["Implementation", "Kind", "Rule"]
+
+Kind = Literal["exact", "arithmetic", "implemented", "decomposed", "refused"]
+Implementation = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of the operator table.
+
+    - ``exact``: moves or compares values; runs natively.
+    - ``arithmetic``: one IEEE operation on each element; runs natively, NaN results are made canonical.
+    - ``implemented``: ``implementation(backend, *args, **kwargs)`` built from exact operations and the backend's primitives.
+    - ``decomposed``: PyTorch's own decomposition, whose operators come back through this table.
+    - ``refused``: named with a reason, so that the message can say what to do.
+    """
+
+    kind: Kind
+    implementation: Implementation | None = None
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "implemented") != (self.implementation is not None):
+            raise ValueError(f"a rule of kind {self.kind} {'needs' if self.kind == 'implemented' else 'has no'} code")
+
+    def run(self, backend: Backend, *args: Any, **kwargs: Any) -> Any:
+        """Apply an ``implemented`` rule."""
+        assert self.implementation is not None
+        return self.implementation(backend, *args, **kwargs)

@@ -1,0 +1,94 @@
+"""What is computed in, what is kept, and how far two devices may lie apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from firmware_sim.errors import CallerError
+
+__all__ = ["Bound", "Policy"]
+
+Format = Literal["float64", "float32", "bfloat16"]
+
+_UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A pair of formats: order-sensitive operators compute in one, their results are rounded to the grid of the other.
+
+    (float64, float32) is the pair of Srivastava 2024; (float32, bfloat16) is today's mixed-precision practice.
+    """
+
+    compute: Format = "float64"
+    grid: Format = "float32"
+
+    def __post_init__(self) -> None:
+        if (self.compute, self.grid) not in (("float64", "float32"), ("float32", "bfloat16")):
+            raise CallerError(
+                f"no rounding policy ({self.compute}, {self.grid}); take (float64, float32) or (float32, bfloat16)"
+            )
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Half the relative spacing of the compute format."""
+        return _UNIT_ROUNDOFF[self.compute]
+
+    @property
+    def grid_bits(self) -> int:
+        """Significand bits of the grid, the implicit one included."""
+        return 24 if self.grid == "float32" else 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Error bound of a sum of K products, as a factor of row norm × column norm.
+
+    - ``worst-case``: γ_K = K·u/(1 − K·u), for every order of summation, with or without FMA.
+    - ``probabilistic``: min(γ_K, λ·√K·u), Higham and Mary 2019: fails with probability ≤ 2·exp(−λ²/2) for each addition.
+    - ``calibrated``: min(γ_K, λ·√K·u) with a λ measured on real devices (Srivastava 2024, Alg. 3); promises nothing.
+
+    ``contradictions`` is the number of entries of one step that may break the rules because a bound that is not a
+    worst case failed; such entries are followed and counted. It must be 0 for ``worst-case``.
+    ``check`` switches the rules off; it exists for tests that show what the rules are for.
+    """
+
+    kind: Literal["worst-case", "probabilistic", "calibrated"] = "worst-case"
+    factor: float = 10.0
+    contradictions: int = 0
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("worst-case", "probabilistic", "calibrated"):
+            raise CallerError(f"unknown error bound {self.kind!r}")
+        if not (math.isfinite(self.factor) and self.factor > 0):
+            raise CallerError(f"the factor of an error bound must be positive and finite, got {self.factor}")
+        if self.contradictions < 0 or (self.kind == "worst-case" and self.contradictions):
+            raise CallerError(f"contradictions must be 0 for a worst-case bound and not negative, got {self.contradictions}")
+
+    def of_products(self, terms: int, policy: Policy) -> float:
+        """Factor c such that |computed − true| ≤ c·‖row‖·‖column‖ for a sum of ``terms`` products.
+
+        A product of two grid values is exact in the compute format, so one term has no error at all. The factor
+        1 + 2^-20 covers the roundings made while the bound itself is computed.
+
+        Raises:
+            CallerError: the worst case of this policy is no bound any more at this many terms.
+        """
+        if terms <= 1:
+            return 0.0
+        spread = terms * policy.unit_roundoff
+        if self.kind == "worst-case":
+            if policy.compute != "float64":
+                raise CallerError(
+                    "worst-case bounds cover the whole bfloat16 grid; take a probabilistic or calibrated bound"
+                )
+            return spread / (1.0 - spread) * (1.0 + 2.0**-20)
+        likely = self.factor * math.sqrt(terms) * policy.unit_roundoff
+        return min(spread / (1.0 - spread) if spread < 0.5 else math.inf, likely) * (1.0 + 2.0**-20)
+
+    def of_functions(self, policy: Policy) -> float:
+        """Relative bound for a function of the device's mathematical library: 16 unit roundoffs (8 ulp)."""
+        return 16.0 * policy.unit_roundoff

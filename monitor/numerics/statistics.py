@@ -1,0 +1,56 @@
+"""Counts of one controlled training step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+__all__ = ["OperatorCount", "Statistics"]
+
+
+@dataclass(slots=True, kw_only=True)
+class OperatorCount:
+    """Elements rounded and entries logged for one ATen operator."""
+
+    elements: int = 0
+    entries: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Statistics:
+    """What a session saw.
+
+    Attributes:
+        calls: ATen calls.
+        forced: logged decisions that this device would have taken the other way (replay only).
+        contradictions: entries that broke a rule and were tolerated, as a calibrated bound allows.
+        operators: counts for each ATen operator that rounded something.
+        items: values that the training code read with ``.item()``, as (call, value): inputs of its control flow.
+    """
+
+    calls: int = 0
+    forced: int = 0
+    contradictions: int = 0
+    operators: dict[str, OperatorCount] = field(default_factory=dict)
+    items: list[tuple[int, float]] = field(default_factory=list)
+    entropy_bits: float = 0.0
+
+    @property
+    def elements(self) -> int:
+        """Elements that were rounded to the grid."""
+        return sum(count.elements for count in self.operators.values())
+
+    @property
+    def entries(self) -> int:
+        """Logged decisions."""
+        return sum(count.entries for count in self.operators.values())
+
+    def rounded(self, operator: str, elements: int, entries: int) -> None:
+        """Add one rounded result; its entropy is that of positions drawn at random plus one bit a direction."""
+        count = self.operators.setdefault(operator, OperatorCount())
+        count.elements += elements
+        count.entries += entries
+        if 0 < entries < elements:
+            p = entries / elements
+            self.entropy_bits += -elements * (p * math.log2(p) + (1 - p) * math.log2(1 - p))
+        self.entropy_bits += entries
