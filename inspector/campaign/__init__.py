@@ -1,0 +1,70 @@
+"""Campaigns: a fleet of chips, labs that evade, an inspector who samples, and two engines that simulate it.
+
+`load_scenario` reads a TOML file, `Scenario.plan` places a strategy's runs on chips, `predict` gives the closed form
+where one exists, and `simulate_agents` and `simulate_counts` play the plan out chip by chip or in aggregate.
+"""
+
+from __future__ import annotations
+
+from inspector.campaign.agents import simulate_agents
+from inspector.campaign.counts import CountsWorld, Outcome, simulate_counts
+from inspector.campaign.fleet import (
+    Evidence,
+    Fleet,
+    Inspection,
+    Kind,
+    Lab,
+    LogSpan,
+    Pool,
+    Rule,
+    Run,
+    Sampling,
+    Site,
+    Status,
+)
+from inspector.campaign.intervals import clopper_pearson, wilson
+from inspector.campaign.plan import Plan, honest_plan, make_plan
+from inspector.campaign.policies import POLICIES, Conduct, Policy, Strategy, policy_from
+from inspector.campaign.predicted import Prediction, predict
+from inspector.campaign.rates import Bound, MeasuredRate, MissingRate, RateBook, load_rates
+from inspector.campaign.scenario import Catalogue, Scenario, ScenarioError, load_scenario
+
+__all__ = [
+    "POLICIES",
+    "Bound",
+    "Catalogue",
+    "Conduct",
+    "CountsWorld",
+    "Evidence",
+    "Fleet",
+    "Inspection",
+    "Kind",
+    "Lab",
+    "LogSpan",
+    "MeasuredRate",
+    "MissingRate",
+    "Outcome",
+    "Plan",
+    "Policy",
+    "Pool",
+    "Prediction",
+    "RateBook",
+    "Rule",
+    "Run",
+    "Sampling",
+    "Scenario",
+    "ScenarioError",
+    "Site",
+    "Status",
+    "Strategy",
+    "clopper_pearson",
+    "honest_plan",
+    "load_rates",
+    "load_scenario",
+    "make_plan",
+    "policy_from",
+    "predict",
+    "simulate_agents",
+    "simulate_counts",
+    "wilson",
+]

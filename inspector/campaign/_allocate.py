@@ -1,0 +1,126 @@
+"""Which chips a run uses: hidden stock first where the conduct says so, then registered chips in proportion."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from firmware_sim.errors import CallerError
+from inspector.campaign.fleet import Fleet, Kind, Lab, Pool, Run, Site, Status
+from inspector.campaign.policies import Conduct
+
+__all__ = ["Share", "allocate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """``count`` chips of one pool at work at the same time (registered ones: in each wave)."""
+
+    lab: str
+    site: str
+    declared: bool
+    status: Status
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stock:
+    lab: Lab
+    site: Site
+    index: int
+    pool: Pool
+    free: int
+    flop_per_day: float
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.lab.name, self.site.name, self.index
+
+
+def allocate(
+    fleet: Fleet, run: Run, conduct: Conduct, flop_per_day: float, free: dict[tuple[str, str, int], int]
+) -> list[Share]:
+    """Return the chips that do ``flop_per_day``; ``free`` (pool → chips left) is updated.
+
+    Raises:
+        CallerError: A lab is unknown, or its chips are too few.
+    """
+    stock = _stock(fleet, run, conduct, free)
+    shares: list[Share] = []
+    left = flop_per_day
+    for status, part in conduct.hidden:
+        group = [entry for entry in stock if entry.pool.status is status and entry.free > 0]
+        available = sum(entry.free * entry.flop_per_day for entry in group)
+        wanted = left if part is None else min(left, part * flop_per_day)
+        if part is not None and wanted > available * (1 + 1e-9):
+            raise CallerError(
+                f"{status} chips do at most {available:.4g} FLOP a day, a share of {part:g} needs {wanted:.4g}"
+            )
+        if wanted > 0 and available > 0:
+            done = min(wanted, available)
+            shares.extend(_take(group, done / available, 1, free))
+            left -= done
+    # Rounding of the floating-point shares, not real work.
+    if left <= flop_per_day * 1e-12:
+        return shares
+    group = [entry for entry in stock if entry.pool.status is Status.REGISTERED and entry.free > 0]
+    available = sum(entry.free * entry.flop_per_day for entry in group)
+    need = left * conduct.waves
+    if need > available * (1 + 1e-9):
+        raise CallerError(
+            f"needs {need:.4g} FLOP a day of registered chips ({conduct.waves} group(s)), "
+            f"the labs own {available:.4g} ({sum(entry.free for entry in group)} chips)"
+        )
+    shares.extend(_take(group, left / available, conduct.waves, free))
+    return shares
+
+
+def _take(group: list[_Stock], part: float, waves: int, free: dict[tuple[str, str, int], int]) -> list[Share]:
+    shares = []
+    for entry in group:
+        exact = entry.free * part
+        # A chip more only for real work, not for the last bit of the division above.
+        count = min(math.ceil(exact * (1 - 1e-12)), entry.free // waves)
+        if count == 0:
+            continue
+        free[entry.key] = entry.free - count * waves
+        shares.append(
+            Share(
+                lab=entry.lab.name,
+                site=entry.site.name,
+                declared=entry.site.declared,
+                status=entry.pool.status,
+                count=count,
+            )
+        )
+    return shares
+
+
+def _stock(fleet: Fleet, run: Run, conduct: Conduct, free: dict[tuple[str, str, int], int]) -> list[_Stock]:
+    names = (run.lab, *conduct.labs)
+    known = {lab.name: lab for lab in fleet.labs}
+    for name in names:
+        if name not in known:
+            raise CallerError(f"unknown lab {name!r}; known: {', '.join(known)}")
+    stock: list[_Stock] = []
+    for name in dict.fromkeys(names):
+        for site in known[name].sites:
+            for index, pool in enumerate(site.pools):
+                stock.append(
+                    _Stock(
+                        lab=known[name],
+                        site=site,
+                        index=index,
+                        pool=pool,
+                        free=free.get((name, site.name, index), pool.count),
+                        flop_per_day=pool.kind.flop_per_day * run.utilisation / _slowdown(pool.kind, conduct),
+                    )
+                )
+    return stock
+
+
+def _slowdown(kind: Kind, conduct: Conduct) -> float:
+    """Return how many times longer a step takes on this kind's link (S4: 64 GB/s against 900)."""
+    if conduct.consumer is None or kind.link_gbps is None:
+        return 1.0
+    return 1 - conduct.consumer + conduct.consumer * max(1.0, conduct.reference_gbps / kind.link_gbps)

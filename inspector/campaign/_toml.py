@@ -1,0 +1,265 @@
+"""Where each key of a TOML document stands, and a reader that refuses what it does not know.
+
+The standard library parses TOML without positions. The scan below runs over text that it has accepted already, so it
+only needs to tell keys, values and brackets apart.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from firmware_sim.errors import CallerError
+
+__all__ = ["ScenarioError", "Table", "read_toml"]
+
+Path_ = tuple[str | int, ...]
+T = TypeVar("T")
+_KEY = re.compile(r"[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*'")
+_BARE = re.compile(r"[^\s,\]}#]+")
+
+
+class ScenarioError(CallerError):
+    """A scenario file is wrong; the text names file, line and key."""
+
+
+class _Scan:
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+        self.lines: dict[Path_, int] = {(): 1}
+        self.sizes: dict[Path_, int] = {}
+
+    def run(self) -> dict[Path_, int]:
+        table: Path_ = ()
+        while self._skip(lines=True):
+            if self.text.startswith("[[", self.at):
+                table = self._header(2)
+            elif self.text[self.at] == "[":
+                table = self._header(1)
+            else:
+                self._pair(table)
+        return self.lines
+
+    def _line(self) -> int:
+        return self.text.count("\n", 0, self.at) + 1
+
+    def _skip(self, *, lines: bool) -> bool:
+        blank = " \t\r\n" if lines else " \t"
+        while self.at < len(self.text):
+            if self.text[self.at] in blank:
+                self.at += 1
+            elif self.text[self.at] == "#" and lines:
+                end = self.text.find("\n", self.at)
+                self.at = len(self.text) if end < 0 else end
+            else:
+                return True
+        return False
+
+    def _dotted(self) -> Iterator[str]:
+        while True:
+            self._skip(lines=False)
+            match = _KEY.match(self.text, self.at)
+            if match is None:
+                raise ScenarioError(f"line {self._line()}: unreadable key")
+            self.at = match.end()
+            word = match.group()
+            # A quoted key may hold escapes; the parser resolves them.
+            yield next(iter(tomllib.loads(f"{word} = 0"))) if word[0] in "\"'" else word
+            self._skip(lines=False)
+            if self.text[self.at] != ".":
+                return
+            self.at += 1
+
+    def _under(self, base: Path_, key: str) -> Path_:
+        """Return the path of ``key`` in ``base``, inside the last entry if it is an array of tables."""
+        path = (*base, key)
+        return (*path, self.sizes[path] - 1) if path in self.sizes else path
+
+    def _header(self, brackets: int) -> Path_:
+        line = self._line()
+        self.at += brackets
+        words = list(self._dotted())
+        self.at += brackets
+        path: Path_ = ()
+        for word in words[:-1]:
+            path = self._under(path, word)
+        last = (*path, words[-1])
+        if brackets == 2:
+            self.sizes[last] = self.sizes.get(last, 0) + 1
+            self.lines.setdefault(last, line)
+            last = (*last, self.sizes[last] - 1)
+        self.lines[last] = line
+        return last
+
+    def _pair(self, table: Path_) -> None:
+        line = self._line()
+        path = table
+        for word in self._dotted():
+            path = (*path, word)
+            self.lines.setdefault(path, line)
+        self.at += 1
+        self._value(path)
+
+    def _value(self, path: Path_) -> None:
+        self._skip(lines=True)
+        self.lines.setdefault(path, self._line())
+        for quote in ('"""', "'''", '"', "'"):
+            if self.text.startswith(quote, self.at):
+                return self._string(quote)
+        if self.text[self.at] == "[":
+            return self._sequence(path, "]")
+        if self.text[self.at] == "{":
+            return self._sequence(path, "}")
+        match = _BARE.match(self.text, self.at)
+        self.at = match.end() if match else self.at + 1
+        return None
+
+    def _string(self, quote: str) -> None:
+        self.at += len(quote)
+        while not self.text.startswith(quote, self.at):
+            self.at += 2 if self.text[self.at] == "\\" and quote[0] == '"' else 1
+        self.at += len(quote)
+        # A multi-line string may end in one or two quotes of its own.
+        while len(quote) == 3 and self.text.startswith(quote[0], self.at):
+            self.at += 1
+
+    def _sequence(self, path: Path_, closing: str) -> None:
+        self.at += 1
+        index = 0
+        while self._skip(lines=True) and self.text[self.at] != closing:
+            if self.text[self.at] == ",":
+                self.at += 1
+                index += 1
+            elif closing == "]":
+                self._value((*path, index))
+            else:
+                self._pair(path)
+        self.at += 1
+
+
+class Table:
+    """A TOML table that is read key by key; `close` refuses the keys that nobody asked for."""
+
+    def __init__(self, data: dict[str, Any], path: Path_, lines: dict[Path_, int], source: str) -> None:
+        self._data, self._path, self._lines, self._source = data, path, lines, source
+        self._known: list[str] = []
+
+    def fail(self, message: str, key: str | None = None) -> ScenarioError:
+        """Return an error at ``key``, or at the table."""
+        path = self._path if key is None else (*self._path, key)
+        while path and path not in self._lines:
+            path = path[:-1]
+        where = f"{_dotted(self._path if key is None else (*self._path, key))}: " if key or self._path else ""
+        return ScenarioError(f"{self._source}, line {self._lines.get(path, 1)}: {where}{message}")
+
+    def has(self, key: str) -> bool:
+        """Return whether the key is there."""
+        return key in self._data
+
+    def _get(self, key: str, kinds: tuple[type, ...], what: str) -> Any:
+        self._known.append(key)
+        if key not in self._data:
+            return None
+        value = self._data[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self.fail(f"must be {what}, got {value!r}", key)
+        return value
+
+    def _need(self, key: str, value: T | None) -> T:
+        if value is None:
+            raise self.fail(f"key {key!r} is missing")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a text; a missing one without default is an error."""
+        value: str | None = self._get(key, (str,), "a text")
+        return self._need(key, default if value is None else value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a number; a missing one without default is an error."""
+        value = self._get(key, (int, float), "a number")
+        return self._need(key, default if value is None else float(value))
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """Return a whole number; 1e6 counts as one."""
+        value: int | float | None = self._get(key, (int, float), "a whole number")
+        if value is None:
+            return self._need(key, default)
+        if value != value // 1:
+            raise self.fail(f"must be a whole number, got {value!r}", key)
+        return int(value)
+
+    def switch(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self._get(key, (bool,), "true or false")
+        return default if value is None else bool(value)
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """Return a table as it is; empty if missing."""
+        value = self._get(key, (dict,), "a table")
+        return {} if value is None else dict(value)
+
+    def table(self, key: str) -> Table:
+        """Return a sub-table; a missing one is an error."""
+        value = self._need(key, self._get(key, (dict,), "a table"))
+        return Table(value, (*self._path, key), self._lines, self._source)
+
+    def tables(self, key: str, *, required: bool = True) -> list[Table]:
+        """Return an array of tables."""
+        value = self._get(key, (list,), "an array of tables")
+        if value is None:
+            if required:
+                raise self.fail(f"key {key!r} is missing")
+            return []
+        if not all(isinstance(entry, dict) for entry in value):
+            raise self.fail("must be an array of tables", key)
+        return [Table(entry, (*self._path, key, i), self._lines, self._source) for i, entry in enumerate(value)]
+
+    def rest(self) -> dict[str, Any]:
+        """Return every key not asked for, for a reader that knows them better."""
+        left = {key: value for key, value in self._data.items() if key not in self._known}
+        self._known.extend(left)
+        return left
+
+    def close(self) -> None:
+        """Refuse keys that nobody asked for."""
+        for key in self._data:
+            if key not in self._known:
+                raise self.fail(f"unknown key; known: {', '.join(dict.fromkeys(self._known))}", key)
+
+    def build(self, make: Callable[[], T]) -> T:
+        """Call ``make`` and pin its error on the key that the text starts with, else on the table."""
+        try:
+            return make()
+        except ScenarioError:
+            raise
+        except CallerError as error:
+            words = str(error).split()
+            key = words[0].rsplit(".", 1)[-1] if words else ""
+            raise self.fail(str(error), key if key in self._data else None) from None
+
+
+def read_toml(path: Path) -> Table:
+    """Read a TOML file.
+
+    Raises:
+        ScenarioError: It cannot be read or is not TOML; the parser names the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except OSError as error:
+        raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ScenarioError(f"{path.name} is not TOML: {error}") from None
+    return Table(data, (), _Scan(text.replace("\r\n", "\n")).run(), path.name)
+
+
+def _dotted(path: Path_) -> str:
+    words = ""
+    for part in path:
+        words += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if words else part
+    return words

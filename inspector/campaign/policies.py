@@ -1,0 +1,343 @@
+"""The evasions of Shavit 2023 (section 4 and App. C) as small policies that compose.
+
+A policy is a function ``Conduct -> Conduct``: it changes how the lab carries out its runs, never what the inspector
+does. A strategy applies several in order. What a lie risks when an inspector looks at it is not stated here: the
+policy only names the lie, and the rate comes from `inspector.campaign.rates`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from firmware_sim.errors import CallerError
+from inspector.campaign._checks import at_least, named, positive, probability, whole
+from inspector.campaign.fleet import Status
+from inspector.campaign.reactions import HideInInspected, PauseWhenDrawn, QuitWhenDrawn, Reaction, ShrinkWhenDrawn
+
+__all__ = [
+    "POLICIES",
+    "Adapt",
+    "ChainRuns",
+    "Collude",
+    "Conduct",
+    "ConsumerChips",
+    "DivertChips",
+    "Firmware",
+    "HideLogs",
+    "Policy",
+    "Rush",
+    "Spoof",
+    "StayUnder",
+    "Strategy",
+    "Stretch",
+    "Waves",
+    "WeightSwap",
+    "policy_from",
+]
+
+UNDECLARED_RUN = "undeclared-run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """How a lab carries out a run; the default is the run as planned, undeclared, on its own registered chips.
+
+    Attributes:
+        stretch: factor on the run's days; chips shrink by the same factor.
+        waves: groups of fresh chips that work one after another.
+        labs: further labs that contribute chips.
+        hidden: (status, share) of unregistered stock to use first; share None: as much of the FLOP as it can do.
+        consumer: communication share of step time at the reference link; None: links never limit.
+        reference_gbps: the link at which the run was planned.
+        flop_cap: largest multiple of H that the run spends; None: all of its FLOP.
+        parts: pieces into which the run is cut so that each stays small.
+        snapshot_lie: what the lab tells about a snapshot of the run.
+        chip_lie: a permanent trace on each involved chip (tampered firmware), or None.
+        snapshot_share: share of the snapshots that involved chips still take.
+        refuse: whether drawn chips with evidence are refused while that is tolerated.
+    """
+
+    stretch: float = 1.0
+    waves: int = 1
+    labs: tuple[str, ...] = ()
+    hidden: tuple[tuple[Status, float | None], ...] = ()
+    consumer: float | None = None
+    reference_gbps: float = 900.0
+    flop_cap: float | None = None
+    parts: int = 1
+    snapshot_lie: str = UNDECLARED_RUN
+    chip_lie: str | None = None
+    snapshot_share: float = 1.0
+    refuse: bool = False
+    reaction: Reaction | None = None
+
+
+class Policy(Protocol):
+    """One change of conduct."""
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        """Return the changed conduct."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Fewer chips for longer: 1/factor of the chips for factor times the days (App. C.1)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        at_least("stretch.factor", self.factor, 1)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, stretch=conduct.stretch * self.factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rush:
+    """More chips for less time, all at once (App. C.2)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        at_least("rush.factor", self.factor, 1)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, stretch=conduct.stretch / self.factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waves:
+    """More chips for less time, one group after another: each group works 1/groups of the days."""
+
+    groups: int
+
+    def __post_init__(self) -> None:
+        whole("waves.groups", self.groups, 1)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, waves=conduct.waves * self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivertChips:
+    """Work goes first to chips outside the registry: undeclared, exempt, or falsely claimed lost.
+
+    ``share`` is the share of the FLOP done there; None does as much there as the stock allows.
+    """
+
+    status: Status
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.status is Status.REGISTERED:
+            raise CallerError("divert.status must be undeclared, exempt or lost")
+        if self.share is not None:
+            probability("divert.share", self.share)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, hidden=(*conduct.hidden, (self.status, self.share)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerChips:
+    """The run moves to exempt consumer chips, whose slow link stretches each step.
+
+    A step that spends ``communication`` of its time on the link at ``reference_gbps`` takes
+    (1 - communication) + communication·reference/link times as long.
+    """
+
+    communication: float
+    reference_gbps: float = 900.0
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        probability("consumer.communication", self.communication)
+        positive("consumer.reference_gbps", self.reference_gbps)
+        if self.share is not None:
+            probability("consumer.share", self.share)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(
+            conduct,
+            consumer=self.communication,
+            reference_gbps=self.reference_gbps,
+            hidden=(*conduct.hidden, (Status.EXEMPT, self.share)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firmware:
+    """Involved chips run tampered or rolled-back firmware: snapshots (partly) go missing, the chip keeps a trace."""
+
+    lie: str = "old-firmware"
+    snapshot_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        named("firmware.lie", self.lie)
+        probability("firmware.snapshot_share", self.snapshot_share)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, chip_lie=self.lie, snapshot_share=self.snapshot_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HideLogs:
+    """Drawn chips that hold evidence are refused, as long as refusals stay within what the inspector tolerates."""
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, refuse=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSwap:
+    """Innocuous weights are swapped in before a snapshot is hashed."""
+
+    lie: str = "swap-weights"
+
+    def __post_init__(self) -> None:
+        named("weight-swap.lie", self.lie)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, snapshot_lie=self.lie)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoof:
+    """A spoofed transcript explains the snapshots; ``lie`` names how."""
+
+    lie: str = "fake-surrounding-layers"
+
+    def __post_init__(self) -> None:
+        named("spoof.lie", self.lie)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, snapshot_lie=self.lie)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainRuns:
+    """The run is reported as a chain of ``parts`` runs, each of which alone stays under the threshold."""
+
+    parts: int
+    lie: str = "chained-runs"
+
+    def __post_init__(self) -> None:
+        whole("chain.parts", self.parts, 2)
+        named("chain.lie", self.lie)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, parts=conduct.parts * self.parts, snapshot_lie=self.lie)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StayUnder:
+    """The run really ends at ``times`` H: at 1 nothing was broken, between 1 and 2 the guarantee is weaker."""
+
+    times: float
+
+    def __post_init__(self) -> None:
+        positive("stay-under.times", self.times)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, flop_cap=self.times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collude:
+    """Further labs carry a part of the run, in proportion to their stock (App. C: sample them as one Prover)."""
+
+    labs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.labs, str) or not self.labs:
+            raise CallerError("collude.labs must be a non-empty list of lab names")
+        object.__setattr__(self, "labs", tuple(self.labs))
+        for lab in self.labs:
+            named("collude.labs", lab)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, labs=(*conduct.labs, *self.labs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapt:
+    """The Prover watches the inspections and reacts."""
+
+    reaction: Reaction
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        if conduct.reaction is not None:
+            raise CallerError("a strategy can have one reaction to inspections only")
+        return dataclasses.replace(conduct, reaction=self.reaction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A named list of policies, applied in order; no policy at all is the run as planned."""
+
+    name: str
+    policies: tuple[Policy, ...] = ()
+
+    def __post_init__(self) -> None:
+        named("strategy.name", self.name)
+
+    def conduct(self) -> Conduct:
+        """Apply the policies."""
+        conduct = Conduct()
+        for policy in self.policies:
+            conduct = policy(conduct)
+        return conduct
+
+
+POLICIES: Mapping[str, type[Any]] = {
+    "stretch": Stretch,
+    "rush": Rush,
+    "waves": Waves,
+    "divert": DivertChips,
+    "consumer": ConsumerChips,
+    "firmware": Firmware,
+    "hide-logs": HideLogs,
+    "weight-swap": WeightSwap,
+    "spoof": Spoof,
+    "chain": ChainRuns,
+    "stay-under": StayUnder,
+    "collude": Collude,
+    "pause-when-drawn": PauseWhenDrawn,
+    "quit-when-drawn": QuitWhenDrawn,
+    "shrink-when-drawn": ShrinkWhenDrawn,
+    "hide-in-inspected": HideInInspected,
+}
+
+
+def policy_from(name: str, parameters: Mapping[str, Any]) -> Policy:
+    """Build the policy ``name``; unknown names and parameters are refused with the known ones.
+
+    Raises:
+        CallerError: The name or a parameter is unknown, missing or out of range.
+    """
+    kind = POLICIES.get(name)
+    if kind is None:
+        raise CallerError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    _refuse(f"policy {name!r} has no parameter", (key for key in parameters if key not in fields), fields)
+    missing = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in parameters]
+    if missing:
+        raise CallerError(f"policy {name!r} needs {missing[0]!r}")
+    values = dict(parameters)
+    if "status" in values:
+        try:
+            values["status"] = Status(values["status"])
+        except ValueError:
+            raise CallerError(f"unknown status {values['status']!r}; known: {', '.join(Status)}") from None
+    made = kind(**values)
+    policy: Policy = Adapt(reaction=made) if isinstance(made, Reaction) else made
+    return policy
+
+
+def _refuse(message: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+    for key in unknown:
+        raise CallerError(f"{message} {key!r}; known: {', '.join(known) or 'none'}")

@@ -1,0 +1,325 @@
+"""Scenario files: a fleet, its runs, the inspector's regime, and the strategies to compare, in TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from firmware_sim.errors import CallerError
+from inspector.campaign._checks import fraction, named, positive
+from inspector.campaign._toml import ScenarioError, Table, read_toml
+from inspector.campaign.fleet import (
+    Evidence,
+    Fleet,
+    Inspection,
+    Kind,
+    Lab,
+    LogSpan,
+    Pool,
+    Rule,
+    Run,
+    Sampling,
+    Site,
+    Status,
+)
+from inspector.campaign.plan import Plan, honest_plan, make_plan
+from inspector.campaign.policies import Policy, Strategy, policy_from
+from inspector.campaign.predicted import predict
+from inspector.campaign.rates import Bound, RateBook, load_rates
+
+__all__ = ["Catalogue", "Scenario", "ScenarioError", "load_scenario"]
+
+SECONDS_PER_DAY = 86_400.0
+DEFAULT_CHIPS_PER_INSPECTOR_YEAR = 1000.0
+E = TypeVar("E", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """Public figures that a scenario may name: chip kinds, models (FLOP), stocks (holder, month → chips of a kind)."""
+
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    models: Mapping[str, float] = field(default_factory=dict)
+    stocks: Mapping[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One campaign to simulate.
+
+    ``wanted`` is the detection probability that a planner asks for; where the file gives it instead of ``samples``,
+    the inspection holds the number that reaches it against the first strategy.
+    """
+
+    title: str
+    description: str
+    days: float
+    fleet: Fleet
+    runs: tuple[Run, ...]
+    rule: Rule
+    inspection: Inspection
+    strategies: tuple[Strategy, ...]
+    rates: RateBook
+    wanted: float
+    chips_per_inspector_year: float
+
+    def __post_init__(self) -> None:
+        named("title", self.title)
+        positive("days", self.days)
+        fraction("confidence", self.wanted)
+        positive("chips_per_inspector_year", self.chips_per_inspector_year)
+        if not self.strategies:
+            raise CallerError("a scenario needs at least one strategy")
+
+    def plan(self, strategy: Strategy, bound: Bound = Bound.POINT, confidence: float = 0.95) -> Plan:
+        """Return the plan of one strategy at one end of the measured rates."""
+        return make_plan(
+            self.fleet,
+            self.runs,
+            self.rule,
+            self.inspection,
+            strategy,
+            self.rates,
+            days=self.days,
+            bound=bound,
+            confidence=confidence,
+        )
+
+    def honest(self) -> Plan:
+        """Return the plan of a world in which nobody breaks the rule."""
+        return honest_plan(self.fleet, self.inspection, days=self.days)
+
+    def samples_needed(self, strategy: Strategy) -> int | None:
+        """Return the fewest samples a period whose closed form reaches ``wanted``; None if none does or none exists."""
+        return _samples_needed(self, strategy)
+
+    def inspectors(self, samples: int) -> float:
+        """Return the inspectors that so many samples a period keep busy."""
+        return samples * 365 / self.inspection.period_days / self.chips_per_inspector_year
+
+
+def load_scenario(path: Path, catalogue: Catalogue | None = None) -> Scenario:
+    """Read and check a scenario file; paths in it are relative to it.
+
+    Raises:
+        ScenarioError: Anything in the file is wrong; the text names line and key.
+    """
+    root = read_toml(path)
+    known = catalogue or Catalogue()
+    kinds = dict(known.kinds)
+    for table in root.tables("kind", required=False):
+        kind = _kind(table)
+        kinds[kind.name] = kind
+    labs = []
+    for table in root.tables("lab"):
+        labs.append(_lab(table, kinds, known))
+    fleet = root.build(lambda: Fleet(labs=tuple(labs)))
+    rule = _rule(root.table("rule"), known)
+    runs = tuple(_run(table, known) for table in root.tables("run"))
+    strategies = tuple(_strategy(table) for table in root.tables("strategy"))
+    names = [strategy.name for strategy in strategies]
+    for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
+        if names.count(strategy.name) > 1:
+            raise table.fail(f"two strategies are named {strategy.name!r}", "name")
+    rates = _rates(root.table("detection"), path.parent)
+    section = root.table("inspection")
+    inspection, samples, wanted, busy = _inspection(section)
+    title, description, days = root.text("title"), root.text("description", ""), root.number("days")
+    root.close()
+
+    def scenario(regime: Inspection) -> Scenario:
+        return Scenario(
+            title=title,
+            description=description,
+            days=days,
+            fleet=fleet,
+            runs=runs,
+            rule=rule,
+            inspection=regime,
+            strategies=strategies,
+            rates=rates,
+            wanted=wanted,
+            chips_per_inspector_year=busy,
+        )
+
+    made = root.build(lambda: scenario(inspection))
+    if samples is None:
+        needed = section.build(lambda: _samples_needed(made, strategies[0]))
+        if needed is None:
+            raise section.fail(
+                f"no number of samples reaches {wanted:g} against {strategies[0].name!r}; give 'samples'", "confidence"
+            )
+        made = scenario(dataclasses.replace(inspection, samples=needed))
+    for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
+        table.build(lambda strategy=strategy: made.plan(strategy))  # type: ignore[misc]
+    return made
+
+
+def _samples_needed(scenario: Scenario, strategy: Strategy) -> int | None:
+    if not scenario.inspection.redraw:
+        return None
+
+    def detection(samples: int) -> float | None:
+        regime = dataclasses.replace(scenario.inspection, samples=samples, capacity=None)
+        return predict(dataclasses.replace(scenario, inspection=regime).plan(strategy)).detection
+
+    most = scenario.fleet.registered()
+    low, high = 0, 1
+    while (found := detection(high)) is not None and found < scenario.wanted:
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
+    if found is None:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = detection(middle)
+        low, high = (low, middle) if found is not None and found >= scenario.wanted else (middle, high)
+    return high
+
+
+def _choice(table: Table, key: str, kind: type[E], default: E) -> E:
+    text = table.text(key, default)
+    try:
+        return kind(text)
+    except ValueError:
+        raise table.fail(f"unknown value {text!r}; known: {', '.join(kind)}", key) from None
+
+
+def _kind(table: Table) -> Kind:
+    name, speed = table.text("name"), table.number("flop_per_second")
+    link = table.number("link_gbps") if table.has("link_gbps") else None
+    if link is None:
+        table.text("link_gbps", "")
+    table.close()
+    if speed <= 0:
+        raise table.fail(f"must be above 0, got {speed!r}", "flop_per_second")
+    return table.build(lambda: Kind(name=name, flop_per_day=speed * SECONDS_PER_DAY, link_gbps=link))
+
+
+def _lab(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Lab:
+    name = table.text("name")
+    sites = []
+    for entry in table.tables("site"):
+        pools = tuple(_pool(chips, kinds, known) for chips in entry.tables("chips"))
+        site_name, declared = entry.text("name"), entry.switch("declared", True)
+        entry.close()
+        sites.append(entry.build(lambda n=site_name, p=pools, d=declared: Site(name=n, pools=p, declared=d)))  # type: ignore[misc]
+    table.close()
+    return table.build(lambda: Lab(name=name, sites=tuple(sites)))
+
+
+def _pool(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Pool:
+    status = _choice(table, "status", Status, Status.REGISTERED)
+    if table.has("stock"):
+        holder, month = table.text("stock"), table.text("as_of")
+        share = table.number("share", 1.0)
+        if (holder, month) not in known.stocks:
+            raise table.fail(f"no public stock of {holder!r} at {month!r}", "stock")
+        if not 0 < share <= 1:
+            raise table.fail(f"must be above 0 and at most 1, got {share!r}", "share")
+        kind_name, chips = known.stocks[holder, month]
+        count, key = max(1, round(chips * share)), "stock"
+    else:
+        kind_name, count, key = table.text("kind"), table.whole("count"), "kind"
+        for unused in ("stock", "as_of"):
+            if table.has(unused):
+                raise table.fail("needs 'stock' and 'as_of' together", unused)
+    table.close()
+    if kind_name not in kinds:
+        raise table.fail(f"unknown chip kind {kind_name!r}; known: {', '.join(kinds)}", key)
+    return table.build(lambda: Pool(kind=kinds[kind_name], count=count, status=status))
+
+
+def _flop(table: Table, key: str, known: Catalogue) -> float:
+    if not table.has("model"):
+        return table.number(key)
+    if table.has(key):
+        raise table.fail(f"give either {key!r} or 'model'", "model")
+    model, times = table.text("model"), table.number("times", 1.0)
+    if model not in known.models:
+        raise table.fail(f"unknown model {model!r}", "model")
+    return known.models[model] * times
+
+
+def _rule(table: Table, known: Catalogue) -> Rule:
+    threshold = _flop(table, "threshold_flop", known)
+    evidence = _choice(table, "evidence", Evidence, Evidence.AFTER_THRESHOLD)
+    table.close()
+    return table.build(lambda: Rule(threshold_flop=threshold, evidence=evidence))
+
+
+def _run(table: Table, known: Catalogue) -> Run:
+    flop = _flop(table, "flop", known)
+    name, lab, days = table.text("name"), table.text("lab"), table.number("days")
+    start, utilisation = table.number("start", 0.0), table.number("utilisation", 1.0)
+    table.close()
+    return table.build(lambda: Run(name=name, lab=lab, flop=flop, days=days, start=start, utilisation=utilisation))
+
+
+def _strategy(table: Table) -> Strategy:
+    policies: list[Policy] = []
+    for entry in table.tables("policies", required=False):
+        name = entry.text("policy")
+        policies.append(entry.build(lambda n=name, e=entry: policy_from(n, e.rest())))  # type: ignore[misc]
+    name = table.text("name")
+    table.close()
+    strategy = table.build(lambda: Strategy(name=name, policies=tuple(policies)))
+    table.build(strategy.conduct)
+    return strategy
+
+
+def _rates(table: Table, folder: Path) -> RateBook:
+    measured = {}
+    device = table.text("device", "") or None
+    settings = table.text("settings", "") or None
+    if table.has("table"):
+        path = folder / table.text("table")
+        measured = table.build(lambda: load_rates(path, device=device, settings=settings))
+    elif device or settings:
+        raise table.fail("needs 'table'", "device" if device else "settings")
+    else:
+        table.text("table", "")
+    assumed = table.mapping("assumed")
+    table.close()
+    return table.build(lambda: RateBook(measured=measured, assumed=assumed))
+
+
+def _inspection(table: Table) -> tuple[Inspection, int | None, float, float]:
+    samples = table.whole("samples") if table.has("samples") else None
+    wanted = table.number("confidence", 0.9)
+    if samples is None:
+        if not table.has("confidence"):
+            raise table.fail("give 'samples' or 'confidence'")
+        table.whole("samples", 0)
+    table.build(lambda: fraction("inspection.confidence", wanted))
+    period = table.number("period_days")
+    busy = table.number("chips_per_inspector_year", DEFAULT_CHIPS_PER_INSPECTOR_YEAR)
+    table.build(lambda: positive("inspection.chips_per_inspector_year", busy))
+    table.build(lambda: positive("inspection.period_days", period))
+    inspectors = table.number("inspectors", -1.0)
+    if table.has("inspectors") and not inspectors >= 0:
+        raise table.fail(f"must be at least 0, got {inspectors!r}", "inspectors")
+    capacity = int(inspectors * busy * period / 365) if table.has("inspectors") else None
+    alarm = table.number("loss_alarm") if table.has("loss_alarm") else None
+    values = {
+        "snapshot_rate": table.number("snapshot_rate"),
+        "sampling": _choice(table, "sampling", Sampling, Sampling.POOLED),
+        "replacement": table.switch("replacement", False),
+        "redraw": table.switch("redraw", True),
+        "log": _choice(table, "log", LogSpan, LogSpan.PERIOD),
+        "honest_refusal_rate": table.number("honest_refusal_rate", 0.0),
+        "refusals_allowed": table.whole("refusals_allowed", 0),
+        "searches": table.switch("searches", False),
+        "loss_rate_per_year": table.number("loss_rate_per_year", 0.0),
+    }
+    table.number("loss_alarm", 0.0)
+    table.close()
+    made = table.build(
+        lambda: Inspection(period_days=period, samples=samples or 0, capacity=capacity, loss_alarm=alarm, **values)  # type: ignore[arg-type]
+    )
+    return made, samples, wanted, busy
