@@ -22,11 +22,11 @@ from analysis._style import (
 )
 from firmware_sim.errors import CallerError
 
-__all__ = ["Estimate", "cost_figure", "evasion_figure", "leakage_figure", "sensitivity_figure"]
+__all__ = ["EvasionBar", "cost_figure", "evasion_figure", "leakage_figure", "sensitivity_figure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class EvasionBar:
     """A simulated detection probability of one strategy, with its interval and, where there is one, the closed form."""
 
     name: str
@@ -73,7 +73,7 @@ def cost_figure(
 def evasion_figure(
     target: Target,
     *,
-    estimates: Sequence[Estimate],
+    estimates: Sequence[EvasionBar],
     confidence: float | None = None,
     interval: str = "interval",
     title: str = "",

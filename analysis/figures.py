@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from analysis._results import (
-    Estimate,
+    EvasionBar,
     cost_figure,
     evasion_figure,
     leakage_figure,
@@ -40,9 +40,10 @@ from inspector import detection as closed
 from inspector.timing import TimeToDetection
 
 __all__ = [
-    "Estimate",
+    "EvasionBar",
     "Mark",
     "Origin",
+    "canvas",
     "chips_figure",
     "cost_figure",
     "detection_curve",

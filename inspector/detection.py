@@ -23,6 +23,7 @@ from firmware_sim.errors import CallerError
 from inspector._logspace import Floats, counts, log_none_drawn, log_pgf_hypergeometric, reals
 
 __all__ = [
+    "CHIPS_PER_INSPECTOR",
     "DAYS_PER_YEAR",
     "FLOP_PER_CHIP_DAY",
     "SHARE_SLACK",
@@ -52,6 +53,9 @@ FLOP_PER_CHIP_DAY = 1e15 * 86_400
 """FLOP of one chip in one day at 1e15 FLOP/s and full utilisation, as in Table 1."""
 
 DAYS_PER_YEAR = 365.0
+
+CHIPS_PER_INSPECTOR = 1_000
+"""Chips that one inspector examines in a year (footnote to Table 1)."""
 
 SHARE_SLACK = 1e-12
 """How far b may exceed 1 by rounding before it counts as too few chips."""
