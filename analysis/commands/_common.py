@@ -1,0 +1,93 @@
+"""What several subcommands share: options, JSON output, progress."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from inspector.verdict import Verdict
+
+__all__ = ["add_json", "add_now", "add_trust", "finish", "parse_now", "print_json", "progress_bar", "show_verdict"]
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust FILE``, which may be given for several labs."""
+    parser.add_argument(
+        "--trust",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="makers, firmware, labs and chips as the inspector knows them (repeat to merge several)",
+    )
+
+
+def add_now(parser: argparse.ArgumentParser) -> None:
+    """Add ``--now TIME``."""
+    parser.add_argument("--now", metavar="TIME", help="time of the check, as 2026-01-31T12:00:00Z (default: the clock)")
+
+
+def parse_now(text: str | None) -> datetime:
+    """Return the time given, or the clock's; CallerError on another form."""
+    if text is None:
+        return datetime.now(UTC)
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise CallerError(f"{text!r} is not a time like 2026-01-31T12:00:00Z") from None
+
+
+def print_json(data: object) -> None:
+    """Print one JSON document on standard output."""
+    json.dump(data, sys.stdout, indent=2, sort_keys=False)
+    sys.stdout.write("\n")
+
+
+def finish(arguments: argparse.Namespace, data: dict[str, Any], lines: Iterable[str]) -> int:
+    """Print the result as JSON or as lines, and return exit code 0."""
+    if arguments.json:
+        print_json(data)
+    else:
+        for line in lines:
+            print(line)
+    return 0
+
+
+def show_verdict(arguments: argparse.Namespace, verdict: Verdict) -> int:
+    """Print a verdict and return its exit code."""
+    if arguments.json:
+        print_json(verdict.to_json())
+    else:
+        print(verdict.outcome.value)
+        for reason in verdict.reasons:
+            print(f"  [{reason.guard}] {reason.text}")
+    return verdict.outcome.exit_code
+
+
+def progress_bar(total: int, label: str, *, quiet: bool = False) -> Callable[[int, int, str], None]:
+    """Return a callback (done, total, note) that draws a bar on standard error, if that is a terminal."""
+    from tqdm import tqdm
+
+    bar = tqdm(total=total, desc=label, unit="step", disable=quiet or not sys.stderr.isatty(), leave=False)
+
+    def advance(done: int, _: int, note: str) -> None:
+        bar.update(done - bar.n)
+        if note:
+            bar.set_postfix_str(note)
+        if done >= total:
+            bar.close()
+
+    return advance

@@ -1,0 +1,261 @@
+"""``train``, ``verify``, ``replay``, ``inspect`` and ``devices``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from argparse import ArgumentParser
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import (
+    add_json,
+    add_now,
+    add_trust,
+    finish,
+    parse_now,
+    print_json,
+    progress_bar,
+    show_verdict,
+)
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from inspector.trust import Trust
+    from monitor.site import SiteConfig
+
+__all__ = ["register", "trust_path"]
+
+DEFAULT_REPLAY_DEVICES = ("sse41", "mkl-compatible")
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the subcommands."""
+    _register_train(subparsers)
+    parser = subparsers.add_parser("verify", help="check everything of a run that needs no re-execution")
+    parser.add_argument("run", type=Path, metavar="RUN")
+    add_trust(parser)
+    add_now(parser)
+    add_json(parser)
+    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    parser.set_defaults(handler=_verify)
+
+    parser = subparsers.add_parser("replay", help="re-execute one segment of a run on a device")
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--segment", type=int, required=True, metavar="I", help="number of the segment, from 0")
+    parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME")
+    parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
+    add_json(parser)
+    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    parser.set_defaults(handler=_replay)
+
+    parser = subparsers.add_parser("inspect", help="sample chips, match snapshots, replay segments, give a verdict")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="all runs that the lab declares")
+    add_trust(parser)
+    parser.add_argument("--samples", type=int, required=True, metavar="S", help="chips to draw from the registry")
+    parser.add_argument("--seed", default="0", metavar="X", help="the verifier's secret text for the draw")
+    parser.add_argument(
+        "--device", action="append", metavar="NAME", help=f"replay device (default: {', '.join(DEFAULT_REPLAY_DEVICES)})"
+    )
+    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N drawn segments (default: all needed)")
+    add_now(parser)
+    add_json(parser)
+    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    parser.set_defaults(handler=_inspect)
+
+    parser = subparsers.add_parser("devices", help="list replay devices and the fingerprints of their arithmetic")
+    add_json(parser)
+    parser.epilog = "JSON: a list of name, kind, summary, fingerprint, status"
+    parser.set_defaults(handler=_devices)
+
+
+def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    parser = subparsers.add_parser("train", help="train on monitored chips and leave a run folder")
+    parser.add_argument("--preset", metavar="NAME", help="tiny-gpt or digits-cnn")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="your own text, for presets that read one")
+    parser.add_argument("--numerics", choices=("exact", "rounded", "native"), default="rounded")
+    parser.add_argument("--chips", type=int, default=4, metavar="N")
+    parser.add_argument("--steps", type=int, default=16, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--batch-size", type=int, metavar="N")
+    parser.add_argument("--optimizer", choices=("adamw", "sgd"))
+    parser.add_argument("--learning-rate", type=float, metavar="X")
+    parser.add_argument("--checkpoint-every", type=int, default=4, metavar="K", help="steps from one full state to the next")
+    parser.add_argument("--snapshot-rate", default="1/4", metavar="P", help="snapshots per chip and step (default 1/4)")
+    parser.add_argument("--lab", default="lab-1", metavar="NAME")
+    parser.add_argument("--lie", metavar="NAME", help="make the lab cheat; --lie list names the lies")
+    parser.add_argument("--lie-step", type=int, metavar="T", help="step at which it cheats (default: the middle)")
+    parser.add_argument("--device", default="native", metavar="NAME", help="device to train on; see `chipwitness devices`")
+    parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder to make; also writes RUN.trust.json and RUN.lab")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run that was killed")
+    add_json(parser)
+    parser.epilog = "JSON keys: run, run_id, state_digest, steps, rounding_log_bytes, trust, device"
+    parser.set_defaults(handler=_train)
+
+
+def trust_path(run: Path) -> Path:
+    """Where ``train`` writes what the maker and the registry tell the inspector."""
+    return run.with_name(run.name + ".trust.json")
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from inspector.devices import enter
+
+    if arguments.lie == "list":
+        return _list_lies(arguments)
+    if (arguments.resume is None) == (arguments.out is None):
+        raise CallerError("give either --out RUN for a new run or --resume RUN for a killed one")
+    enter(arguments.device)
+    from monitor.lab import resume, train
+
+    if arguments.resume is not None:
+        result = resume(arguments.resume, progress=progress_bar(arguments.steps, "resume", quiet=arguments.json))
+    else:
+        task, config = _task(arguments), _site(arguments)
+        write_trust(arguments.out, config)
+        bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
+        result = train(task, arguments.out, config, device=arguments.device, progress=bar)
+    data = {
+        "run": str(result.run),
+        "run_id": result.run_id,
+        "state_digest": result.state_digest,
+        "steps": result.steps,
+        "rounding_log_bytes": result.rounding_log_bytes,
+        "trust": str(trust_path(result.run)),
+        "device": arguments.device,
+    }
+    return finish(arguments, data, [f"{name:20} {value}" for name, value in data.items()])
+
+
+def _task(arguments: argparse.Namespace) -> Any:
+    from monitor.task import Task
+
+    if arguments.preset is None:
+        raise CallerError("give --preset NAME")
+    return Task.for_preset(
+        arguments.preset,
+        seed=arguments.seed,
+        steps=arguments.steps,
+        batch_size=arguments.batch_size,
+        optimizer=arguments.optimizer,
+        learning_rate=arguments.learning_rate,
+        numerics=arguments.numerics,
+        checkpoint_every=arguments.checkpoint_every,
+        shards=arguments.chips,
+    )
+
+
+def _site(arguments: argparse.Namespace) -> SiteConfig:
+    from monitor.conduct import lie_named
+    from monitor.site import new_site_config
+
+    try:
+        rate = Fraction(arguments.snapshot_rate)
+    except (ValueError, ZeroDivisionError):
+        raise CallerError(f"{arguments.snapshot_rate!r} is not a rate such as 1/4") from None
+    if not 0 < rate <= 1:
+        raise CallerError(f"the snapshot rate must lie in (0, 1], not {rate}")
+    lie = None if arguments.lie is None else lie_named(arguments.lie)
+    if not 0 < arguments.hours < 1e6:
+        raise CallerError(f"--hours must lie in (0, 1000000), not {arguments.hours}")
+    return new_site_config(
+        lab=arguments.lab,
+        seed=arguments.seed,
+        chips=arguments.chips,
+        lie=lie,
+        lie_step=arguments.lie_step if arguments.lie_step is not None else max(1, arguments.steps // 2),
+        snapshot_rate=rate,
+        source=arguments.data,
+        started=parse_now(None),
+        duration=timedelta(hours=arguments.hours),
+    )
+
+
+def _list_lies(arguments: argparse.Namespace) -> int:
+    from monitor.conduct import LIES
+
+    data = {name: (lie.__doc__ or "").strip().splitlines()[0] for name, lie in LIES.items()}
+    return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
+
+
+def write_trust(run: Path, config: SiteConfig) -> Trust:
+    """Write what maker, registry and inspectorate know before the run begins, on the inspector's side."""
+    from inspector.trust import Trust
+    from monitor.site import Site
+
+    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    if run.exists():
+        raise CallerError(f"{run} exists already; choose another --out or resume it")
+    try:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        trust_path(run).write_text(json.dumps(trust.to_json(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CallerError(f"cannot write {trust_path(run)}: {error.strerror}") from None
+    return trust
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from inspector.session import verify
+    from inspector.trust import Trust
+
+    now = parse_now(arguments.now)
+    _require_runs([arguments.run])
+    trust = Trust.load(arguments.trust, [arguments.run])
+    return show_verdict(arguments, verify(arguments.run, trust, now=now))
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from inspector.guards import Settings
+    from inspector.session import inspect
+    from inspector.trust import Trust
+
+    now = parse_now(arguments.now)
+    _require_runs(arguments.runs)
+    trust = Trust.load(arguments.trust, arguments.runs)
+    settings = Settings(
+        samples=arguments.samples,
+        seed=arguments.seed,
+        devices=tuple(arguments.device or DEFAULT_REPLAY_DEVICES),
+        segments=arguments.segments,
+    )
+    return show_verdict(arguments, inspect(arguments.runs, trust, settings, now=now))
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from inspector.session import replay
+    from inspector.trust import Trust
+
+    _require_runs([arguments.run])
+    trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
+    return show_verdict(arguments, replay(arguments.run, trust, arguments.segment, arguments.device))
+
+
+def _require_runs(runs: list[Path]) -> None:
+    for run in runs:
+        if not run.is_dir():
+            raise CallerError(f"there is no run folder {run}")
+
+
+def _devices(arguments: argparse.Namespace) -> int:
+    from firmware_sim.errors import DeviceError
+    from inspector.devices import DEVICES, run_worker
+
+    rows = []
+    for name, entry in DEVICES.items():
+        row = {"name": name, "kind": entry.kind, "summary": entry.summary, "fingerprint": None, "status": "ready"}
+        try:
+            row["fingerprint"] = run_worker(name, {"action": "fingerprint"})["fingerprint"]
+        except DeviceError as error:
+            row["status"] = str(error)
+        rows.append(row)
+    if arguments.json:
+        print_json(rows)
+    else:
+        for row in rows:
+            print(f"{row['name']:16} {row['fingerprint'] or row['status']:80} {row['summary']}")
+    return 0

@@ -1,0 +1,53 @@
+"""Runs one job in a device's own process: JSON on standard input, JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import DeviceError, EvidenceError
+from firmware_sim.evidence import VerifyingKey
+from inspector.devices import current_device, device
+from inspector.replay import initial_state, replay_segment
+from monitor.environment import check_subnormals, fingerprint, settings, versions
+from monitor.transcript import RunFolder
+
+
+def main() -> int:
+    """Run the job; evidence at fault is a result, anything else that goes wrong is an exit code."""
+    job = json.load(sys.stdin)
+    name = current_device()
+    wanted = device(name).capability
+    found = settings()["cpu_capability"]
+    if wanted is not None and found != wanted:
+        raise DeviceError(f"this process computes with {found}, not {wanted}")
+    check_subnormals()
+    result: dict[str, Any] = {"device": name, "fingerprint": str(fingerprint()), "settings": settings()}
+    result["versions"] = versions()
+    started = time.perf_counter()
+    try:
+        result |= _ACTIONS[job["action"]](job)
+    except EvidenceError as error:
+        result["evidence_error"] = str(error)
+    result["seconds"] = time.perf_counter() - started
+    json.dump(result, sys.stdout)
+    return 0
+
+
+def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _replay(job: dict[str, Any]) -> dict[str, Any]:
+    run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
+    replays = [replay_segment(run, index).to_json() for index in job["segments"]]
+    return {"replays": replays, "initial_state": initial_state(run.task).to_json()}
+
+
+_ACTIONS = {"fingerprint": _fingerprint, "replay": _replay}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Compares what a replay reached with what a run committed to: exactly, digest by digest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inspector.findings import Findings
+from inspector.guards import Guard
+from inspector.replay import Segment
+from inspector.transcripts import Transcript
+from monitor.sharding import StateDigest
+from monitor.transcript import Leaf
+
+__all__ = ["compare_initial", "compare_replay"]
+
+
+def compare_initial(transcript: Transcript, state: object, findings: Findings) -> None:
+    """The initial state must be what the declared seed gives (counter-measure of Shavit 2023; PAPERS S5)."""
+    task = transcript.run.task
+    expected = StateDigest.from_json(state, task.shards)
+    committed = transcript.leaves[0].state
+    if committed == expected:
+        return
+    chips = [
+        transcript.run.metadata.chips[index]
+        for index, (mine, theirs) in enumerate(zip(expected.shards, committed.shards, strict=True))
+        if mine != theirs
+    ]
+    findings.add(
+        Guard.INITIALISATION,
+        f"step 0: the initial state is not what seed {task.seed} gives; the shards of {', '.join(chips)} differ",
+        run=transcript.run.folder.name,
+        step=0,
+        chips=chips,
+    )
+
+
+def compare_replay(
+    transcript: Transcript, segment: Segment, replay: dict[str, Any], device: str, findings: Findings
+) -> None:
+    """Every recomputed leaf must equal the committed one; the first that does not is the finding.
+
+    Raises:
+        EvidenceError, KeyError, ValueError: the replay's own answer is malformed: the device's fault.
+    """
+    run = transcript.run
+    where: dict[str, Any] = {"run": run.folder.name, "device": device, "segment": segment.index}
+    leaves = [Leaf.from_json(leaf, run.task.shards) for leaf in replay["leaves"]]
+    start = StateDigest.from_json(replay["start_state"], run.task.shards)
+    if start != transcript.leaves[segment.start].state:
+        findings.add(
+            Guard.REPLAY,
+            f"step {segment.start}: the checkpoint that the replay starts from is not the committed state",
+            step=segment.start,
+            **where,
+        )
+        return
+    steps = range(segment.start + 1, segment.stop + 1)
+    for step, leaf in zip(steps, leaves, strict=False):
+        committed = transcript.leaves[step]
+        if leaf != committed:
+            findings.add(Guard.REPLAY, _difference(transcript, committed, leaf, device), step=step, **where)
+            return
+    contradiction = replay["contradiction"]
+    if contradiction is not None:
+        step = contradiction["step"]
+        findings.add(
+            Guard.REPLAY,
+            f"step {step}: {contradiction['text']} (replay on {device})",
+            **{**contradiction, **where},
+        )
+    elif len(leaves) != len(steps):
+        raise ValueError(f"{len(leaves)} steps were replayed, not {len(steps)}")
+
+
+def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: str) -> str:
+    step = committed.step
+    chips = [
+        transcript.run.metadata.chips[index]
+        for index, (mine, theirs) in enumerate(zip(reached.state.shards, committed.state.shards, strict=True))
+        if mine != theirs
+    ]
+    rows = ", ".join(str(row) for row in transcript.data.order[step - 1])
+    if chips:
+        what = f"does not reach the committed state (shards of {', '.join(chips)} differ)"
+    else:
+        names = [name for name in ("batch", "log", "loss", "flop") if getattr(reached, name) != getattr(committed, name)]
+        what = f"differs in {', '.join(names)}"
+    return f"step {step}: training on the declared samples {rows} {what} when replayed on {device}"

@@ -1,0 +1,55 @@
+"""The checks of an inspection, each with a name, so that a test can show what each one catches."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["ALL_GUARDS", "Guard", "Settings"]
+
+
+class Guard(enum.Enum):
+    """One check of the inspector."""
+
+    IDENTITY = "identity"
+    """A chip's certificate chain ends at a trusted maker, with allowed firmware, and the registry lists the chip."""
+    LOG_CHAIN = "log-chain"
+    """A chip's log hangs together and is the one that its fresh quote covers."""
+    SCHEDULE = "schedule"
+    """A chip's log holds exactly the snapshots that its revealed epoch keys demand."""
+    COMMITMENT = "commitment"
+    """The chips recorded the run's metadata, memory layout and log heads as the run states them."""
+    SNAPSHOT = "snapshot"
+    """Each snapshot is explained by exactly one (run, step, shard)."""
+    DATA = "data"
+    """The samples open the commitment in the metadata, and each step trains on its declared batch."""
+    INITIALISATION = "initialisation"
+    """The initial state is what the declared seed gives."""
+    REPLAY = "replay"
+    """Re-execution on another device reaches the committed states bit for bit."""
+    RULES = "rules"
+    """Declared compute equals what the program needs, and stays within the rules."""
+
+
+ALL_GUARDS = frozenset(Guard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an inspection is done.
+
+    Attributes:
+        samples: number of chips to draw from the registry.
+        seed: the verifier's secret text; the draw also depends on the evidence, so the lab cannot foresee it.
+        devices: names of the replay devices.
+        segments: at most so many segments are replayed on each device, drawn at random; None replays all that
+            hold a snapshot of a drawn chip, and the first.
+        guards: the checks that are on. All of them, but for tests that show what each is for.
+    """
+
+    samples: int
+    seed: str
+    devices: tuple[str, ...]
+    segments: int | None = None
+    guards: frozenset[Guard] = ALL_GUARDS
+    maximum_flop: int | None = None

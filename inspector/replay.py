@@ -1,0 +1,128 @@
+"""Re-execution of a segment W_i → W_{i+k} from its checkpoint, its data and its rounding logs (PAPERS S5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from firmware_sim.errors import CallerError, EvidenceError
+from monitor import numerics
+from monitor.numerics import LogContradiction
+from monitor.recorder import make_leaf
+from monitor.sharding import StateDigest
+from monitor.task import Task
+from monitor.training import Training
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = ["Segment", "SegmentReplay", "initial_state", "replay_segment", "segments"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """Steps ``start`` + 1 … ``stop``, between two checkpoints."""
+
+    index: int
+    start: int
+    stop: int
+
+    def __contains__(self, step: int) -> bool:
+        return self.start < step <= self.stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentReplay:
+    """What a replay reached, before anyone compares it with what was committed.
+
+    Attributes:
+        leaves: recomputed leaves of the steps of the segment, as far as the replay came.
+        contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step.
+        logged: rounding decisions that were taken from the log.
+        turned: those among them that this device alone would have taken the other way.
+    """
+
+    segment: Segment
+    start_state: StateDigest
+    leaves: tuple[Leaf, ...]
+    contradiction: dict[str, Any] | None
+    logged: int
+    turned: int
+    first_turned_step: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "segment": [self.segment.index, self.segment.start, self.segment.stop],
+            "start_state": self.start_state.to_json(),
+            "leaves": [leaf.to_json() for leaf in self.leaves],
+            "contradiction": self.contradiction,
+            "logged": self.logged,
+            "turned": self.turned,
+            "first_turned_step": self.first_turned_step,
+        }
+
+
+def segments(task: Task) -> list[Segment]:
+    """All segments of a run, in order."""
+    starts = range(0, task.steps, task.checkpoint_every)
+    return [
+        Segment(index, start, min(start + task.checkpoint_every, task.steps)) for index, start in enumerate(starts)
+    ]
+
+
+def initial_state(task: Task) -> StateDigest:
+    """The digest of the initial state that the declared seed gives."""
+    return Training(task).memory.digest()
+
+
+def replay_segment(run: RunFolder, index: int) -> SegmentReplay:
+    """Replay one segment on this process's device.
+
+    Raises:
+        CallerError: there is no such segment, or the run's numerics are not controlled.
+        EvidenceError: the checkpoint or the data cannot be read.
+    """
+    task = run.task
+    every = segments(task)
+    if not 0 <= index < len(every):
+        raise CallerError(f"there is no segment {index}; this run has {len(every)}")
+    if task.numerics == "native":
+        raise CallerError("a run with native numerics cannot be replayed bit for bit")
+    segment = every[index]
+    data = run.data()
+    training = Training(task)
+    training.memory.load(run.checkpoint(segment.start))
+    training.step = segment.start
+    start_state = training.memory.digest()
+    leaves: list[Leaf] = []
+    contradiction: dict[str, Any] | None = None
+    logged = turned = 0
+    first_turned: int | None = None
+    for step in range(segment.start + 1, segment.stop + 1):
+        try:
+            log = run.rounding_log(step)
+            with numerics.replaying(task.numerics, log) as session:
+                loss = training.take_step(data.batch(step))
+        except EvidenceError as error:
+            contradiction = _explain(step, error)
+            break
+        logged += session.statistics.entries
+        if session.statistics.forced:
+            turned += session.statistics.forced
+            first_turned = step if first_turned is None else first_turned
+        leaves.append(make_leaf(training, batch_root=data.batch_root(step), log=log, loss=loss))
+    return SegmentReplay(
+        segment=segment,
+        start_state=start_state,
+        leaves=tuple(leaves),
+        contradiction=contradiction,
+        logged=logged,
+        turned=turned,
+        first_turned_step=first_turned,
+    )
+
+
+def _explain(step: int, error: EvidenceError) -> dict[str, Any]:
+    where: dict[str, Any] = {"step": step, "text": str(error)}
+    if isinstance(error, LogContradiction):
+        where |= {"call": error.call, "operator": error.operator, "element": error.element}
+    return where

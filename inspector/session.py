@@ -1,0 +1,277 @@
+"""An inspection, from the draw of chips to the verdict (Shavit 2023, sections 3–5; DESIGN 6, 8).
+
+A verdict is a function of frozen settings, trust anchors, evidence and what the replay devices return.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from inspector.comparison import compare_initial, compare_replay
+from inspector.devices import device, run_worker
+from inspector.findings import Findings
+from inspector.guards import Guard, Settings
+from inspector.provenance import ChipReport, examine_chip
+from inspector.replay import Segment, segments
+from inspector.transcripts import Transcript, open_run, read_transcript
+from inspector.trust import Trust
+from inspector.verdict import Reason, Verdict
+from monitor.transcript import RunFolder
+
+__all__ = ["Worker", "draw", "inspect", "replay", "verify"]
+
+Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Runs a job on the named device; ``inspector.devices.run_worker`` in production."""
+
+
+def draw(items: Iterable[str], count: int, seed: bytes) -> list[str]:
+    """Draw ``count`` different items: those with the smallest SHA-256(seed ‖ item), which anyone can check."""
+    return sorted(items, key=lambda item: hashlib.sha256(seed + item.encode()).digest())[:count]
+
+
+def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
+    """H(verifier's secret ‖ run manifests): the lab has committed to everything, quotes included, before it can know."""
+    hasher = hashlib.sha256(b"chipwitness/draw/1")
+    hasher.update(hashlib.sha256(secret.encode()).digest())
+    for digest in sorted(hashlib.sha256(run.manifest_bytes).digest() for run in runs):
+        hasher.update(digest)
+    return hasher.digest()
+
+
+def verify(folder: Path, trust: Trust, *, now: datetime) -> Verdict:
+    """Check everything of one run that needs no re-execution, on all chips that the registry gives to its lab."""
+    settings = Settings(samples=0, seed="", devices=())
+    findings = Findings(settings)
+    evidence: dict[str, Any] = {"run": folder.name}
+    transcript = _open(folder, trust, findings, now)
+    if transcript is None:
+        return Verdict.of(findings.found, findings.doubts, evidence, accept="")
+    _describe(transcript, evidence)
+    if transcript.run.finished:
+        chips = trust.chips_of(transcript.run.metadata.lab)
+        reports = [examine_chip(chip, [transcript], trust, findings) for chip in chips]
+        evidence["chips"] = [report.to_json() for report in reports]
+    return Verdict.of(
+        findings.found,
+        findings.doubts,
+        evidence,
+        accept=f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed",
+    )
+
+
+def inspect(
+    folders: Sequence[Path],
+    trust: Trust,
+    settings: Settings,
+    *,
+    now: datetime,
+    worker: Worker = run_worker,
+) -> Verdict:
+    """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
+
+    Args:
+        folders: all runs that the lab (or the labs) declare.
+        now: the time of the inspection; a run that is unfinished after its declared end is rejected.
+    Raises:
+        CallerError: no run, no device, or more samples than the registry has chips.
+    """
+    if not folders:
+        raise CallerError("no run to inspect")
+    if not settings.devices:
+        raise CallerError("no replay device was named")
+    for name in settings.devices:
+        device(name)
+    findings = Findings(settings)
+    evidence: dict[str, Any] = {"runs": []}
+    transcripts = []
+    for folder in folders:
+        transcript = _open(folder, trust, findings, now)
+        if transcript is not None:
+            transcripts.append(transcript)
+            described: dict[str, Any] = {"run": folder.name}
+            _describe(transcript, described)
+            evidence["runs"].append(described)
+    labs = {transcript.run.metadata.lab for transcript in transcripts} or set(trust.labs)
+    pool = [chip for lab in sorted(labs) for chip in trust.chips_of(lab)]
+    if not 1 <= settings.samples <= len(pool):
+        raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
+    if len(transcripts) < len(folders):
+        return Verdict.of(findings.found, findings.doubts, evidence, accept="")
+    seed = challenge_seed(settings.seed, [transcript.run for transcript in transcripts])
+    drawn = draw(pool, settings.samples, seed)
+    evidence["drawn_chips"] = sorted(drawn)
+    evidence["registered_chips"] = len(pool)
+    if all(transcript.run.finished for transcript in transcripts):
+        reports = [examine_chip(chip, transcripts, trust, findings) for chip in sorted(drawn)]
+        evidence["chips"] = [report.to_json() for report in reports]
+        if not any(report.snapshots for report in reports) and not findings.found:
+            findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
+        _replay(transcripts, reports, trust, settings, seed, findings, evidence, worker)
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=_acceptance(evidence))
+
+
+def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:
+    """Re-execute one segment on a device and compare every step of it with what was committed.
+
+    Raises:
+        CallerError: unknown device, or no such segment.
+    """
+    device(name)
+    run = open_run(folder, trust)
+    if run.task.numerics == "native":
+        raise CallerError("a run with native numerics cannot be replayed bit for bit")
+    every = segments(run.task)
+    if not 0 <= index < len(every):
+        raise CallerError(f"there is no segment {index}; this run has segments 0 … {len(every) - 1}")
+    findings = Findings(Settings(samples=0, seed="", devices=(name,)))
+    leaves, tree = run.load_steps()
+    if len(leaves) <= every[index].stop:
+        raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
+    transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.data(), region_tables=[])
+    job = _job(transcript, trust, [every[index]])
+    described = _judge(name, transcript, [every[index]], worker(name, job), findings)
+    return Verdict.of(
+        findings.found,
+        findings.doubts,
+        {"replays": [described]},
+        accept=f"segment {index} (steps {every[index].start + 1} … {every[index].stop}) replays bit for bit on {name}",
+    )
+
+
+def _job(transcript: Transcript, trust: Trust, chosen: list[Segment]) -> dict[str, Any]:
+    return {
+        "action": "replay",
+        "run": str(transcript.run.folder.resolve()),
+        "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
+        "segments": [segment.index for segment in chosen],
+    }
+
+
+def _open(folder: Path, trust: Trust, findings: Findings, now: datetime) -> Transcript | None:
+    run = findings.read(lambda: open_run(folder, trust), run=folder.name)
+    return None if run is None else read_transcript(run, findings, now=now)
+
+
+def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
+    run = transcript.run
+    evidence["run_id"] = run.manifest.run
+    evidence["lab"] = run.metadata.lab
+    evidence["steps"] = len(transcript.leaves) - 1
+    evidence["numerics"] = run.task.numerics
+    evidence["training_device"] = run.metadata.device
+    evidence["state_digest"] = str(transcript.leaves[-1].state.root)
+    evidence["log_root"] = transcript.tree.root().hex()
+    evidence["flop"] = sum(leaf.flop for leaf in transcript.leaves)
+
+
+def _replay(
+    transcripts: list[Transcript],
+    reports: list[ChipReport],
+    trust: Trust,
+    settings: Settings,
+    seed: bytes,
+    findings: Findings,
+    evidence: dict[str, Any],
+    worker: Worker,
+) -> None:
+    """Replay the chosen segments of each run on each device and compare with what was committed."""
+    jobs = []
+    for transcript in transcripts:
+        if transcript.run.task.numerics == "native":
+            findings.add(
+                Guard.REPLAY,
+                "the run used native numerics, which no other device can reproduce: its provenance cannot be shown",
+                run=transcript.run.folder.name,
+            )
+            continue
+        chosen = _choose(transcript, reports, settings, seed)
+        job = _job(transcript, trust, chosen)
+        jobs += [(name, transcript, chosen, job) for name in settings.devices]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))
+    evidence["replays"] = []
+    for (name, transcript, chosen, _), result in zip(jobs, results, strict=True):
+        if isinstance(result, DeviceError):
+            findings.doubt(str(result), device=name)
+            continue
+        evidence["replays"].append(_judge(name, transcript, chosen, result, findings))
+    for transcript in transcripts:
+        trained_on = transcript.run.metadata.device["fingerprint"]
+        mine = [replay for replay in evidence["replays"] if replay["run"] == transcript.run.folder.name]
+        if mine and all(replay["fingerprint"] == trained_on for replay in mine):
+            findings.doubt(
+                "every replay device computes like the training device, so the replay shows little; name another",
+                run=transcript.run.folder.name,
+            )
+
+
+def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] | DeviceError:
+    try:
+        return worker(name, job)
+    except DeviceError as error:
+        return error
+
+
+def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> list[Segment]:
+    """Segments that hold a snapshot of a drawn chip, and the first; at most ``settings.segments`` of them, drawn."""
+    every = segments(transcript.run.task)
+    steps = {step for report in reports for run_id, step in report.snapshots if run_id == transcript.run.manifest.run}
+    wanted = [every[0]] + [segment for segment in every[1:] if any(step in segment for step in steps)]
+    if settings.segments is None:
+        return wanted
+    if settings.segments < 1:
+        raise CallerError("at least one segment must be replayed")
+    names = draw([str(segment.index) for segment in wanted], settings.segments, seed)
+    return sorted(every[int(name)] for name in names)
+
+
+def _judge(
+    name: str, transcript: Transcript, chosen: list[Segment], result: dict[str, Any], findings: Findings
+) -> dict[str, Any]:
+    run = transcript.run
+    described: dict[str, Any] = {
+        "run": run.folder.name,
+        "device": name,
+        "fingerprint": result["fingerprint"],
+        "seconds": result["seconds"],
+        "segments": [segment.index for segment in chosen],
+        "segments_in_run": len(segments(run.task)),
+    }
+    if "evidence_error" in result:
+        findings.add(Guard.REPLAY, result["evidence_error"], run=run.folder.name, device=name)
+        return {**described, "equal": False}
+    try:
+        before = len(findings.found)
+        compare_initial(transcript, result["initial_state"], findings)
+        for segment, replay in zip(chosen, result["replays"], strict=True):
+            compare_replay(transcript, segment, replay, name, findings)
+    except (KeyError, ValueError, EvidenceError) as error:
+        findings.doubt(f"device {name} gave an answer of another form: {error}", device=name)
+        return {**described, "equal": False}
+    described["steps"] = sum(len(replay["leaves"]) for replay in result["replays"])
+    described["logged_decisions"] = sum(replay["logged"] for replay in result["replays"])
+    described["turned_decisions"] = sum(replay["turned"] for replay in result["replays"])
+    turned = [replay["first_turned_step"] for replay in result["replays"] if replay["first_turned_step"] is not None]
+    described["first_turned_step"] = min(turned, default=None)
+    described["equal"] = len(findings.found) == before
+    return described
+
+
+def _acceptance(evidence: dict[str, Any]) -> str:
+    replays = evidence.get("replays", [])
+    chips = evidence.get("chips", [])
+    snapshots = sum(len(chip["snapshots"]) for chip in chips)
+    devices = ", ".join(sorted({replay["device"] for replay in replays}))
+    steps = sum(replay["steps"] for replay in replays)
+    return (
+        f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
+        f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
+    )
+
+

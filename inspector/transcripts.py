@@ -1,0 +1,125 @@
+"""Checks of a run's transcript that need no re-execution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
+from inspector.findings import Findings
+from inspector.guards import Guard
+from inspector.replay import segments
+from inspector.trust import Trust
+from monitor.program import step_flop
+from monitor.training import Training
+from monitor.transcript import Leaf, RunData, RunFolder, parse_time
+
+__all__ = ["Transcript", "open_run", "read_transcript"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """A run whose files, log and data hang together.
+
+    Attributes:
+        leaves: steps 0 … committed.
+        tree: their RFC 9162 log.
+        region_tables: digest of each shard's region table, as the declared task gives it.
+    """
+
+    run: RunFolder
+    leaves: list[Leaf]
+    tree: MerkleTree
+    data: RunData
+    region_tables: list[bytes]
+
+
+def open_run(folder: Path, trust: Trust) -> RunFolder:
+    """Open a run under the key of one of the registered labs.
+
+    The lab is found by trying the registered keys on the manifest, since nothing is parsed before it is verified.
+
+    Raises:
+        CallerError: there is no such folder.
+        EvidenceError: no registered lab signed the manifest, or it names another lab than its signer.
+    """
+    error: EvidenceError | None = None
+    for lab, key in trust.labs.items():
+        try:
+            run = RunFolder(folder, key)
+        except EvidenceError as failure:
+            error = failure if error is None or not isinstance(failure, SignatureError) else error
+            continue
+        if run.metadata.lab != lab:
+            raise EvidenceError(f"lab {lab} signed a run that names lab {run.metadata.lab}")
+        return run
+    raise error if error is not None else EvidenceError("no lab is registered")
+
+
+def read_transcript(run: RunFolder, findings: Findings, *, now: datetime) -> Transcript | None:
+    """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on."""
+    where = {"run": run.folder.name}
+    if findings.read(run.check_files, **where) is None:
+        return None
+    steps = findings.read(run.load_steps, **where)
+    data = findings.read(run.data, **where)
+    if steps is None or data is None:
+        return None
+    leaves, tree = steps
+    if not run.finished:
+        _unfinished(run, findings, now)
+    elif len(leaves) != run.task.steps + 1:
+        findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.task.steps} steps", **where)
+    training = Training(run.task)
+    findings.read(lambda: _check_checkpoints(run, leaves, training), **where)
+    findings.check(Guard.DATA, lambda: _check_batches(leaves, data), **where)
+    findings.check(Guard.RULES, lambda: _check_flop(run, leaves), **where)
+    findings.read(lambda: _check_logs(run, leaves), **where)
+    return Transcript(
+        run=run,
+        leaves=leaves,
+        tree=tree,
+        data=data,
+        region_tables=[shard.table_digest().value for shard in training.memory.shards],
+    )
+
+
+def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
+    text = f"the run is unfinished: {max(run.committed, 0)} of {run.task.steps} steps are committed"
+    end = run.metadata.declared_end
+    if now > parse_time(end):
+        findings.add(Guard.REPLAY, f"{text}, and its declared end {end} has passed", run=run.folder.name)
+    else:
+        findings.doubt(f"{text}; its declared end is {end}", run=run.folder.name)
+
+
+def _check_checkpoints(run: RunFolder, leaves: list[Leaf], training: Training) -> None:
+    """Each W_i is there and is the state that its leaf commits to."""
+    last = len(leaves) - 1
+    for step in sorted({segment.start for segment in segments(run.task)} | {run.task.steps}):
+        if step > last:
+            break
+        training.memory.load(run.checkpoint(step))
+        if training.memory.digest() != leaves[step].state:
+            raise EvidenceError(f"the checkpoint of step {step} is not the state that the step commits to")
+
+
+def _check_batches(leaves: list[Leaf], data: RunData) -> None:
+    for leaf in leaves[1:]:
+        if leaf.batch != data.batch_root(leaf.step).hex():
+            raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
+
+
+def _check_logs(run: RunFolder, leaves: list[Leaf]) -> None:
+    for leaf in leaves[1:]:
+        if leaf.log != str(digest_bytes("rounding-log", run.rounding_log(leaf.step))):
+            raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step commits to")
+
+
+def _check_flop(run: RunFolder, leaves: list[Leaf]) -> None:
+    expected = step_flop(run.task)
+    for leaf in leaves[1:]:
+        if leaf.flop != expected:
+            raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {expected}")

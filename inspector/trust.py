@@ -1,0 +1,138 @@
+"""What the inspector knows from outside the run: makers, firmware, labs, chips and its own challenge.
+
+Nothing under a run folder is ever an anchor (Shavit 2023, section 3 and S6 of PAPERS).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import Digest, VerifyingKey
+
+__all__ = ["Trust"]
+
+FORMAT = "chipwitness/trust/1"
+_KEYS = {"format", "makers", "measurements", "minimum_security_version", "labs", "chips", "verifier", "nonce"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """The inspector's anchors.
+
+    Attributes:
+        makers: digests of the maker CAs' certificates.
+        measurements: firmware that may run.
+        labs: public key of each lab's transcripts.
+        chips: which lab owns which chip: the registry.
+        verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
+    """
+
+    makers: frozenset[Digest]
+    measurements: frozenset[Digest]
+    minimum_security_version: int
+    labs: Mapping[str, VerifyingKey]
+    chips: Mapping[str, str]
+    verifier: str
+    nonce: bytes
+
+    def __post_init__(self) -> None:
+        if not self.makers or not self.measurements or not self.labs or not self.chips:
+            raise CallerError("the trust file names no maker, no firmware, no lab or no chip")
+        strangers = set(self.chips.values()) - set(self.labs)
+        if strangers:
+            raise CallerError(f"the trust file gives chips to a lab that it does not name: {sorted(strangers)[0]}")
+
+    @classmethod
+    def load(cls, paths: Iterable[Path], runs: Iterable[Path] = ()) -> Trust:
+        """Read and merge trust files.
+
+        Raises:
+            CallerError: a file is unreadable, malformed, or contradicts another.
+            EvidenceError: a file lies inside a run folder, where only the lab can have put it.
+        """
+        merged: Trust | None = None
+        for path in paths:
+            for run in runs:
+                if path.resolve().is_relative_to(run.resolve()):
+                    raise EvidenceError(f"the trust file {path} lies inside the run {run}: a lab cannot vouch for itself")
+            try:
+                data = json.loads(path.read_text(encoding="utf-8"))
+            except OSError as error:
+                raise CallerError(f"cannot read the trust file {path}: {error.strerror}") from None
+            except ValueError:
+                raise CallerError(f"the trust file {path} is not JSON") from None
+            parsed = cls.from_json(data, str(path))
+            merged = parsed if merged is None else merged.merge(parsed)
+        if merged is None:
+            raise CallerError("no trust file was given")
+        return merged
+
+    def merge(self, other: Trust) -> Trust:
+        """Return both together; CallerError where they disagree about a lab, a chip or the challenge."""
+        for mine, theirs, what in ((self.labs, other.labs, "lab"), (self.chips, other.chips, "chip")):
+            for name in set(mine) & set(theirs):
+                if mine[name] != theirs[name]:
+                    raise CallerError(f"two trust files disagree about {what} {name}")
+        if (self.verifier, self.nonce) != (other.verifier, other.nonce):
+            raise CallerError("two trust files hold different challenges")
+        return Trust(
+            makers=self.makers | other.makers,
+            measurements=self.measurements | other.measurements,
+            minimum_security_version=max(self.minimum_security_version, other.minimum_security_version),
+            labs={**self.labs, **other.labs},
+            chips={**self.chips, **other.chips},
+            verifier=self.verifier,
+            nonce=self.nonce,
+        )
+
+    def key_of(self, lab: str) -> VerifyingKey:
+        """Return a lab's key; EvidenceError if the registry does not know the lab."""
+        if lab not in self.labs:
+            raise EvidenceError(f"lab {lab!r} is not registered")
+        return self.labs[lab]
+
+    def chips_of(self, lab: str) -> list[str]:
+        """Return the ids of all chips that the registry gives to a lab, sorted."""
+        return sorted(chip for chip, owner in self.chips.items() if owner == lab)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "format": FORMAT,
+            "makers": sorted(str(digest) for digest in self.makers),
+            "measurements": sorted(str(digest) for digest in self.measurements),
+            "minimum_security_version": self.minimum_security_version,
+            "labs": {lab: key.raw.hex() for lab, key in self.labs.items()},
+            "chips": dict(self.chips),
+            "verifier": self.verifier,
+            "nonce": self.nonce.hex(),
+        }
+
+    @classmethod
+    def from_json(cls, data: object, source: str) -> Trust:
+        """Parse; CallerError names the source on any other form."""
+        if not isinstance(data, dict) or set(data) != _KEYS or data["format"] != FORMAT:
+            raise CallerError(f"{source} is not a trust file of the form {FORMAT}")
+        try:
+            texts = [*data["makers"], *data["measurements"], *data["chips"].values(), data["verifier"], data["nonce"]]
+            if not all(isinstance(text, str) for text in texts) or type(data["minimum_security_version"]) is not int:
+                raise ValueError
+            if not re.fullmatch(r"[0-9a-f]{64}", data["nonce"]):
+                raise ValueError
+            return cls(
+                makers=frozenset(Digest.parse(text) for text in data["makers"]),
+                measurements=frozenset(Digest.parse(text) for text in data["measurements"]),
+                minimum_security_version=data["minimum_security_version"],
+                labs={lab: VerifyingKey(bytes.fromhex(key)) for lab, key in data["labs"].items()},
+                chips=data["chips"],
+                verifier=data["verifier"],
+                nonce=bytes.fromhex(data["nonce"]),
+            )
+        except (EvidenceError, ValueError, TypeError, AttributeError):
+            raise CallerError(f"the trust file {source} is malformed") from None

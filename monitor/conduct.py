@@ -1,0 +1,184 @@
+"""How a lab behaves: honestly, or with exactly one lie.
+
+``Conduct`` is the interface and the honest lab. Each lie overrides the moments at which it departs from honesty;
+everything else, signatures and chips included, runs through the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
+from monitor.presets import initialise
+
+if TYPE_CHECKING:
+    from monitor.numerics import Observer
+    from monitor.recorder import Recorder
+    from monitor.training import Training
+
+__all__ = ["LIES", "Conduct", "conduct", "lie_named"]
+
+
+class Conduct:
+    """The honest lab."""
+
+    def initialise(self, training: Training) -> None:
+        """Called on the initial state before it is committed."""
+
+    def batch(self, step: int, declared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the batch that is really trained on."""
+        return declared
+
+    def learning_rate(self, step: int, declared: float) -> float:
+        """Return the learning rate that is really used."""
+        return declared
+
+    def observer(self, step: int) -> Observer | None:
+        """Return an observer that may alter operator results."""
+        return None
+
+    def after_step(self, step: int, recorder: Recorder) -> None:
+        """Called after a step was committed and the chips have seen it."""
+
+    def hand_over(self, shard: int, evidence: dict[str, bytes], recorder: Recorder) -> dict[str, bytes]:
+        """Return the evidence files of the chip that holds a shard, as the lab hands them over."""
+        return evidence
+
+
+class _ChangeSample(Conduct):
+    """Trains on another first sample than the committed one, in one step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def batch(self, step: int, declared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if step != self._step:
+            return declared
+        changed = {name: values.clone() for name, values in declared.items()}
+        first = next(iter(changed.values()))
+        first[0] = first[0].flip(0)
+        return changed
+
+
+class _OtherLearningRate(Conduct):
+    """Uses twice the declared learning rate from one step on."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def learning_rate(self, step: int, declared: float) -> float:
+        return declared * 2 if step >= self._step else declared
+
+
+class _ForgeInitialisation(Conduct):
+    """Starts from other weights and claims that the declared seed gave them."""
+
+    def __init__(self, step: int) -> None:
+        del step
+
+    def initialise(self, training: Training) -> None:
+        initialise(training.model, training.task.seed + 1)
+
+
+class _HiddenSteps(Conduct):
+    """Trains hidden extra steps on undeclared data, then puts the declared state back.
+
+    The transcript is spotless; only the chips see the hidden states.
+    """
+
+    def __init__(self, step: int, hidden: int = 6) -> None:
+        self._step = step
+        self._hidden = hidden
+
+    def after_step(self, step: int, recorder: Recorder) -> None:
+        if step != self._step:
+            return
+        training = recorder.training
+        saved = {name: tensor.clone() for name, tensor in training.memory.export().items()}
+        number = training.step
+        batch = {name: values.flip(0).roll(1, -1) for name, values in recorder.data.batch(step).items()}
+        for _ in range(self._hidden):
+            training.take_step(batch)
+            recorder.tick_chips(step)
+        training.memory.load(saved)
+        training.step = number
+
+
+class _EditLog(_HiddenSteps):
+    """Trains hidden extra steps, then edits the chips' logs so that each hidden snapshot shows the declared state.
+
+    The edited log is chained anew and hangs together; the chip's quote still covers the one that it wrote.
+    """
+
+    def hand_over(self, shard: int, evidence: dict[str, bytes], recorder: Recorder) -> dict[str, bytes]:
+        previous = ZERO_DIGEST
+        edited = []
+        for record in parse_log(evidence["log.bin"]):
+            digest = record.digest
+            if record.kind is RecordKind.SNAPSHOT:
+                digest = recorder.leaves[record.step].state.shards[shard].value
+            record = replace(record, digest=digest, previous=previous)
+            previous = record.hash()
+            edited.append(record.to_bytes())
+        return {**evidence, "log.bin": b"".join(edited)}
+
+
+class _WrongOperator(Conduct):
+    """Returns one wrong element from one operator of one step."""
+
+    def __init__(self, step: int, operator: int = 40) -> None:
+        self._step = step
+        self._operator = operator
+
+    def observer(self, step: int) -> Observer | None:
+        return _Nudge(self._operator) if step == self._step else None
+
+
+class _Nudge:
+    """Alters the first element of the first floating-point result at or after one operator index."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._done = False
+
+    def before(self, index: int, func: object, args: object, kwargs: object) -> None:
+        """Nothing to do."""
+
+    def after(self, index: int, func: object, args: object, kwargs: object, out: object) -> None:
+        """Alter the result once."""
+        if self._done or index < self._index or not isinstance(out, Tensor):
+            return
+        if not out.is_floating_point() or out.numel() == 0 or out._is_view():
+            return
+        with torch.no_grad():
+            first = out.view(-1)[:1] if out.is_contiguous() else out.reshape(-1)[:1]
+            first.mul_(1.0078125).add_(2.0**-10)
+        self._done = True
+
+
+LIES: Mapping[str, type[Conduct]] = {
+    "change-sample": _ChangeSample,
+    "extra-steps": _HiddenSteps,
+    "edit-log": _EditLog,
+    "forge-initialisation": _ForgeInitialisation,
+    "other-learning-rate": _OtherLearningRate,
+    "wrong-operator": _WrongOperator,
+}
+
+
+def lie_named(name: str) -> str:
+    """Return the name if there is such a lie; CallerError lists them."""
+    if name not in LIES:
+        raise CallerError(f"unknown lie {name!r}; known: {', '.join(LIES)}")
+    return name
+
+
+def conduct(lie: str | None, step: int) -> Conduct:
+    """Return the honest conduct, or the one that tells this lie at that step."""
+    return Conduct() if lie is None else LIES[lie_named(lie)](step)  # type: ignore[call-arg]

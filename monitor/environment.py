@@ -1,0 +1,81 @@
+"""What this process computes with: versions, settings read back, and a fingerprint of its native arithmetic."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from firmware_sim.errors import DeviceError
+from firmware_sim.evidence import Digest, digest_list, digest_tensor
+
+__all__ = ["check_subnormals", "fingerprint", "settings", "versions"]
+
+SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OMP_NUM_THREADS")
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide which kernels run."""
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+
+
+def settings() -> dict[str, Any]:
+    """Settings as they are in effect: asked of PyTorch where it tells, else as the environment has them."""
+    return {
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+    }
+
+
+def check_subnormals() -> None:
+    """Raise DeviceError if this process flushes subnormal numbers to zero, as that changes results silently."""
+    smallest = torch.tensor([2.0**-149, 2.0**-126], dtype=torch.float32)
+    if not bool(((smallest * 0.5).sum() == 2.0**-127) & (smallest[0] * 1.0 == 2.0**-149)):
+        raise DeviceError("this process flushes subnormal numbers to zero")
+
+
+def fingerprint() -> Digest:
+    """Digest of a fixed set of native FP32 operators: equal fingerprints mean the same kernels, as far as seen.
+
+    The inputs come from integers, so they are the same everywhere.
+    """
+    raw = np.random.Philox(key=2026).random_raw(1 << 16)
+    values = ((raw >> np.uint64(40)).astype(np.int64) - (1 << 23)).astype(np.float32) * np.float32(2.0**-22)
+    x = torch.from_numpy(values)
+    a, b = x[:49152].view(128, 384), x[:24576].view(384, 64)
+    image, kernel = x[:24576].view(2, 12, 32, 32), x[:2160].view(20, 12, 3, 3)
+    with torch.no_grad():
+        results = {
+            "matmul": a @ b,
+            "matmul-small": a[:8, :24] @ b[:24, :8],
+            "bmm": torch.bmm(x.view(8, 64, 128), x.view(8, 128, 64)),
+            "conv2d": functional.conv2d(image, kernel, padding=1),
+            "sum": x.sum(),
+            "sum-rows": a.sum(1),
+            "exp": a.exp(),
+            "tanh": a.tanh(),
+            "gelu": functional.gelu(a),
+            "softmax": a.softmax(1),
+            "layer-norm": functional.layer_norm(a, (384,)),
+        }
+    return digest_list(
+        "fingerprint",
+        [
+            (
+                name,
+                digest_tensor(
+                    name=name,
+                    dtype="float32",
+                    shape=tuple(result.shape),
+                    offset=0,
+                    data=result.contiguous().numpy().tobytes(),
+                ),
+            )
+            for name, result in results.items()
+        ],
+    )

@@ -1,0 +1,162 @@
+"""The prover: trains a task on monitored chips and leaves a run folder behind."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from firmware_sim import encode_epoch_keys
+from firmware_sim.errors import CallerError
+from monitor.conduct import conduct
+from monitor.environment import check_subnormals, fingerprint, settings, versions
+from monitor.presets import preset
+from monitor.recorder import Recorder
+from monitor.site import Site, SiteConfig, site_path
+from monitor.task import Task, draw_order
+from monitor.training import Training
+from monitor.transcript import Leaf, Metadata, RunData, RunFolder, TranscriptWriter, encode_arrays
+from monitor.transcript.layout import ORDER, SALT, SAMPLES, chip_path, log_path
+
+__all__ = ["Progress", "TrainResult", "resume", "train"]
+
+Progress = Callable[[int, int, str], None]
+"""Called with (steps done, steps in all, loss bits)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a finished training says about itself."""
+
+    run: Path
+    run_id: str
+    state_digest: str
+    steps: int
+    rounding_log_bytes: int
+
+
+def train(task: Task, out: Path, config: SiteConfig, *, device: str, progress: Progress | None = None) -> TrainResult:
+    """Train from the first step and write ``out`` (evidence) and ``out.lab`` (the lab's private side).
+
+    Args:
+        device: name of the replay device that this process runs as, for the metadata.
+    Raises:
+        CallerError: ``out`` exists, or the task or configuration is impossible.
+    """
+    if out.exists():
+        raise CallerError(f"{out} exists already; choose another --out or resume it")
+    check_subnormals()
+    samples = preset(task.preset).samples(Path(config.source) if config.source else None)
+    order = draw_order(task, len(next(iter(samples.values()))))
+    site = Site.create(site_path(out), config)
+    # The salt is the task's, not the lab's: two labs that train the same task commit to the same data.
+    salt = hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
+    data = RunData.select(samples, order, salt)
+    metadata = Metadata(
+        lab=config.lab,
+        task=task,
+        data=data.commitment(),
+        chips=tuple(chip.chip_id for chip in site.chips),
+        device={"name": device, "fingerprint": str(fingerprint())},
+        versions=versions(),
+        settings=settings(),
+        started=config.started,
+        declared_end=config.declared_end,
+    )
+    writer = TranscriptWriter.create(
+        out,
+        site.staging,
+        site.key,
+        run=metadata.run_id.hex(),
+        metadata=metadata.to_json(),
+        data={
+            SAMPLES: encode_arrays(data.samples),
+            ORDER: encode_arrays({"order": data.order}),
+            SALT: data.salt,
+        },
+    )
+    return _continue(task, data, site, writer, metadata, committed=[], run=None, progress=progress)
+
+
+def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
+    """Go on with a run that was killed: replay the committed steps with their logs, then record.
+
+    Only the steps after the last checkpoint are replayed. Works on any device.
+    """
+    if not out.is_dir():
+        raise CallerError(f"there is no run folder {out}")
+    check_subnormals()
+    site = Site.reopen(site_path(out))
+    writer = TranscriptWriter.reopen(out, site.staging, site.key)
+    site.remove_staging()
+    run = RunFolder(out, site.key.verifying)
+    leaves, _ = run.load_steps()
+    return _continue(
+        run.task, run.data(), site, writer, run.metadata, committed=leaves, run=run, progress=progress
+    )
+
+
+def _continue(
+    task: Task,
+    data: RunData,
+    site: Site,
+    writer: TranscriptWriter,
+    metadata: Metadata,
+    *,
+    committed: list[Leaf],
+    run: RunFolder | None,
+    progress: Progress | None,
+) -> TrainResult:
+    behaviour = conduct(site.config.lie, site.config.lie_step)
+    training = Training(task)
+    behaviour.initialise(training)
+    recorder = Recorder(training, data, writer, site.chips, run_id=metadata.run_id, conduct=behaviour)
+    for leaf in committed:
+        writer.tree.append(leaf.encoded())
+        recorder.leaves.append(leaf)
+    start = 0
+    if run is not None and committed:
+        start = (len(committed) - 1) // task.checkpoint_every * task.checkpoint_every
+        training.memory.load(run.checkpoint(start))
+        training.step = start
+    for chip, shard in zip(site.chips, training.memory.shards, strict=True):
+        chip.attach(shard, metadata.run_id, start)
+    if not committed:
+        recorder.commit_initial_state()
+    elif run is not None:
+        recorder.rounding_log_bytes = sum(run.files[log_path(step)].length for step in range(1, start + 1))
+        recorder.announce(start)
+        for leaf in committed[start + 1 :]:
+            recorder.replay_step(leaf, run.rounding_log(leaf.step))
+            recorder.announce(leaf.step)
+    while training.step < task.steps:
+        leaf = recorder.record_step()
+        if progress is not None:
+            progress(leaf.step, task.steps, leaf.loss)
+    writer.finish(_chip_evidence(site, recorder))
+    return TrainResult(
+        run=writer.folder,
+        run_id=metadata.run_id.hex(),
+        state_digest=str(training.memory.digest().root),
+        steps=training.step,
+        rounding_log_bytes=recorder.rounding_log_bytes,
+    )
+
+
+def _chip_evidence(site: Site, recorder: Recorder) -> dict[str, bytes]:
+    """Close the epochs of all chips and collect what they say, as the lab's conduct hands it over."""
+    files = {}
+    nonce = bytes.fromhex(site.config.challenge)
+    for shard, chip in enumerate(site.chips):
+        chip.close_epoch()
+        quote = chip.quote(nonce, site.config.verifier)
+        evidence = {
+            "quote.json": quote,
+            "log.bin": chip.log_bytes(),
+            "chain.pem": chip.certificate_chain(),
+            "epochs.json": encode_epoch_keys(chip.reveal()),
+        }
+        for name, content in recorder.hand_over(shard, evidence).items():
+            files[chip_path(chip.chip_id, name)] = content
+    return files

@@ -1,0 +1,23 @@
+"""Named training tasks on real data: the model, the samples and the loss of each.
+
+The inspector owns a copy of this package, so replaying a preset never runs the prover's code.
+"""
+
+from __future__ import annotations
+
+from monitor.presets._preset import Preset, initialise
+from monitor.presets.digits_cnn import DIGITS_CNN
+from monitor.presets.tiny_gpt import TINY_GPT
+from firmware_sim.errors import CallerError
+
+__all__ = ["PRESETS", "Preset", "initialise", "preset"]
+
+PRESETS: dict[str, Preset] = {entry.name: entry for entry in (TINY_GPT, DIGITS_CNN)}
+
+
+def preset(name: str) -> Preset:
+    """Return the preset of that name; CallerError lists the known ones."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise CallerError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}") from None

@@ -1,0 +1,146 @@
+"""Training tensors laid out in the memory of chips: flat buffers, cut into contiguous shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from firmware_sim import DEFAULT_ALGORITHM, DeviceMemory, Digest, Region, digest_list
+from firmware_sim.errors import EvidenceError
+
+__all__ = ["ShardedMemory", "StateDigest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDigest:
+    """The digests of all shards of one state, in shard order, and of the state as a whole.
+
+    A chip's snapshot of its shard *is* one of these digests, so an honest snapshot is explained by one committed step.
+    """
+
+    shards: tuple[Digest, ...]
+
+    @property
+    def root(self) -> Digest:
+        """Digest of the whole state: a sorted, counted list of the shards."""
+        return digest_list("state", [(f"shard-{index:04d}", shard) for index, shard in enumerate(self.shards)])
+
+    def to_json(self) -> list[str]:
+        """Return the shard digests as text."""
+        return [str(shard) for shard in self.shards]
+
+    @classmethod
+    def from_json(cls, data: object, shards: int) -> StateDigest:
+        """Parse ``to_json``; EvidenceError unless there are exactly that many well-formed digests."""
+        if not isinstance(data, list) or len(data) != shards:
+            raise EvidenceError(f"a state digest does not list {shards} shards")
+        parsed = tuple(Digest.parse(text) if isinstance(text, str) else _not_text(text) for text in data)
+        if any(shard.algorithm != parsed[0].algorithm for shard in parsed):
+            raise EvidenceError("a state digest mixes digest algorithms")
+        return cls(shards=parsed)
+
+
+def _not_text(value: object) -> Digest:
+    raise EvidenceError(f"a shard digest is {type(value).__name__}, not text")
+
+
+class ShardedMemory:
+    """All training state as views into one flat buffer for each (kind, dtype, device), cut over ``shards`` chips.
+
+    Chip c of N holds elements [⌊n·c/N⌋, ⌊n·(c+1)/N⌋) of every flat buffer of n elements. The tensors that training
+    writes *are* the chips' memory: nothing is copied before a snapshot.
+    """
+
+    def __init__(self, tensors: Mapping[tuple[str, str], Tensor], shards: int) -> None:
+        """Lay out ``tensors``, keyed by (kind, name); their values are copied into the flat buffers."""
+        self.tensors: dict[tuple[str, str], Tensor] = {}
+        self._regions: list[list[Region]] = [[] for _ in range(shards)]
+        groups: dict[tuple[str, torch.dtype, torch.device], list[str]] = {}
+        for (kind, name), tensor in tensors.items():
+            groups.setdefault((kind, tensor.dtype, tensor.device), []).append(name)
+        for (kind, dtype, device), names in groups.items():
+            members = [tensors[kind, name] for name in names]
+            flat = torch.empty(sum(member.numel() for member in members), dtype=dtype, device=device)
+            start = 0
+            for name, member in zip(names, members, strict=True):
+                count = member.numel()
+                view = flat[start : start + count].view(member.shape)
+                with torch.no_grad():
+                    view.copy_(member)
+                self.tensors[kind, name] = view
+                start += count
+            self._cut(kind, names, flat.numel(), shards)
+        self.shards = [DeviceMemory(regions) for regions in self._regions]
+
+    def _cut(self, kind: str, names: list[str], total: int, shards: int) -> None:
+        bounds = [total * index // shards for index in range(shards + 1)]
+        start = 0
+        for name in names:
+            tensor = self.tensors[kind, name]
+            stop = start + tensor.numel()
+            for chip in range(shards):
+                low, high = max(start, bounds[chip]), min(stop, bounds[chip + 1])
+                if low < high:
+                    self._regions[chip].append(
+                        Region(
+                            name=name,
+                            kind=kind,
+                            dtype=str(tensor.dtype).removeprefix("torch."),
+                            shape=tuple(tensor.shape),
+                            offset=low - start,
+                            elements=high - low,
+                            tensor=tensor,
+                        )
+                    )
+            start = stop
+
+    def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> StateDigest:
+        """Hash every shard as its chip would."""
+        return StateDigest(shards=tuple(shard.digest(algorithm) for shard in self.shards))
+
+    def export(self) -> dict[str, Tensor]:
+        """Return all tensors under ``kind/name``: the full state W of a checkpoint (weights, optimizer, gradients)."""
+        return {f"{kind}/{name}": tensor for (kind, name), tensor in self.tensors.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite all memory from an exported state; EvidenceError unless names, shapes and dtypes match exactly."""
+        mine = self.export()
+        if set(state) != set(mine):
+            odd = sorted(set(state) ^ set(mine))[0]
+            raise EvidenceError(f"a checkpoint does not hold exactly the declared tensors (first: {odd})")
+        for name, tensor in mine.items():
+            given = state[name]
+            if given.dtype != tensor.dtype or given.shape != tensor.shape:
+                raise EvidenceError(f"checkpoint tensor {name} is {given.dtype}{list(given.shape)}, not as declared")
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                tensor.copy_(state[name])
+
+
+def adopt(model: nn.Module, optimizer_state: Mapping[tuple[str, str], Tensor], shards: int) -> ShardedMemory:
+    """Move a model's parameters, buffers and gradients and the given optimizer state into sharded memory."""
+    tensors: dict[tuple[str, str], Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensors["weight", name] = parameter.detach()
+    for name, buffer in model.named_buffers():
+        tensors["buffer", name] = buffer
+    for name, parameter in model.named_parameters():
+        tensors["gradient", name] = torch.zeros_like(parameter, requires_grad=False)
+    tensors.update(optimizer_state)
+    memory = ShardedMemory(tensors, shards)
+    for name, parameter in model.named_parameters():
+        parameter.data = memory.tensors["weight", name]
+        parameter.grad = memory.tensors["gradient", name]
+    for name, _ in list(model.named_buffers()):
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner)._buffers[leaf] = memory.tensors["buffer", name]
+    return memory
+
+
+def elements(memory: ShardedMemory) -> int:
+    """Number of elements over all shards."""
+    return sum(math.prod(tensor.shape) for tensor in memory.tensors.values())

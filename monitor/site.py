@@ -1,0 +1,180 @@
+"""A simulated lab's private side: its secret, its signing key and its chips.
+
+Everything here stands for things that no inspector sees: the ``RUN.lab`` folder is simulated silicon and a simulated
+key store. The run folder ``RUN`` holds only evidence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from firmware_sim import CURRENT_FIRMWARE, Chip, FirmwareChip, MakerCA
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import SigningKey, canonical
+
+__all__ = ["Site", "SiteConfig", "chip_ids", "new_site_config", "simulated_secret", "site_path"]
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def site_path(run: Path) -> Path:
+    """The private folder beside a run folder."""
+    return run.with_name(run.name + ".lab")
+
+
+def simulated_secret(seed: int) -> str:
+    """Derive all secrets of a simulated world from a seed, so that a simulation can be repeated: 64 hex digits."""
+    return hashlib.sha256(f"chipwitness/simulated-secret/{seed}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteConfig:
+    """What decides a simulated lab besides its task.
+
+    Attributes:
+        secret: 64 hex digits; keys, salts and the chips' secrets derive from it.
+        lie: name of the one lie that this lab tells, or None.
+        lie_step: step at which it departs from honesty.
+        snapshot_rate: snapshots per chip and tick, as numerator and denominator.
+        challenge: 64 hex digits, the verifier's nonce that the chips' quotes answer.
+        source: the user's data file, or None.
+    """
+
+    lab: str
+    secret: str
+    chips: int
+    lie: str | None
+    lie_step: int
+    snapshot_rate: tuple[int, int]
+    challenge: str
+    verifier: str
+    source: str | None
+    started: str
+    declared_end: str
+
+
+def new_site_config(
+    *,
+    lab: str,
+    seed: int,
+    chips: int,
+    lie: str | None = None,
+    lie_step: int = 1,
+    snapshot_rate: Fraction = Fraction(1, 4),
+    source: Path | None = None,
+    started: datetime,
+    duration: timedelta,
+) -> SiteConfig:
+    """Describe a simulated lab whose secrets all derive from a seed.
+
+    Raises:
+        CallerError: an impossible number of chips or an impossible name.
+    """
+    if not 1 <= chips <= 4096:
+        raise CallerError(f"a lab has 1 … 4096 chips, not {chips}")
+    if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", lab) is None:
+        raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {lab!r}")
+    if not 0 <= seed < 1 << 63:
+        raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed}")
+    secret = simulated_secret(seed)
+    return SiteConfig(
+        lab=lab,
+        secret=secret,
+        chips=chips,
+        lie=lie,
+        lie_step=lie_step,
+        snapshot_rate=(snapshot_rate.numerator, snapshot_rate.denominator),
+        challenge=hashlib.sha256(f"chipwitness/challenge/{secret}".encode()).hexdigest(),
+        verifier="inspectorate",
+        source=None if source is None else str(source.absolute()),
+        started=started.strftime(_TIME),
+        declared_end=(started + duration).strftime(_TIME),
+    )
+
+
+def chip_ids(config: SiteConfig) -> list[str]:
+    """Ids of a lab's chips, bound to the lab so that no two labs of a simulation share one."""
+    return [f"{config.lab}-chip-{index:04d}" for index in range(config.chips)]
+
+
+class Site:
+    """A lab with its key and chips, kept under one folder."""
+
+    def __init__(self, folder: Path, config: SiteConfig, chips: list[Chip]) -> None:
+        self.folder = folder
+        self.config = config
+        self.chips = chips
+        self.key = SigningKey.generate(self.derive("lab-key"))
+        self.staging = folder / "staging"
+        self.staging.mkdir(exist_ok=True)
+
+    @classmethod
+    def create(cls, folder: Path, config: SiteConfig) -> Site:
+        """Manufacture the chips and set the lab up; an abandoned site that never began a run is replaced."""
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        (folder / "site.json").write_bytes(canonical.encode(asdict(config)))
+        rate = Fraction(*config.snapshot_rate)
+        maker = cls.maker(config)
+        chips: list[Chip] = []
+        for chip_id in chip_ids(config):
+            seed = _derive(config, f"chip/{chip_id}")
+            chips.append(
+                FirmwareChip.manufacture(
+                    folder / "chips" / chip_id, maker=maker, chip_id=chip_id, seed=seed, snapshot_rate=rate
+                )
+            )
+        return cls(folder, config, chips)
+
+    @classmethod
+    def reopen(cls, folder: Path) -> Site:
+        """Come back after a crash: every chip boots from its non-volatile memory."""
+        path = folder / "site.json"
+        if not path.is_file():
+            raise CallerError(f"there is no lab folder {folder}; only the lab that began a run can resume it")
+        raw: Any = canonical.decode(path.read_bytes())
+        config = SiteConfig(**{**raw, "snapshot_rate": tuple(raw["snapshot_rate"])})
+        chips: list[Chip] = [FirmwareChip.power_on(entry) for entry in sorted((folder / "chips").iterdir())]
+        return cls(folder, config, chips)
+
+    @staticmethod
+    def maker(config: SiteConfig) -> MakerCA:
+        """The chip maker of this simulated world; its key is never stored."""
+        return MakerCA.create(_derive(config, "maker"))
+
+    @classmethod
+    def reference_values(cls, config: SiteConfig) -> dict[str, Any]:
+        """What maker, registry and inspectorate tell the inspector about this simulated world, as a trust file."""
+        key = SigningKey.generate(_derive(config, f"{config.lab}/lab-key"))
+        return {
+            "format": "chipwitness/trust/1",
+            "makers": [str(cls.maker(config).certificate_digest)],
+            "measurements": [str(CURRENT_FIRMWARE.measurement)],
+            "minimum_security_version": CURRENT_FIRMWARE.security_version,
+            "labs": {config.lab: key.verifying.raw.hex()},
+            "chips": {chip_id: config.lab for chip_id in chip_ids(config)},
+            "verifier": config.verifier,
+            "nonce": config.challenge,
+        }
+
+    def derive(self, label: str) -> bytes:
+        """A 32-byte secret for that purpose."""
+        return _derive(self.config, f"{self.config.lab}/{label}")
+
+    def remove_staging(self) -> None:
+        """Forget files that were staged but never announced."""
+        shutil.rmtree(self.staging, ignore_errors=True)
+        os.makedirs(self.staging)
+
+
+def _derive(config: SiteConfig, label: str) -> bytes:
+    return hashlib.sha256(f"chipwitness/derive/{config.secret}/{label}".encode()).digest()

@@ -1,0 +1,112 @@
+"""D: the ordered samples of a run, committed before training and disclosed sample by sample.
+
+Each sample has a salted digest, each step a Merkle root over its batch, the run a root over its steps
+(Shavit 2023, section 4.1 and counter-measure "commit at the start"; PAPERS S5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from torch import Tensor
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import MerkleTree, digest_bytes
+
+__all__ = ["RunData", "decode_arrays", "encode_arrays"]
+
+
+def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Serialise arrays as safetensors, which sorts them: one byte string for one content."""
+    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+
+def decode_arrays(data: bytes, what: str) -> dict[str, np.ndarray]:
+    """Parse safetensors; EvidenceError unless the bytes are the canonical encoding of what they hold."""
+    try:
+        arrays = load(data)
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise EvidenceError(f"{what} is not safetensors: {error}") from None
+    if save(arrays) != data:
+        raise EvidenceError(f"{what} is not in its canonical encoding")
+    return arrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """The samples that a run uses, their order, and the salt key.
+
+    Attributes:
+        samples: named arrays with the sample as first axis.
+        order: int64 [steps, batch_size], rows of ``samples``.
+        salt: 32 bytes; salt of row i is HMAC-SHA256(salt, i).
+    """
+
+    samples: Mapping[str, np.ndarray]
+    order: np.ndarray
+    salt: bytes
+
+    def __post_init__(self) -> None:
+        counts = {len(values) for values in self.samples.values() if values.ndim}
+        if len(counts) != 1 or any(values.ndim == 0 for values in self.samples.values()):
+            raise EvidenceError("the sample arrays do not share one first axis")
+        if self.order.ndim != 2 or self.order.dtype != np.int64 or not self.order.size:
+            raise EvidenceError("the sample order is not a non-empty int64 [steps, batch] array")
+        if self.order.min() < 0 or self.order.max() >= counts.pop():
+            raise EvidenceError("the sample order names a sample that is not there")
+        if len(self.salt) != 32:
+            raise EvidenceError("the salt key is not 32 bytes")
+
+    @classmethod
+    def select(cls, samples: Mapping[str, np.ndarray], order: np.ndarray, salt: bytes) -> RunData:
+        """Keep only the samples that the order uses, renumbered by first use in ascending row order."""
+        used, rows = np.unique(order, return_inverse=True)
+        kept = {name: values[used] for name, values in samples.items()}
+        return cls(samples=kept, order=rows.reshape(order.shape).astype(np.int64), salt=salt)
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """Tensors of the batch of step 1, 2, …"""
+        rows = self.order[step - 1]
+        return {name: torch.from_numpy(values[rows]) for name, values in self.samples.items()}
+
+    def sample_digest(self, row: int) -> bytes:
+        """Salted digest of one sample: 32 bytes."""
+        salt = hmac.new(self.salt, struct.pack("<Q", row), hashlib.sha256).digest()
+        return sample_digest(salt, {name: values[row] for name, values in self.samples.items()})
+
+    def batch_root(self, step: int) -> bytes:
+        """RFC 9162 root over the sample digests of the batch of step 1, 2, …: 32 bytes."""
+        tree = MerkleTree()
+        for row in self.order[step - 1]:
+            tree.append(self.sample_digest(int(row)))
+        return tree.root()
+
+    def batch_roots(self) -> list[bytes]:
+        """Roots of all steps, in order."""
+        return [self.batch_root(step) for step in range(1, len(self.order) + 1)]
+
+    def commitment(self) -> dict[str, str]:
+        """What M says about D: the root over all batches and a commitment to the salt key."""
+        tree = MerkleTree()
+        for root in self.batch_roots():
+            tree.append(root)
+        return {"root": tree.root().hex(), "salt": str(digest_bytes("salt", self.salt))}
+
+
+def sample_digest(salt: bytes, sample: Mapping[str, np.ndarray]) -> bytes:
+    """Digest of a sample's typed, length-prefixed arrays under its salt: 32 bytes."""
+    parts = [salt]
+    for name in sorted(sample):
+        value = np.asarray(sample[name])
+        header = f"{name}\0{value.dtype.str}\0{value.shape}".encode()
+        body = np.ascontiguousarray(value).tobytes()
+        parts += [struct.pack("<QQ", len(header), len(body)), header, body]
+    return digest_bytes("sample", b"".join(parts)).value

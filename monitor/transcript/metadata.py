@@ -1,0 +1,101 @@
+"""M: the declared metadata of a run, fixed before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import canonical, digest_bytes
+from monitor.task import Task
+
+__all__ = ["FORMAT", "Metadata", "parse_time"]
+
+FORMAT = "chipwitness/run/1"
+_KEYS = {"format", "lab", "task", "data", "chips", "device", "versions", "settings", "started", "declared_end"}
+
+
+def parse_time(text: object) -> datetime:
+    """Parse ``YYYY-MM-DDTHH:MM:SSZ``; EvidenceError on any other form."""
+    try:
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise EvidenceError(f"{text!r} is not a time like 2026-01-31T12:00:00Z") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """M of the transcript {M, D, W} (Shavit 2023, section 4.1; PAPERS S5).
+
+    Attributes:
+        lab: who runs it.
+        data: commitment to D.
+        chips: which chip holds which shard, in shard order.
+        device: name and native fingerprint of the processor that trains, as the lab states them.
+        settings: numerical settings of the process, read back.
+        declared_end: UTC time by which the run claims to be finished.
+    """
+
+    lab: str
+    task: Task
+    data: dict[str, str]
+    chips: tuple[str, ...]
+    device: dict[str, str]
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    started: str
+    declared_end: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "format": FORMAT,
+            "lab": self.lab,
+            "task": self.task.to_json(),
+            "data": self.data,
+            "chips": list(self.chips),
+            "device": self.device,
+            "versions": self.versions,
+            "settings": self.settings,
+            "started": self.started,
+            "declared_end": self.declared_end,
+        }
+
+    @property
+    def run_id(self) -> bytes:
+        """Digest of M, 32 bytes: the name of the run in every record and signature."""
+        return digest_bytes("run", canonical.encode(self.to_json())).value
+
+    @classmethod
+    def from_json(cls, data: object) -> Metadata:
+        """Parse; EvidenceError on any other form."""
+        if not isinstance(data, dict) or set(data) != _KEYS or data["format"] != FORMAT:
+            raise EvidenceError(f"the metadata are not of the form {FORMAT}")
+        for name in ("data", "device", "versions"):
+            value = data[name]
+            if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+                raise EvidenceError(f"the metadata's {name} is malformed")
+        if set(data["device"]) != {"name", "fingerprint"}:
+            raise EvidenceError("the metadata's device lacks name or fingerprint")
+        if not isinstance(data["settings"], dict) or not isinstance(data["lab"], str):
+            raise EvidenceError("the metadata's settings or lab is malformed")
+        chips = data["chips"]
+        if not isinstance(chips, list) or not all(isinstance(chip, str) for chip in chips):
+            raise EvidenceError("the metadata's chips are malformed")
+        task = Task.from_json(data["task"])
+        if len(chips) != task.shards or len(set(chips)) != len(chips):
+            raise EvidenceError(f"the metadata do not name {task.shards} different chips")
+        if parse_time(data["declared_end"]) <= parse_time(data["started"]):
+            raise EvidenceError("the metadata's declared end is not after the start")
+        return cls(
+            lab=data["lab"],
+            task=task,
+            data=data["data"],
+            chips=tuple(chips),
+            device=data["device"],
+            versions=data["versions"],
+            settings=data["settings"],
+            started=data["started"],
+            declared_end=data["declared_end"],
+        )

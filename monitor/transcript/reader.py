@@ -1,0 +1,169 @@
+"""Reads a run folder, trusting nothing in it but what the lab's registered key signed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical
+from monitor.transcript.data import RunData, decode_arrays
+from monitor.transcript.layout import MANIFEST, METADATA, ORDER, SALT, SAMPLES, checkpoint_path, log_path, step_path
+from monitor.transcript.leaf import Leaf, decode_step
+from monitor.transcript.manifest import Entry, Manifest
+from monitor.transcript.metadata import Metadata
+
+__all__ = ["MAXIMUM_MANIFEST", "RunFolder", "decode_state", "encode_state"]
+
+MAXIMUM_MANIFEST = 64 << 20
+
+
+def encode_state(state: dict[str, Tensor]) -> bytes:
+    """Serialise a full state as safetensors."""
+    return save({name: tensor.detach().contiguous().cpu() for name, tensor in state.items()})
+
+
+def decode_state(data: bytes, what: str) -> dict[str, Tensor]:
+    """Parse a checkpoint; EvidenceError unless the bytes are the canonical encoding of what they hold."""
+    try:
+        state = load(data)
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise EvidenceError(f"{what} is not safetensors: {error}") from None
+    if save(state) != data:
+        raise EvidenceError(f"{what} is not in its canonical encoding")
+    return state
+
+
+class RunFolder:
+    """A run folder whose manifest is signed by the lab; every read checks length and digest.
+
+    Nothing is parsed before its digest was checked, and no file runs code.
+    """
+
+    def __init__(self, folder: Path, key: VerifyingKey) -> None:
+        """Open the folder; CallerError if it is no folder, EvidenceError on anything wrong with its manifest."""
+        if not folder.is_dir():
+            raise CallerError(f"there is no run folder {folder}")
+        self.folder = folder
+        path = folder / MANIFEST
+        if path.is_symlink() or not path.is_file():
+            raise EvidenceError(f"{folder} holds no manifest")
+        if path.stat().st_size > MAXIMUM_MANIFEST:
+            raise EvidenceError(f"the manifest is larger than {MAXIMUM_MANIFEST} bytes")
+        self.manifest_bytes = _read(path)
+        self.manifest = Manifest.open(self.manifest_bytes, key)
+        self._key = key
+        present = {name: entry for name, entry in self.manifest.pending.items() if (folder / name).exists()}
+        self.files: dict[str, Entry] = {**self.manifest.files, **present}
+        self.metadata = Metadata.from_json(canonical.decode(self.read(METADATA)))
+        if self.metadata.run_id.hex() != self.manifest.run:
+            raise EvidenceError("the manifest belongs to another run than the metadata")
+        self.task = self.metadata.task
+        self.finished = self.manifest.finished
+
+    def read(self, path: str) -> bytes:
+        """Return a file's content; EvidenceError unless it is listed and has the listed length and digest."""
+        entry = self.files.get(path)
+        if entry is None:
+            raise EvidenceError(f"{path} is missing from the manifest")
+        target = self.folder / path
+        if target.is_symlink() or not target.is_file():
+            raise EvidenceError(f"{path} is missing")
+        if target.stat().st_size != entry.length:
+            raise EvidenceError(f"{path} has {target.stat().st_size} bytes, not {entry.length} as signed")
+        data = _read(target)
+        if Entry.of(data) != entry:
+            raise EvidenceError(f"{path} was altered: its digest is not the signed one")
+        return data
+
+    def check_files(self) -> int:
+        """Check every listed file, and that nothing else is there: no file, folder, link or device.
+
+        Returns the number of files.
+        """
+        known = [*self.files, *self.manifest.pending]
+        folders = {str(parent) for path in known for parent in PurePosixPath(path).parents}
+        for path, is_folder in _walk(self.folder, ""):
+            if is_folder:
+                if path not in folders:
+                    raise EvidenceError(f"folder {path} is not part of the run")
+            elif path != MANIFEST and path not in self.files:
+                raise EvidenceError(f"{path} is not listed in the manifest")
+        for path in sorted(self.files):
+            self.read(path)
+        return len(self.files)
+
+    @property
+    def committed(self) -> int:
+        """Number of the last step whose leaf is in the folder; -1 if not even the initial state is."""
+        return self.manifest.steps if step_path(max(self.manifest.steps, 0)) in self.files else self.manifest.steps - 1
+
+    def leaf(self, step: int) -> Leaf:
+        """Return the leaf of a step, checked to be that step's."""
+        leaf, _ = decode_step(self.read(step_path(step)), self.task.shards)
+        if leaf.step != step:
+            raise EvidenceError(f"{step_path(step)} holds step {leaf.step}")
+        return leaf
+
+    def load_steps(self) -> tuple[list[Leaf], MerkleTree]:
+        """Return all leaves 0 … committed and their log; EvidenceError unless each signed head matches."""
+        tree = MerkleTree()
+        leaves = []
+        for step in range(self.committed + 1):
+            leaf, head = decode_step(self.read(step_path(step)), self.task.shards)
+            if leaf.step != step:
+                raise EvidenceError(f"{step_path(step)} holds step {leaf.step}")
+            tree.append(leaf.encoded())
+            signed = SignedHead.open(head, self._key, self.manifest.run)
+            if signed.size != step + 1 or signed.root != tree.root():
+                raise EvidenceError(f"the signed head of step {step} does not match the log of steps")
+            leaves.append(leaf)
+        return leaves, tree
+
+    def data(self) -> RunData:
+        """Return D; EvidenceError unless it opens the commitment in M."""
+        samples = decode_arrays(self.read(SAMPLES), SAMPLES)
+        order = decode_arrays(self.read(ORDER), ORDER)
+        if set(order) != {"order"}:
+            raise EvidenceError(f"{ORDER} does not hold exactly one array named order")
+        data = RunData(samples=samples, order=order["order"], salt=self.read(SALT))
+        if data.order.shape != (self.task.steps, self.task.batch_size):
+            raise EvidenceError(f"{ORDER} does not hold {self.task.steps} batches of {self.task.batch_size}")
+        if data.commitment() != self.metadata.data:
+            raise EvidenceError("the samples do not open the data commitment in the metadata")
+        return data
+
+    def rounding_log(self, step: int) -> bytes:
+        """Return the rounding log of a step; EvidenceError unless its leaf commits to it."""
+        return self.read(log_path(step))
+
+    def checkpoint(self, step: int) -> dict[str, Tensor]:
+        """Return the full state W_step."""
+        path = checkpoint_path(step)
+        with torch.no_grad():
+            return decode_state(self.read(path), path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EvidenceError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, bool]]:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda item: item.name):
+            path = f"{prefix}{entry.name}"
+            if entry.is_symlink() or not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
+                raise EvidenceError(f"{path} is neither a file nor a folder")
+            is_folder = entry.is_dir(follow_symlinks=False)
+            yield path, is_folder
+            if is_folder:
+                yield from _walk(Path(entry.path), f"{path}/")
