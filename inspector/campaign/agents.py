@@ -207,11 +207,11 @@ class _Worlds:
         allowed = plan.inspection.refusals_allowed
         shown = ~broken
         if plan.refuse:
-            for world in range(self.worlds):
-                risky = np.flatnonzero(shown[world] & (risk[world] > 0))
+            for row in range(self.worlds):
+                risky = np.flatnonzero(shown[row] & (risk[row] > 0))
                 # Chips with a snapshot first; a stable sort keeps the order of the draw otherwise.
-                risky = risky[np.argsort(~evident[world, risky], kind="stable")]
-                shown[world, risky[: max(0, allowed - refusals[world])]] = False
+                risky = risky[np.argsort(~evident[row, risky], kind="stable")]
+                shown[row, risky[: max(0, allowed - refusals[row])]] = False
         caught = shown & (rng.random(drawn.shape) < risk)
         self.caught |= caught.any(axis=1) | (refusals > allowed)
         return hits

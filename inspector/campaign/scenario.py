@@ -30,11 +30,11 @@ from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import Policy, Strategy, policy_from
 from inspector.campaign.predicted import predict
 from inspector.campaign.rates import Bound, RateBook, load_rates
+from inspector.detection import CHIPS_PER_INSPECTOR
 
 __all__ = ["Catalogue", "Scenario", "ScenarioError", "load_scenario"]
 
 SECONDS_PER_DAY = 86_400.0
-DEFAULT_CHIPS_PER_INSPECTOR_YEAR = 1000.0
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -298,7 +298,7 @@ def _inspection(table: Table) -> tuple[Inspection, int | None, float, float]:
         table.whole("samples", 0)
     table.build(lambda: fraction("inspection.confidence", wanted))
     period = table.number("period_days")
-    busy = table.number("chips_per_inspector_year", DEFAULT_CHIPS_PER_INSPECTOR_YEAR)
+    busy = table.number("chips_per_inspector_year", float(CHIPS_PER_INSPECTOR))
     table.build(lambda: positive("inspection.chips_per_inspector_year", busy))
     table.build(lambda: positive("inspection.period_days", period))
     inspectors = table.number("inspectors", -1.0)

@@ -1,0 +1,201 @@
+"""``campaign``: Monte Carlo over a fleet, every strategy of a scenario beside its closed form."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, finish
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, _SubParsersAction
+
+    from analysis.montecarlo import CampaignRow, Estimate
+    from inspector.campaign import Scenario
+
+__all__ = ["register"]
+
+_KEYS = """
+JSON keys: scenario (title, days, periods, registered_chips, samples_per_period, samples_per_year, inspectors, wanted),
+engine, trials, seed, confidence, rows. Each row: strategy ("honest" is the world without violation, where detection is
+a false alarm), detection and miss (value, low, high, method), predicted (closed form of detection or null),
+predicted_log_miss (natural logarithm, null if there is none or detection is certain), prediction (which law),
+completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles or null),
+involved_chips (registered), hidden_chips (outside the registry), samples_needed (a period, for the wanted probability,
+or null), inspectors_needed, measured_lies, assumed_lies. With --list: scenarios (name, title).
+"""
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "campaign",
+        help="Monte Carlo over a fleet of chips",
+        description="Simulate inspections of a fleet against evasion strategies, and compare with theory.",
+        epilog=_KEYS,
+    )
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a TOML file, or the name of a ready scenario")
+    parser.add_argument("--list", action="store_true", help="list the ready scenarios")
+    parser.add_argument("--trials", type=int, default=2000, metavar="N", help="trials per strategy (default 2000)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of all random draws (default 0)")
+    parser.add_argument(
+        "--engine", choices=("agents", "counts"), default="counts", help="chip by chip, or aggregated (default)"
+    )
+    parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the intervals (default 0.95)")
+    parser.add_argument("--out", metavar="FIGURE", help="draw the strategies side by side (.png, .svg or .pdf)")
+    add_json(parser)
+    parser.set_defaults(handler=_campaign)
+
+
+def _campaign(arguments: argparse.Namespace) -> int:
+    from analysis.scenarios import open_scenario
+
+    if arguments.list:
+        if arguments.scenario is not None:
+            raise CallerError("--list takes no scenario")
+        return _list(arguments)
+    if arguments.scenario is None:
+        raise CallerError("name a scenario, or use --list")
+    scenario = open_scenario(arguments.scenario)
+    rows = _simulate(arguments, scenario)
+    if arguments.out is not None:
+        _draw(arguments, scenario, rows)
+    data = _document(arguments, scenario, rows)
+    return finish(arguments, data, _lines(arguments, data))
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from analysis.scenarios import open_scenario, ready_scenarios
+
+    scenarios = [{"name": name, "title": open_scenario(name).title} for name in ready_scenarios()]
+    width = max(len(entry["name"]) for entry in scenarios)
+    return finish(
+        arguments, {"scenarios": scenarios}, (f"{entry['name']:{width}}  {entry['title']}" for entry in scenarios)
+    )
+
+
+def _simulate(arguments: argparse.Namespace, scenario: Scenario) -> list[CampaignRow]:
+    from tqdm import tqdm
+
+    from analysis.montecarlo import Engine, run_campaign
+
+    total = arguments.trials * (len(scenario.strategies) + 1)
+    with tqdm(total=total, unit="trial", disable=not sys.stderr.isatty(), leave=False) as bar:
+        return run_campaign(
+            scenario,
+            arguments.trials,
+            arguments.seed,
+            engine=Engine(arguments.engine),
+            confidence=arguments.confidence,
+            progress=bar.update,
+        )
+
+
+def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> None:
+    from analysis.figures import EvasionBar, Origin, evasion_figure
+
+    options = {name: str(getattr(arguments, name)) for name in ("trials", "seed", "engine", "confidence")}
+    flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+    command = shlex.join(["chipwitness", "campaign", arguments.scenario, *flags])
+    evasion_figure(
+        arguments.out,
+        estimates=[
+            EvasionBar(
+                name=row.name,
+                value=row.detection.value,
+                low=row.detection.low,
+                high=row.detection.high,
+                closed_form=row.predicted.detection,
+            )
+            for row in rows
+        ],
+        confidence=scenario.wanted,
+        interval=f"{100 * arguments.confidence:g}% interval",
+        title=scenario.title,
+        origin=Origin(command=command, seed=arguments.seed),
+    )
+
+
+def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> dict[str, Any]:
+    import math
+
+    inspection = scenario.inspection
+    samples = inspection.samples_done()
+    return {
+        "scenario": {
+            "title": scenario.title,
+            "days": scenario.days,
+            "periods": scenario.honest().periods,
+            "registered_chips": scenario.fleet.registered(),
+            "samples_per_period": samples,
+            "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
+            "inspectors": scenario.inspectors(samples),
+            "wanted": scenario.wanted,
+        },
+        "engine": arguments.engine,
+        "trials": arguments.trials,
+        "seed": arguments.seed,
+        "confidence": arguments.confidence,
+        "rows": [_row(scenario, row) for row in rows],
+    }
+
+
+def _row(scenario: Scenario, row: CampaignRow) -> dict[str, Any]:
+    import math
+
+    log_miss = row.predicted.log_miss
+    return {
+        "strategy": row.name,
+        "detection": _interval(row.detection),
+        "miss": _interval(row.miss),
+        "predicted": row.predicted.detection,
+        "predicted_log_miss": None if log_miss is None or math.isinf(log_miss) else log_miss,
+        "prediction": row.predicted.reason,
+        "completed": row.completed,
+        "days_to_detection": None if row.days_to_detection is None else list(row.days_to_detection),
+        "involved_chips": row.involved_chips,
+        "hidden_chips": row.hidden_chips,
+        "samples_needed": row.samples_needed,
+        "inspectors_needed": None if row.samples_needed is None else scenario.inspectors(row.samples_needed),
+        "measured_lies": list(row.measured_lies),
+        "assumed_lies": list(row.assumed_lies),
+    }
+
+
+def _interval(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "method": estimate.method}
+
+
+def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
+    about = data["scenario"]
+    lines = [
+        about["title"],
+        f"{about['registered_chips']:,} registered chips, {about['samples_per_period']:,} inspected in each of "
+        f"{about['periods']} periods ({about['samples_per_year']:,} a year, {about['inspectors']:.2f} inspectors)",
+        "",
+    ]
+    width = max(len(row["strategy"]) for row in data["rows"])
+    percent = f"{100 * arguments.confidence:g} % interval"
+    lines.append(
+        f"{'strategy':{width}}  caught  {percent:>18}  theory   unseen   day (median)    chips  samples for "
+        f"{about['wanted']:g}"
+    )
+    for row in data["rows"]:
+        caught, days = row["detection"], row["days_to_detection"]
+        interval = f"{caught['low']:.4f} to {caught['high']:.4f}"
+        theory = "-" if row["predicted"] is None else f"{row['predicted']:.4f}"
+        needed = "-" if row["samples_needed"] is None else f"{row['samples_needed']:,}"
+        median = "-" if days is None else f"{days[1]:g}"
+        chips = row["involved_chips"] + row["hidden_chips"]
+        lines.append(
+            f"{row['strategy']:{width}}  {caught['value']:.4f}  {interval:>18}  {theory:>6}  "
+            f"{row['miss']['value']:7.1e}  {median:>12}  {chips:>7,}  {needed:>7}"
+        )
+    assumed = sorted({lie for row in data["rows"] for lie in row["assumed_lies"]})
+    measured = sorted({lie for row in data["rows"] for lie in row["measured_lies"]})
+    lines.append("")
+    lines.append(f"detection rates measured: {', '.join(measured) or 'none'}; assumed: {', '.join(assumed) or 'none'}")
+    return lines
