@@ -194,9 +194,7 @@ class _Reentered:
         TorchDispatchMode.__exit__(self._session, *error)
 
 
-def _build(
-    numerics: str, log: bytes | None, policy: Policy, bound: Bound, observer: Observer | None
-) -> Session:
+def _build(numerics: str, log: bytes | None, policy: Policy, bound: Bound, observer: Observer | None) -> Session:
     if numerics not in NUMERICS:
         raise CallerError(f"unknown numerics {numerics!r}; choose {', '.join(NUMERICS)}")
     statistics = Statistics()

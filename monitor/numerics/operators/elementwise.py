@@ -13,7 +13,7 @@ from .._backend import Backend
 from ..errors import UnsupportedOperator
 from .rule import Rule
 
-__all__ = ["combine", "quotient", "rules"]
+__all__ = ["combine", "quotient", "rules", "square_root"]
 
 Number = int | float | bool
 
@@ -40,6 +40,21 @@ def quotient(a: Tensor, b: Tensor | Number) -> Tensor:
     return torch.div(a, b)
 
 
+def square_root(x: Tensor) -> Tensor:
+    """Correctly rounded FP32 √x from a FP64 root that may be 1 ulp off, as vendors' vector libraries are.
+
+    x has 24 bits and a midpoint m of the FP32 grid 25, so |x − m²| ≥ 2^-48 for m in [1, 2) and √x stays 2^-50 away
+    from m: four FP64 ulp.
+    """
+    if x.dtype != torch.float32:
+        raise UnsupportedOperator("aten.sqrt", f"{x.dtype} input; use float32")
+    return torch.sqrt(x.to(torch.float64)).to(torch.float32)
+
+
+def _sqrt(_: Backend, x: Tensor) -> Tensor:
+    return square_root(x)
+
+
 def _add(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
     return combine(a, b, alpha, 1)
 
@@ -60,7 +75,9 @@ def _div(_: Backend, a: Tensor, b: Tensor | Number) -> Tensor:
 def _div_mode(_: Backend, a: Tensor, b: Tensor | Number, rounding_mode: str | None = None) -> Tensor:
     if rounding_mode is None:
         return quotient(a, b)
-    floating = a.dtype.is_floating_point or (b.dtype.is_floating_point if isinstance(b, Tensor) else isinstance(b, float))
+    floating = a.dtype.is_floating_point or (
+        b.dtype.is_floating_point if isinstance(b, Tensor) else isinstance(b, float)
+    )
     if floating:
         raise UnsupportedOperator("aten.div with rounding_mode", "divide integers, or divide and then round")
     return torch.div(a, b, rounding_mode=rounding_mode)
@@ -102,7 +119,7 @@ def _pow(backend: Backend, x: Tensor, y: Number) -> Tensor:
     if y == -1:
         return _reciprocal(backend, x)
     if y == 0.5:
-        return torch.sqrt(x)
+        return square_root(x)
     return backend.power(x, float(y))
 
 
@@ -222,6 +239,7 @@ def rules() -> dict[str, Rule]:
         "div.Scalar": _div,
         "div.Tensor_mode": _div_mode,
         "div.Scalar_mode": _div_mode,
+        "sqrt.default": _sqrt,
         "reciprocal.default": _reciprocal,
         "lerp.Scalar": _lerp,
         "lerp.Tensor": _lerp,

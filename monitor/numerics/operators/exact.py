@@ -22,7 +22,7 @@ is_same_size set_.source_Tensor resize_ floor ceil trunc round sign
 """Overloads without a name stand for ``.default``."""
 
 ARITHMETIC = """
-mul.Tensor mul.Scalar neg abs sqrt relu leaky_relu threshold_backward
+mul.Tensor mul.Scalar neg abs relu leaky_relu threshold_backward
 clamp clamp.Tensor clamp_min clamp_max hardtanh
 """.split()
 

@@ -38,7 +38,6 @@ _OVERLOADS = {
 _SINGLE = {"pow": "pow.Tensor_Scalar", "lerp": "lerp.Scalar"}
 _NATIVE: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
-    "sqrt": torch.sqrt,
     "neg": torch.neg,
     "abs": torch.abs,
     "clamp_min": torch.clamp_min,
@@ -89,9 +88,7 @@ def _map(name: str, overload: str, table: dict[str, Rule]) -> Callable[..., list
     return apply
 
 
-def _norms(
-    backend: Backend, tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = None
-) -> list[Tensor]:
+def _norms(backend: Backend, tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
     return [vector_norm(backend, tensor, order, dtype=dtype) for tensor in tensors]
 
 

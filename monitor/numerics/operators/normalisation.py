@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._backend import Backend
 from ..errors import UnsupportedOperator
-from .elementwise import quotient
+from .elementwise import quotient, square_root
 from .reductions import mean
 from .rule import Rule
 
@@ -55,8 +55,8 @@ def _log_softmax_backward(backend: Backend, grad: Tensor, y: Tensor, dim: int, i
 
 
 def _inverse_root(x: Tensor, eps: float) -> Tensor:
-    """1/√(x + eps) by IEEE operations alone."""
-    root = torch.sqrt(x + eps)
+    """1/√(x + eps) by correctly rounded operations alone."""
+    root = square_root(x + eps)
     return torch.div(torch.ones_like(root), root)
 
 

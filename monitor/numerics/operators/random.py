@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._backend import Backend
 from ..errors import UnsupportedOperator
+from .elementwise import square_root
 from .rule import Rule
 
 __all__ = ["rules"]
@@ -45,7 +46,7 @@ def _normal(
     words = backend.random_bits(_key(generator), 2 * x.numel(), x)
     radius_bits, angle_bits = (words[0::2] >> 8).to(torch.float32), (words[1::2] >> 8).to(torch.float32)
     log = backend.unary("log", (radius_bits + 1.0) * _UNIFORM_STEP)
-    value = torch.sqrt(log * -2.0) * backend.unary("cos", angle_bits * (_UNIFORM_STEP * 2.0 * math.pi))
+    value = square_root(log * -2.0) * backend.unary("cos", angle_bits * (_UNIFORM_STEP * 2.0 * math.pi))
     return (value.reshape(x.shape) * std + centre).to(x.dtype)
 
 
@@ -55,9 +56,7 @@ def _below(backend: Backend, like: Tensor, p: float, generator: torch.Generator 
     return _bits(backend, like, generator) < math.floor(p * 2.0**32)
 
 
-def _bernoulli_p(
-    backend: Backend, x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None
-) -> Tensor:
+def _bernoulli_p(backend: Backend, x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
     return _below(backend, x, p, generator).to(x.dtype)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._backend import Backend
 from ..errors import UnsupportedOperator
-from .elementwise import quotient
+from .elementwise import quotient, square_root
 from .rule import Rule
 
 __all__ = ["all_dims", "mean", "rules", "vector_norm"]
@@ -83,7 +83,7 @@ def _var(backend: Backend, x: Tensor, dims: Dims = None, **kwargs: Any) -> Tenso
 
 
 def _std(backend: Backend, x: Tensor, dims: Dims = None, **kwargs: Any) -> Tensor:
-    return _var_mean(backend, x, dims, **kwargs)[0].sqrt()
+    return square_root(_var_mean(backend, x, dims, **kwargs)[0])
 
 
 def vector_norm(
@@ -112,7 +112,7 @@ def vector_norm(
     biased = ((largest.view(torch.int32) >> 23) & 0xFF).clamp(min=1, max=253)
     scale = (biased << 23).view(torch.float32)
     small = torch.div(x, scale)
-    root = torch.sqrt(_sum_float(backend, small * small, dims, keepdim))
+    root = square_root(_sum_float(backend, small * small, dims, keepdim))
     return root * (scale if keepdim else scale.reshape(root.shape))
 
 

@@ -157,9 +157,7 @@ def decode(log: bytes, policy: Policy, bound: Bound) -> list[Group]:
     reader = _Reader(log)
     expected = encode((), policy, bound)
     if reader.take(min(len(expected), reader.left)) != expected:
-        raise EvidenceError(
-            f"not a rounding log for ({policy.compute}, {policy.grid}) with {bound.kind} bounds"
-        )
+        raise EvidenceError(f"not a rounding log for ({policy.compute}, {policy.grid}) with {bound.kind} bounds")
     groups: list[Group] = []
     while reader.left:
         group = _decode_group(reader, groups[-1].call if groups else 0)

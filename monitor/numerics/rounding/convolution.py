@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._backend import ConvolutionShape
-from .norms import norms, quantised_squares
+from .norms import norms, quantised_squares, root_above
 
 __all__ = ["forward", "forward_bound", "grad_input", "grad_input_bound", "grad_weight", "grad_weight_bound"]
 
@@ -66,7 +66,7 @@ def forward_bound(x: Tensor, weight: Tensor, shape: ConvolutionShape, out_shape:
     """‖patch‖·‖filter‖ for each output element."""
     squares, scale = quantised_squares(x, [1, 2, 3])
     ones = torch.ones((shape.groups, 1, *weight.shape[2:]), dtype=torch.float64, device=x.device)
-    patches = _convolve(_by_group(squares, shape.groups), ones, shape, shape.groups).sqrt() * scale
+    patches = root_above(_convolve(_by_group(squares, shape.groups), ones, shape, shape.groups)) * scale
     filters = norms(weight.reshape(weight.shape[0], -1), 1).reshape(1, -1, 1, 1)
     return _spread(patches, out_shape[1]) * filters
 
@@ -77,10 +77,10 @@ def grad_input_bound(grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, sha
     groups = shape.groups
     ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=torch.float64, device=grad.device)
     like = torch.empty((x_shape[0], groups, *x_shape[2:]), dtype=torch.float64, device=grad.device)
-    reach = _backward(_by_group(squares, groups), like, ones, shape, groups, [True, False, False])[0].sqrt() * scale
+    reach = _backward(_by_group(squares, groups), like, ones, shape, groups, [True, False, False])[0]
     by_input = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(1, 2)
     columns = norms(by_input.reshape(x_shape[1], -1), 1).reshape(1, -1, 1, 1)
-    return _spread(reach, x_shape[1]) * columns
+    return _spread(root_above(reach) * scale, x_shape[1]) * columns
 
 
 def grad_weight_bound(grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape) -> Tensor:

@@ -173,11 +173,9 @@ class RoundedBackend:
         return order_free_scatter(rows, index, source)
 
     def unary(self, name: str, x: Tensor) -> Tensor:
-        """The library's function in FP64, within 8 ulp of the truth; ``rsqrt`` uses IEEE operations only."""
+        """The library's function in FP64, within 8 ulp of the truth."""
         wide = x.to(torch.float64)
         v = _FUNCTIONS[name](wide)
-        if name == "rsqrt":
-            return v.to(torch.float32)
         return self._settle(v, v.abs() * (2.0**-49))
 
     def power(self, x: Tensor, y: float) -> Tensor:
@@ -211,5 +209,3 @@ class RoundedBackend:
     def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:
         """Philox4x32-10."""
         return philox_bits(seed, count, like.device)
-
-

@@ -66,7 +66,9 @@ class Bound:
         if not (math.isfinite(self.factor) and self.factor > 0):
             raise CallerError(f"the factor of an error bound must be positive and finite, got {self.factor}")
         if self.contradictions < 0 or (self.kind == "worst-case" and self.contradictions):
-            raise CallerError(f"contradictions must be 0 for a worst-case bound and not negative, got {self.contradictions}")
+            raise CallerError(
+                f"contradictions must be 0 for a worst-case bound and not negative, got {self.contradictions}"
+            )
 
     def of_products(self, terms: int, policy: Policy) -> float:
         """Factor c such that |computed − true| ≤ c·‖row‖·‖column‖ for a sum of ``terms`` products.
