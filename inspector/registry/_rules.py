@@ -1,0 +1,222 @@
+"""What a verified statement may do to the directory, and doing it; the caller holds the writer's lock.
+
+The order of the checks is fixed: known chip, same genesis record, next in sequence, right holder, right state, right
+time. The first that fails is the error, which names the chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from firmware_sim.evidence import VerifyingKey
+from inspector.registry._schema import changes, genesis, holdings, parties
+from inspector.registry._values import ChipRecord, ChipRef, ChipState, ClaimKind, Role
+from inspector.registry.errors import (
+    InvalidStatement,
+    StatementOutOfOrder,
+    StatementReplayed,
+    UnknownChip,
+    UnknownParty,
+)
+from inspector.registry.statements import Claim, Transfer
+
+__all__ = [
+    "Holding",
+    "Party",
+    "check_claim",
+    "check_moves",
+    "check_transfer",
+    "chunks",
+    "find_holdings",
+    "find_party",
+    "find_party_by_key",
+    "holdings_query",
+    "move",
+    "states_after_claim",
+]
+
+_CHUNK = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """An enrolled party."""
+
+    number: int
+    name: str
+    role: Role
+    key: VerifyingKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """Where a chip is: its record, its holder, and the number and time of its last record."""
+
+    ordinal: int
+    record: ChipRecord
+    holder: int
+    holder_name: str
+    state: ChipState
+    sequence: int
+    time: int
+
+
+def chunks(items: Sequence[str] | Sequence[int], size: int = _CHUNK) -> Iterable[Sequence[str] | Sequence[int]]:
+    """Cut ``items`` so that each cut fits into one SQL statement's parameters."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def find_party(connection: Connection, name: str, *roles: Role) -> Party:
+    """The party enrolled as ``name`` in one of ``roles`` (any if none is given), else UnknownParty."""
+    row = connection.execute(select(parties).where(parties.c.name == name)).one_or_none()
+    if row is None:
+        raise UnknownParty(f"{name} is not enrolled")
+    party = Party(number=row.party, name=row.name, role=Role(row.role), key=VerifyingKey(bytes.fromhex(row.key)))
+    if roles and party.role not in roles:
+        wanted = " or ".join(role.value for role in roles)
+        raise UnknownParty(f"{name} is enrolled as {party.role.value}, not as {wanted}")
+    return party
+
+
+def find_party_by_key(connection: Connection, key_id: str) -> tuple[str, VerifyingKey] | None:
+    """Name and key of the party whose key has this id."""
+    row = connection.execute(select(parties.c.name, parties.c.key).where(parties.c.keyid == key_id)).one_or_none()
+    return None if row is None else (row.name, VerifyingKey(bytes.fromhex(row.key)))
+
+
+holdings_query = (
+    select(
+        genesis.c.ordinal,
+        genesis.c.chip,
+        genesis.c.model,
+        genesis.c.identity,
+        holdings.c.holder,
+        parties.c.name,
+        holdings.c.state,
+        holdings.c.sequence,
+        holdings.c.time,
+    )
+    .join(holdings, holdings.c.ordinal == genesis.c.ordinal)
+    .join(parties, parties.c.party == holdings.c.holder)
+)
+
+
+def find_holdings(connection: Connection, chips: Sequence[str]) -> dict[str, Holding]:
+    """The holdings of those of ``chips`` that exist."""
+    found: dict[str, Holding] = {}
+    for some in chunks(chips):
+        for row in connection.execute(holdings_query.where(genesis.c.chip.in_(some))):
+            found[row.chip] = Holding(
+                ordinal=row.ordinal,
+                record=ChipRecord(row.chip, row.model, row.identity),
+                holder=row.holder,
+                holder_name=row.name,
+                state=ChipState(row.state),
+                sequence=row.sequence,
+                time=row.time,
+            )
+    return found
+
+
+def check_moves(
+    connection: Connection, chips: Sequence[ChipRef], *, holder: Party, states: Sequence[ChipState], time: int
+) -> list[Holding]:
+    """Return the holdings of ``chips`` if each may move now, else raise an error that names the first that may not."""
+    found = find_holdings(connection, [ref.chip for ref in chips])
+    checked = []
+    for ref in chips:
+        holding = found.get(ref.chip)
+        if holding is None:
+            raise UnknownChip(f"chip {ref.chip} has no genesis record")
+        if ref.digest != holding.record.digest():
+            raise InvalidStatement(f"chip {ref.chip}: the statement is about another genesis record")
+        following = holding.sequence + 1
+        if ref.sequence < following:
+            raise StatementReplayed(
+                f"chip {ref.chip}: replayed, record {ref.sequence} exists already and the next is {following}"
+            )
+        if ref.sequence > following:
+            raise StatementOutOfOrder(f"chip {ref.chip}: out of order, record {ref.sequence} before {following}")
+        if holding.holder != holder.number:
+            raise InvalidStatement(f"chip {ref.chip}: held by {holding.holder_name}, not by {holder.name}")
+        if holding.state not in states:
+            raise InvalidStatement(f"chip {ref.chip}: recorded as {holding.state.name.lower()}, {_way_out(holding)}")
+        if time < holding.time:
+            raise StatementOutOfOrder(
+                f"chip {ref.chip}: out of order, signed for time {time}, its last record is of {holding.time}"
+            )
+        checked.append(holding)
+    return checked
+
+
+def states_after_claim(claim: ClaimKind) -> tuple[tuple[ChipState, ...], ChipState]:
+    """The states in which a claim may be made, and the state that it leads to."""
+    match claim:
+        case ClaimKind.LOST:
+            return (ChipState.FABRICATED, ChipState.OWNED), ChipState.LOST
+        case ClaimKind.FOUND:
+            return (ChipState.LOST,), ChipState.OWNED
+        case ClaimKind.DESTROYED:
+            return (ChipState.FABRICATED, ChipState.OWNED), ChipState.DESTROYED
+
+
+def move(
+    connection: Connection, moving: Sequence[Holding], *, holder: int | None, state: ChipState, time: int, event: int
+) -> None:
+    """Write the next record of each chip: it is now with ``holder`` (None: where it was) in ``state``."""
+    if not moving:
+        return
+    rows = [
+        {
+            "ordinal": chip.ordinal,
+            "sequence": chip.sequence + 1,
+            "event": event,
+            "time": time,
+            "holder_before": chip.holder,
+            "state_before": int(chip.state),
+            "holder": chip.holder if holder is None else holder,
+            "state": int(state),
+        }
+        for chip in moving
+    ]
+    connection.execute(insert(changes), rows)
+    connection.execute(
+        update(holdings)
+        .where(holdings.c.ordinal == bindparam("of_ordinal"))
+        .values({name: bindparam(f"new_{name}") for name in ("holder", "state", "sequence", "time", "event")}),
+        [
+            {"of_ordinal": row["ordinal"]}
+            | {f"new_{name}": row[name] for name in ("holder", "state", "sequence", "time", "event")}
+            for row in rows
+        ],
+    )
+
+
+def check_transfer(connection: Connection, statement: Transfer) -> tuple[list[Holding], Party]:
+    """Check a transfer; returns what moves and to whom."""
+    sender = find_party(connection, statement.sender, Role.MAKER, Role.OWNER)
+    receiver = find_party(connection, statement.receiver, Role.MAKER, Role.OWNER)
+    states = (ChipState.FABRICATED, ChipState.OWNED)
+    return check_moves(connection, statement.chips, holder=sender, states=states, time=statement.time), receiver
+
+
+def check_claim(connection: Connection, statement: Claim) -> tuple[list[Holding], ChipState]:
+    """Check a claim; returns what changes and into which state."""
+    holder = find_party(connection, statement.holder, Role.MAKER, Role.OWNER)
+    if statement.witness:
+        find_party(connection, statement.witness, Role.INSPECTOR)
+    before, after = states_after_claim(statement.claim)
+    return check_moves(connection, statement.chips, holder=holder, states=before, time=statement.time), after
+
+
+def _way_out(holding: Holding) -> str:
+    match holding.state:
+        case ChipState.LOST:
+            return f"{holding.holder_name} must have it found before a witness first"
+        case ChipState.DESTROYED:
+            return "which is final"
+        case ChipState.FABRICATED | ChipState.OWNED:
+            return "so there is nothing to be found"

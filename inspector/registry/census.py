@@ -1,0 +1,261 @@
+"""Census: chips drawn at random from the directory, shown by their holders or missing (Shavit 2023, §6).
+
+The draw is a partial Fisher-Yates shuffle of the chips that the directory places in somebody's hands, in the order of
+their genesis records, driven by SHA-256 over the seed. It is logged before anyone is asked. The lab has no say in
+it: the population comes from the directory, the seed from the inspector. A chip that is not shown, or in whose place
+another serial is read, is missing; silence is not an answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, func, insert, select, update
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import Digest, SigningKey, canonical, digest_bytes
+from inspector.registry import _rules
+from inspector.registry._log import LogEntry, read_frontier
+from inspector.registry._schema import census_draws, censuses, events, genesis, holdings
+from inspector.registry._values import ChipState, Role
+from inspector.registry.census_statements import CensusDraw, CensusResult, MissingChip
+from inspector.registry.directory import Registry
+from inspector.registry.errors import ImportRejected, InvalidStatement
+from inspector.registry.signing import decode_payload, sign
+
+__all__ = ["Census", "CensusOutcome", "draw_census", "draw_without_replacement", "drawn_digest", "record_census"]
+
+_PRESENT = tuple(int(state) for state in ChipState if state.present)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """A drawn census: the chips to be shown, in the order drawn, and the holder of each at the draw."""
+
+    number: int
+    event: int
+    population: int
+    chips: tuple[str, ...]
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CensusOutcome:
+    """A recorded census: how many chips were shown, which were not and who answers for each."""
+
+    number: int
+    event: int
+    present: int
+    retired: tuple[str, ...]
+    resurfaced: tuple[str, ...]
+    missing: tuple[MissingChip, ...]
+
+
+def draw_without_replacement(seed: bytes, population: int, count: int) -> list[int]:
+    """Return ``count`` distinct integers below ``population``, every ordered choice equally likely over seeds.
+
+    Step i swaps position i with a position drawn evenly from i … population−1: SHA-256(seed ‖ counter) as a 256-bit
+    number, drawn again above the largest multiple of the range, so no position is favoured.
+
+    Raises:
+        CallerError: more wanted than there are, or none.
+    """
+    if not 1 <= count <= population:
+        raise CallerError(f"cannot draw {count} of {population} chips")
+    moved: dict[int, int] = {}
+    drawn = []
+    counter = 0
+    for step in range(count):
+        span = population - step
+        limit = (1 << 256) - (1 << 256) % span
+        while True:
+            block = hashlib.sha256(b"chipwitness/census/1\0" + seed + counter.to_bytes(8, "big")).digest()
+            counter += 1
+            value = int.from_bytes(block, "big")
+            if value < limit:
+                break
+        other = step + value % span
+        drawn.append(moved.get(other, other))
+        moved[other] = moved.get(step, step)
+    return drawn
+
+
+def drawn_digest(chips: Sequence[str]) -> Digest:
+    """Digest of chip ids in the order drawn."""
+    return digest_bytes("chipwitness/registry-census/1", canonical.encode(list(chips)))
+
+
+def draw_census(
+    registry: Registry, *, count: int, seed: bytes, inspector: str, key: SigningKey, owner: str = ""
+) -> Census:
+    """Draw ``count`` chips evenly from all that are held (by ``owner``, if given), and log the draw.
+
+    Args:
+        registry: open for writing.
+        count: chips to draw, at least 1.
+        seed: 32 bytes that nobody under inspection can foresee.
+        inspector: the enrolled inspector whose ``key`` signs.
+        owner: draw from this holder's chips only.
+
+    Raises:
+        CallerError: more chips wanted than held.
+        ForgedStatement: ``key`` is not the inspector's.
+    """
+    with registry.writer() as writer:
+        connection = writer.connection
+        _rules.find_party(connection, inspector, Role.INSPECTOR)
+        holder = _rules.find_party(connection, owner, Role.MAKER, Role.OWNER).number if owner else None
+        held: Sequence[int] = connection.execute(_population(holder)).scalars().all()
+        if not 1 <= count <= len(held):
+            raise CallerError(f"cannot draw {count} chips: {len(held)} are held{f' by {owner}' if owner else ''}")
+        ordinals = [held[position] for position in draw_without_replacement(seed, len(held), count)]
+        found = {}
+        for some in _rules.chunks(ordinals):
+            for row in connection.execute(_rules.holdings_query.where(genesis.c.ordinal.in_(some))):
+                found[row.ordinal] = (row.chip, row.name)
+        chips = tuple(found[ordinal][0] for ordinal in ordinals)
+        frontier = read_frontier(connection)
+        number = 1 + connection.execute(select(func.count()).select_from(censuses)).scalar_one()
+        statement = CensusDraw(
+            registry=registry.origin,
+            census=number,
+            inspector=inspector,
+            owner=owner,
+            seed=seed,
+            size=frontier.size,
+            root=frontier.root(),
+            population=len(held),
+            count=count,
+            drawn=drawn_digest(chips),
+            time=writer.now,
+        )
+        signed = sign(statement, key)
+        registry.verified(writer, signed)
+        receipt = registry.append(writer, signed, chips=0)
+        connection.execute(insert(censuses).values(census=number, drawn_event=receipt.event, result_event=None))
+        connection.execute(
+            insert(census_draws),
+            [{"census": number, "rank": rank, "ordinal": ordinal} for rank, ordinal in enumerate(ordinals)],
+        )
+    return Census(
+        number=number,
+        event=receipt.event,
+        population=len(held),
+        chips=chips,
+        holders=tuple(found[ordinal][1] for ordinal in ordinals),
+    )
+
+
+def record_census(
+    registry: Registry, census: int, answers: Mapping[str, str], *, inspector: str, key: SigningKey
+) -> CensusOutcome:
+    """Log what was found and mark the missing chips lost, their last holder answering.
+
+    Args:
+        registry: open for writing.
+        census: number of a drawn census without a result.
+        answers: drawn chip → serial that the inspector read off the chip shown ("" for none). A drawn chip without an
+            answer is missing.
+        inspector: who drew it; ``key`` is that inspector's.
+
+    Raises:
+        ImportRejected: an answer for a chip that was not drawn, or one serial shown for two chips.
+        InvalidStatement: no such census, another inspector's, or already recorded.
+    """
+    with registry.writer() as writer:
+        connection = writer.connection
+        row = connection.execute(select(censuses).where(censuses.c.census == census)).one_or_none()
+        if row is None:
+            raise InvalidStatement(f"census {census} was not drawn")
+        if row.result_event is not None:
+            raise InvalidStatement(f"census {census} is recorded already, as event {row.result_event}")
+        entry = connection.execute(select(events.c.entry).where(events.c.event == row.drawn_event)).scalar_one()
+        draw = decode_payload(LogEntry.from_bytes(entry).signed)
+        if not isinstance(draw, CensusDraw):
+            raise EvidenceError(f"event {row.drawn_event} is not the draw of census {census}")
+        if draw.inspector != inspector:
+            raise InvalidStatement(f"census {census} was drawn by {draw.inspector}, not by {inspector}")
+        drawn = connection.execute(_drawn_query(census)).all()
+        now = _rules.find_holdings(connection, [chip.chip for chip in drawn])
+        chips = [chip.chip for chip in drawn]
+        _check_answers(census, chips, answers)
+        shown = [chip for chip in chips if answers.get(chip) == chip]
+        absent = [now[chip] for chip in chips if answers.get(chip) != chip]
+        retired = [holding for holding in absent if holding.state is ChipState.DESTROYED]
+        missing = [holding for holding in absent if holding.state is not ChipState.DESTROYED]
+        statement = CensusResult(
+            registry=registry.origin,
+            census=census,
+            inspector=inspector,
+            drawn=draw.drawn,
+            present=len(shown),
+            retired=tuple(holding.record.chip for holding in retired),
+            resurfaced=tuple(chip for chip in shown if not now[chip].state.present),
+            missing=tuple(
+                MissingChip(
+                    chip=holding.record.chip,
+                    holder=holding.holder_name,
+                    observed=answers.get(holding.record.chip, ""),
+                    sequence=holding.sequence + 1 if holding.state.present else 0,
+                )
+                for holding in missing
+            ),
+            time=writer.now,
+        )
+        signed = sign(statement, key)
+        registry.verified(writer, signed)
+        receipt = registry.append(writer, signed, chips=len(missing))
+        _rules.move(
+            connection,
+            [holding for holding in missing if holding.state.present],
+            holder=None,
+            state=ChipState.LOST,
+            time=max([statement.time, *(holding.time for holding in missing)]),
+            event=receipt.event,
+        )
+        connection.execute(update(censuses).where(censuses.c.census == census).values(result_event=receipt.event))
+    return CensusOutcome(
+        number=census,
+        event=receipt.event,
+        present=statement.present,
+        retired=statement.retired,
+        resurfaced=statement.resurfaced,
+        missing=statement.missing,
+    )
+
+
+def _check_answers(census: int, chips: Sequence[str], answers: Mapping[str, str]) -> None:
+    drawn = set(chips)
+    shown_for: dict[str, str] = {}
+    for chip, observed in answers.items():
+        if chip not in drawn:
+            raise ImportRejected(f"chip {chip} was not drawn in census {census}")
+        if observed and shown_for.setdefault(observed, chip) != chip:
+            raise ImportRejected(f"serial {observed} was read for chip {shown_for[observed]} and for chip {chip}")
+
+
+def _population(holder: int | None) -> Select[Any]:
+    query = select(holdings.c.ordinal).where(holdings.c.state.in_(_PRESENT)).order_by(holdings.c.ordinal)
+    return query if holder is None else query.where(holdings.c.holder == holder)
+
+
+def _drawn_query(census: int) -> Select[Any]:
+    return (
+        select(genesis.c.chip)
+        .join(census_draws, census_draws.c.ordinal == genesis.c.ordinal)
+        .where(census_draws.c.census == census)
+        .order_by(census_draws.c.rank)
+    )
+
+
+def answers_from_rows(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
+    """Answers from the rows of a CSV file with columns ``chip`` and ``observed``."""
+    answers: dict[str, str] = {}
+    for line, (chip, observed) in rows:
+        if chip in answers:
+            raise ImportRejected(f"line {line}: chip {chip} is answered for twice")
+        answers[chip] = observed
+    return answers

@@ -1,0 +1,62 @@
+"""Keys as files: a private key readable by its owner only, its public half beside it; neither is in the database."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import SigningKey, VerifyingKey
+
+__all__ = ["load_private", "load_public", "write_keys"]
+
+_PRIVATE = "chipwitness-private-key"
+_PUBLIC = "chipwitness-public-key"
+
+
+def write_keys(path: Path, key: SigningKey) -> Path:
+    """Write ``path`` (private, mode 0600) and ``path`` + ``.pub``; returns the latter.
+
+    Raises:
+        CallerError: either file exists, or cannot be written.
+    """
+    public = path.with_name(path.name + ".pub")
+    for file, label, value, mode in (
+        (path, _PRIVATE, key.private_bytes(), 0o600),
+        (public, _PUBLIC, key.verifying.raw, 0o644),
+    ):
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+                stream.write(f"{label} ed25519 {value.hex()}\n")
+        except FileExistsError:
+            raise CallerError(f"{file}: exists already, a key is never overwritten") from None
+        except OSError as error:
+            raise CallerError(f"{file}: {error.strerror or error}") from None
+    return public
+
+
+def load_private(path: Path) -> SigningKey:
+    """The signing key in a file that ``write_keys`` wrote; raises CallerError for anything else."""
+    return SigningKey.from_private_bytes(_read(path, _PRIVATE, "private"))
+
+
+def load_public(path: Path) -> VerifyingKey:
+    """The verifying key in a ``.pub`` file; raises CallerError for anything else."""
+    return VerifyingKey(_read(path, _PUBLIC, "public"))
+
+
+def _read(path: Path, label: str, kind: str) -> bytes:
+    try:
+        words = path.read_text(encoding="ascii").split()
+    except OSError as error:
+        raise CallerError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise CallerError(f"{path}: not a {kind} key file") from None
+    try:
+        value = bytes.fromhex(words[2]) if len(words) == 3 else b""
+    except ValueError:
+        value = b""
+    if words[:2] != [label, "ed25519"] or len(value) != 32:
+        raise CallerError(f"{path}: not a {kind} key file")
+    return value
