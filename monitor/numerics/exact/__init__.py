@@ -1,0 +1,26 @@
+"""Order-free kernels: pure functions of tensors with one and the same result on every device.
+
+A result is either the correctly rounded value of an exact mathematical expression, which is unique, or an expression in
+exact integers. The functions know nothing of dispatch modes; a caller inside one disables it first.
+"""
+
+from __future__ import annotations
+
+from monitor.numerics.exact import philox
+from monitor.numerics.exact.matmul import matmul
+from monitor.numerics.exact.sums import embedding_backward, index_add, mean, scatter_add, scatter_rows, sum
+from monitor.numerics.exact.unary import UNARY_FUNCTIONS, power, unary
+
+__all__ = [
+    "UNARY_FUNCTIONS",
+    "embedding_backward",
+    "index_add",
+    "matmul",
+    "mean",
+    "philox",
+    "power",
+    "scatter_add",
+    "scatter_rows",
+    "sum",
+    "unary",
+]
