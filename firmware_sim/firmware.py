@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from firmware_sim._silicon import Fuses, Silicon, create_silicon
 from firmware_sim.beacon import beacon_digest, open_beacon
@@ -61,7 +61,13 @@ class FirmwareChip(Chip):
         self._epoch_key = b""
 
     @classmethod
-    def manufacture(
+    def manufacture(cls, folder: Path | str, *, disk: Disk | None = None, **options: Any) -> Self:
+        """Make a chip as `burn` does, with the same keywords, and boot it; `disk` takes the system calls."""
+        cls.burn(folder, disk=disk, **options)
+        return cls.power_on(folder, disk=disk)
+
+    @classmethod
+    def burn(
         cls,
         folder: Path | str,
         *,
@@ -74,13 +80,11 @@ class FirmwareChip(Chip):
         beacon_key: VerifyingKey | None = None,
         quotas: Mapping[RecordKind, int] | None = None,
         disk: Disk | None = None,
-    ) -> Self:
-        """Make a chip in `folder` (which must not exist) and boot it.
+    ) -> None:
+        """Make a chip in `folder`, which must not exist, and leave it off.
 
         All of the chip's secrets follow from `seed` and `chip_id`. `snapshot_rate` is in snapshots per tick, in [0, 1].
-        `disk` is where the system calls go, for fault tests.
         """
-        disk = disk or PosixDisk()
         threshold(snapshot_rate)
         fuses = Fuses(
             secrets=maker.issue_device(chip_id, seed),
@@ -89,8 +93,7 @@ class FirmwareChip(Chip):
             beacon_key=beacon_key,
             quotas=checked_quotas(quotas or {}),
         )
-        create_silicon(Path(folder), fuses, firmware, disk)
-        return cls.power_on(folder, disk=disk)
+        create_silicon(Path(folder), fuses, firmware, disk or PosixDisk())
 
     @classmethod
     def power_on(cls, folder: Path | str, *, firmware: Firmware | None = None, disk: Disk | None = None) -> Self:
@@ -117,6 +120,10 @@ class FirmwareChip(Chip):
 
     @property
     def chip_id(self) -> str:
+        return self._fused_id
+
+    @property
+    def _fused_id(self) -> str:
         return self._fuses.secrets.chip_id
 
     @property
@@ -202,7 +209,7 @@ class FirmwareChip(Chip):
             self._refuse(ErrorCode.BAD_ARGUMENT, "a quote needs a nonce of 16 to 64 bytes and a verifier id")
         self._append(RecordKind.QUOTE, digest=quote_request_digest(nonce, verifier_id).value)
         quote = Quote(
-            chip_id=self.chip_id,
+            chip_id=self._fused_id,
             certificate_digest=self.certificate_digest,
             measurement=self._firmware.measurement,
             security_version=self._firmware.security_version,
@@ -253,7 +260,7 @@ class FirmwareChip(Chip):
         self._snapshots += 1
         self._bytes_hashed += hashed
         return SnapshotEvent(
-            chip_id=self.chip_id,
+            chip_id=self._fused_id,
             record=record.counter,
             boot=record.boot,
             tick=record.tick,
@@ -275,7 +282,7 @@ class FirmwareChip(Chip):
         return self._fuses.secrets.alias_key(self._firmware)
 
     def _commitment(self) -> bytes:
-        return commit_epoch(self.chip_id, self._epoch, self._epoch_key).value
+        return commit_epoch(self._fused_id, self._epoch, self._epoch_key).value
 
     def _start(self) -> None:
         """Check the log against the state, then boot: genesis, power gap, BOOT, EPOCH, as far as they are due."""
@@ -283,7 +290,7 @@ class FirmwareChip(Chip):
         for record in records:
             self._take_in(record)
         if not records:
-            digest = genesis_digest(self.chip_id, self.certificate_digest, self._fuses.log_id)
+            digest = genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id)
             self._append(RecordKind.GENESIS, run_id=self._fuses.log_id, digest=digest)
         last = records[-1].kind if records else RecordKind.GENESIS
         if last not in _NO_GAP:
@@ -305,12 +312,12 @@ class FirmwareChip(Chip):
         state = self._silicon.state
         if state.log_size == 0:
             return []
-        records = parse_log(self._silicon.log.read(), chip=self.chip_id)
+        records = parse_log(self._silicon.log.read(), chip=self._fused_id)
         check_chain(
-            records, genesis_digest(self.chip_id, self.certificate_digest, self._fuses.log_id), chip=self.chip_id
+            records, genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id), chip=self._fused_id
         )
         if records[-1].hash() != state.log_head:
-            raise NvramError(f"chip {self.chip_id}: log does not end with the head that its state holds")
+            raise NvramError(f"chip {self._fused_id}: log does not end with the head that its state holds")
         return records
 
     def _take_in(self, record: LogRecord) -> None:
@@ -384,7 +391,7 @@ class FirmwareChip(Chip):
         self._require_power()
         if self._counts[kind] < self._fuses.quotas[kind]:
             return
-        message = f"chip {self.chip_id}: all {self._fuses.quotas[kind]} {kind.name} records are used"
+        message = f"chip {self._fused_id}: all {self._fuses.quotas[kind]} {kind.name} records are used"
         if kind is RecordKind.SNAPSHOT:
             raise ChipFailure(ErrorCode.LOG_FULL, message)
         raise MailboxError(ErrorCode.QUOTA_EXCEEDED, message)
@@ -396,7 +403,7 @@ class FirmwareChip(Chip):
             self._refuse(ErrorCode.BAD_ARGUMENT, "step and operator index are in [0, 2^64)")
 
     def _refuse(self, code: ErrorCode, message: str) -> NoReturn:
-        raise MailboxError(code, f"chip {self.chip_id}: {message}")
+        raise MailboxError(code, f"chip {self._fused_id}: {message}")
 
     @classmethod
     def _check_rollback(cls, silicon: Silicon, image: Firmware) -> None:

@@ -32,8 +32,11 @@ __all__ = [
     "Firmware",
     "IdentityError",
     "MakerCA",
+    "check_firmware",
+    "check_maker",
     "derive_key",
     "issue_alias",
+    "read_chain",
     "verify_chain",
 ]
 
@@ -78,6 +81,7 @@ class ChipIdentity:
     """What a verified chain says. `certificate_digest` is of the device certificate: it outlives firmware updates."""
 
     chip_id: str
+    maker_digest: Digest
     certificate_digest: Digest
     alias_key: VerifyingKey
     measurement: Digest
@@ -165,24 +169,47 @@ def verify_chain(
     chain_pem: bytes,
     *,
     trusted_ca_digests: Collection[Digest],
-    allowed_measurements: Collection[Digest] | None,
+    allowed_measurements: Collection[Digest],
     minimum_security_version: int,
 ) -> ChipIdentity:
     """Return the identity that a chain (alias, device, maker) proves to those who trust these anchors.
-
-    `allowed_measurements` None switches the measurement check off, for tests of what it is good for.
 
     Raises:
         CallerError: no trusted CA or no allowed measurement is given, so nothing could be trusted.
         IdentityError: otherwise, naming what failed.
     """
+    identity = read_chain(chain_pem)
+    check_maker(identity, trusted_ca_digests)
+    check_firmware(identity, allowed_measurements, minimum_security_version)
+    return identity
+
+
+def check_maker(identity: ChipIdentity, trusted_ca_digests: Collection[Digest]) -> None:
+    """Check that a trusted maker vouches for the chip."""
     if not trusted_ca_digests:
         raise CallerError("no trusted maker CA: nothing can be verified")
-    if allowed_measurements is not None and not allowed_measurements:
+    if identity.maker_digest not in trusted_ca_digests:
+        raise IdentityError(f"chip {identity.chip_id}: maker CA {identity.maker_digest} is not trusted")
+
+
+def check_firmware(
+    identity: ChipIdentity, allowed_measurements: Collection[Digest], minimum_security_version: int
+) -> None:
+    """Check that the chip runs firmware that is allowed and not withdrawn."""
+    if not allowed_measurements:
         raise CallerError("no allowed firmware measurement: nothing can be verified")
+    if identity.measurement not in allowed_measurements:
+        raise IdentityError(f"chip {identity.chip_id}: firmware measurement {identity.measurement} is not allowed")
+    if identity.security_version < minimum_security_version:
+        raise IdentityError(
+            f"chip {identity.chip_id}: firmware security version {identity.security_version} "
+            f"is below {minimum_security_version}"
+        )
+
+
+def read_chain(chain_pem: bytes) -> ChipIdentity:
+    """Return the identity a chain claims under its own maker certificate; whom to trust is for the caller to check."""
     alias, device, maker = _load_chain(chain_pem)
-    if _certificate_digest(maker) not in trusted_ca_digests:
-        raise IdentityError(f"maker CA {_certificate_digest(maker)} is not trusted")
     maker_key, device_key, alias_key = (_public_key(certificate) for certificate in (maker, device, alias))
     chip_id = _common_name(device)
     if not _is_chip_id(chip_id):
@@ -191,14 +218,9 @@ def verify_chain(
     _check_issued(device, chip_id, device_key, _MAKER_NAME, maker_key, ca=True, path_length=0)
     measured = _check_issued(alias, f"{chip_id} alias", alias_key, chip_id, device_key, ca=False)
     measurement, security_version = _decode_measurement(measured)
-    if allowed_measurements is not None and measurement not in allowed_measurements:
-        raise IdentityError(f"chip {chip_id}: firmware measurement {measurement} is not allowed")
-    if security_version < minimum_security_version:
-        raise IdentityError(
-            f"chip {chip_id}: firmware security version {security_version} is below {minimum_security_version}"
-        )
     return ChipIdentity(
         chip_id=chip_id,
+        maker_digest=_certificate_digest(maker),
         certificate_digest=_certificate_digest(device),
         alias_key=alias_key,
         measurement=measurement,

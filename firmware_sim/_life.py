@@ -1,0 +1,125 @@
+"""The grammar of a chip's life: which records may follow which, and how time, boots and epochs advance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from firmware_sim.evidence.chiplog import ZERO_DIGEST, LogError, LogRecord, RecordKind
+
+__all__ = ["check_life"]
+
+_OFF = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP})
+_CLEAN = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF})
+
+
+def check_life(records: Sequence[LogRecord], *, chip: str) -> None:
+    """Check that the records can be the life of one chip.
+
+    Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
+    stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks never fall, and snapshots
+    have rising ticks. At most one epoch is open; work, commitments and quotes happen in an open epoch only. Beacons
+    never go back in time.
+
+    Raises:
+        LogError: names the record and its field.
+    """
+    life = _Life(chip=chip)
+    for record in records:
+        life.take(record)
+
+
+@dataclass(slots=True)
+class _Life:
+    chip: str
+    last: RecordKind | None = None
+    boot: int = 0
+    tick: int = 0
+    epochs: int = 0
+    open_epoch: LogRecord | None = None
+    snapshot_tick: int = 0
+    beacon_time: int = 0
+    _record: LogRecord = field(init=False)
+
+    def take(self, record: LogRecord) -> None:
+        self._record = record
+        kind = record.kind
+        if self.last is None or kind is RecordKind.GENESIS:
+            self._require(self.last is None and kind is RecordKind.GENESIS, "kind", f"is {kind.name} at this place")
+            self._require((record.boot, record.tick) == (0, 0), "boot", "is not 0 in the first record")
+        elif self.last in _OFF:
+            self._require(kind is RecordKind.BOOT, "kind", f"is {kind.name} while the chip is off")
+            self._take_boot(record)
+        else:
+            self._take_running(record)
+        self.last = kind
+        self.boot, self.tick = record.boot, record.tick
+
+    def _take_boot(self, record: LogRecord) -> None:
+        self._require(record.boot == self.boot + 1, "boot", f"is {record.boot}, expected {self.boot + 1}")
+        self._require(record.tick == 0, "tick", f"is {record.tick} at boot, expected 0")
+        clean = int(self.last in _CLEAN)
+        self._require(record.op == clean, "op", f"is {record.op}, expected {clean} for how the last boot ended")
+        self.snapshot_tick = 0
+
+    def _take_running(self, record: LogRecord) -> None:
+        kind = record.kind
+        self._require(record.boot == self.boot, "boot", f"is {record.boot}, expected {self.boot}")
+        self._require(record.tick >= self.tick, "tick", f"is {record.tick}, below {self.tick} of the record before")
+        if kind is RecordKind.BOOT:
+            self._require(False, "kind", "is BOOT, and neither shutdown nor power gap stands before it")
+        elif kind is RecordKind.EPOCH:
+            self._require(self.open_epoch is None, "kind", "is EPOCH while one is open")
+            self._require(record.step == self.epochs, "step", f"is epoch {record.step}, expected {self.epochs}")
+            self.open_epoch = record
+            self.epochs += 1
+        elif kind is RecordKind.CLOSE_EPOCH:
+            self._take_close(record)
+        elif kind is RecordKind.POWER_OFF:
+            self._require(self.open_epoch is None, "kind", "is POWER_OFF while an epoch is open")
+        elif kind is RecordKind.POWER_GAP:
+            self._take_gap(record)
+        else:
+            self._take_work(record)
+
+    def _take_close(self, record: LogRecord) -> None:
+        opened = self._opened(record)
+        self._require(record.step == opened.step, "step", f"is epoch {record.step}, expected {opened.step}")
+        self._require(record.digest == opened.digest, "digest", "is not the commitment of the open epoch")
+        ticks = record.tick - opened.tick
+        self._require(record.op <= ticks, "op", f"is {record.op} busy ticks, more than the {ticks} of the epoch")
+        self.open_epoch = None
+
+    def _take_gap(self, record: LogRecord) -> None:
+        lost = ZERO_DIGEST if self.open_epoch is None else self.open_epoch.digest
+        self._require(record.tick == self.tick, "tick", f"is {record.tick}, expected {self.tick}")
+        self._require(record.digest == lost, "digest", "is not the commitment of the epoch that lost its power")
+        epoch = max(self.epochs - 1, 0)
+        self._require(record.step == epoch, "step", f"is epoch {record.step}, expected {epoch}")
+        cut = record.op == 0 or record.op > self.snapshot_tick
+        self._require(cut, "op", f"is tick {record.op}, which already holds a snapshot")
+        self.open_epoch = None
+
+    def _take_work(self, record: LogRecord) -> None:
+        self._opened(record)
+        if record.kind is RecordKind.SNAPSHOT:
+            above = record.tick > self.snapshot_tick
+            self._require(above, "tick", f"is {record.tick}, not above {self.snapshot_tick} of the snapshot before")
+            self.snapshot_tick = record.tick
+        elif record.kind is RecordKind.BEACON:
+            later = record.step >= self.beacon_time
+            self._require(later, "step", f"is a beacon of {record.step}, before that of {self.beacon_time}")
+            self.beacon_time = record.step
+
+    def _opened(self, record: LogRecord) -> LogRecord:
+        if self.open_epoch is None:
+            raise self._error("kind", f"is {record.kind.name} while no epoch is open")
+        return self.open_epoch
+
+    def _require(self, condition: bool, name: str, what: str) -> None:
+        if not condition:
+            raise self._error(name, what)
+
+    def _error(self, name: str, what: str) -> LogError:
+        number = self._record.counter
+        return LogError(f"chip {self.chip}: log record {number}: {name} {what}", record=number, field=name)

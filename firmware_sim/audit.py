@@ -1,0 +1,161 @@
+"""Does a chip's log hold a snapshot at exactly the ticks that its revealed epoch keys demand?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from firmware_sim.evidence.chiplog import LogRecord, RecordKind
+from firmware_sim.schedule import EpochKey, ScheduleError, commit_epoch, scheduled_ticks
+
+__all__ = ["MAX_AUDITED_TICKS", "EpochSpan", "ScheduleAudit", "audit_schedule", "check_epoch_keys", "epoch_spans"]
+
+MAX_AUDITED_TICKS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochSpan:
+    """One epoch as logged: its ticks are (start, end]; `ended` is the record that ended it, None while it is open.
+
+    Where the power went, `end` is the last tick that the log knows; `cut_tick` is that of a snapshot then under way.
+    """
+
+    epoch: int
+    boot: int
+    start: int
+    end: int
+    opened: LogRecord
+    ended: LogRecord | None
+    snapshots: tuple[LogRecord, ...]
+    cut_tick: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleAudit:
+    """What the audit covered. Ticks after the last record before a power gap are unknown and in no count."""
+
+    epochs: int
+    ticks: int
+    busy_ticks: int
+    snapshots: int
+    power_gaps: int
+    cut_snapshots: tuple[LogRecord, ...]
+    unaudited_snapshots: int
+
+
+def epoch_spans(records: Sequence[LogRecord]) -> list[EpochSpan]:
+    """Return the epochs of a log that has passed `check_life`, in order."""
+    spans: list[EpochSpan] = []
+    opened: LogRecord | None = None
+    snapshots: list[LogRecord] = []
+    for record in records:
+        if record.kind is RecordKind.EPOCH:
+            opened, snapshots = record, []
+        elif record.kind is RecordKind.SNAPSHOT:
+            snapshots.append(record)
+        elif record.kind in (RecordKind.CLOSE_EPOCH, RecordKind.POWER_GAP) and opened is not None:
+            spans.append(_span(opened, record, record.tick, snapshots))
+            opened = None
+    if opened is not None:
+        spans.append(_span(opened, None, records[-1].tick, snapshots))
+    return spans
+
+
+def check_epoch_keys(records: Sequence[LogRecord], keys: Sequence[EpochKey], *, chip: str) -> None:
+    """Check that there is exactly one key for each ended epoch, and that it opens the commitment in the log.
+
+    Raises:
+        ScheduleError: a key is missing, extra or wrong; names epoch and record.
+    """
+    revealed = {key.epoch: key.key for key in keys}
+    if len(revealed) != len(keys):
+        raise ScheduleError(f"chip {chip}: two keys for one epoch")
+    for span in epoch_spans(records):
+        key = revealed.pop(span.epoch, None)
+        if span.ended is None:
+            if key is not None:
+                raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is out while the epoch is open")
+        elif key is None:
+            raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is missing")
+        elif commit_epoch(chip, span.epoch, key).value != span.opened.digest:
+            raise ScheduleError(
+                f"chip {chip}: log record {span.opened.counter}: the key of epoch {span.epoch} does not open "
+                "its commitment"
+            )
+    if revealed:
+        raise ScheduleError(f"chip {chip}: there is a key for epoch {min(revealed)}, which the log does not hold")
+
+
+def audit_schedule(
+    records: Sequence[LogRecord],
+    keys: Sequence[EpochKey],
+    *,
+    rate: Fraction,
+    chip: str,
+    max_ticks: int = MAX_AUDITED_TICKS,
+) -> ScheduleAudit:
+    """Check that each ended epoch holds a snapshot at exactly its scheduled ticks.
+
+    The open epoch can't be audited yet (close it before the quote); a snapshot that a power cut interrupted is
+    counted, not condemned. Needs records that passed `check_life`; the keys are checked by `check_epoch_keys`.
+
+    Raises:
+        ScheduleError: a snapshot is missing or extra, naming chip, boot, tick and record; no epoch has ended; or the
+            log claims more than `max_ticks` ticks.
+    """
+    revealed = {key.epoch: key.key for key in keys}
+    spans = epoch_spans(records)
+    ended = [span for span in spans if span.ended is not None]
+    if not ended:
+        raise ScheduleError(f"chip {chip}: no epoch has ended, so no snapshot can be audited")
+    ticks = sum(span.end - span.start for span in ended)
+    if ticks > max_ticks:
+        raise ScheduleError(f"chip {chip}: log claims {ticks} ticks, more than {max_ticks}")
+    for span in ended:
+        key = revealed.get(span.epoch)
+        if key is None:
+            raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is missing")
+        _audit_span(span, key, rate, chip)
+    return ScheduleAudit(
+        epochs=len(ended),
+        ticks=ticks,
+        busy_ticks=sum(r.op for r in records if r.kind is RecordKind.CLOSE_EPOCH),
+        snapshots=sum(len(span.snapshots) for span in ended),
+        power_gaps=sum(r.kind is RecordKind.POWER_GAP for r in records),
+        cut_snapshots=tuple(span.ended for span in ended if span.ended is not None and span.cut_tick is not None),
+        unaudited_snapshots=sum(len(span.snapshots) for span in spans if span.ended is None),
+    )
+
+
+def _audit_span(span: EpochSpan, key: bytes, rate: Fraction, chip: str) -> None:
+    found = {record.tick: record for record in span.snapshots}
+    for tick in scheduled_ticks(key, span.boot, span.start, span.end, rate):
+        if found.pop(tick, None) is None:
+            after = max(
+                (record.counter for record in span.snapshots if record.tick < tick), default=span.opened.counter
+            )
+            raise ScheduleError(
+                f"chip {chip}: no snapshot at boot {span.boot}, tick {tick} of epoch {span.epoch} "
+                f"(it belongs after log record {after})"
+            )
+    if found:
+        extra = found[min(found)]
+        raise ScheduleError(
+            f"chip {chip}: log record {extra.counter}: snapshot at boot {span.boot}, tick {extra.tick} "
+            f"of epoch {span.epoch} is not on the schedule"
+        )
+
+
+def _span(opened: LogRecord, ended: LogRecord | None, end: int, snapshots: Sequence[LogRecord]) -> EpochSpan:
+    cut = ended.op if ended is not None and ended.kind is RecordKind.POWER_GAP and ended.op else None
+    return EpochSpan(
+        epoch=opened.step,
+        boot=opened.boot,
+        start=opened.tick,
+        end=end,
+        opened=opened,
+        ended=ended,
+        snapshots=tuple(snapshots),
+        cut_tick=cut,
+    )

@@ -1,0 +1,280 @@
+"""Chips with one lie switched on, behind the same interface as the honest one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+
+from firmware_sim._silicon import Silicon
+from firmware_sim.chip import SnapshotEvent
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, parse_log
+from firmware_sim.evidence.digest import Digest
+from firmware_sim.evidence.envelope import SigningKey
+from firmware_sim.firmware import FirmwareChip
+from firmware_sim.identity import Firmware, MakerCA, derive_key
+from firmware_sim.lies import ChipLie
+from firmware_sim.memory import DeviceMemory, MemoryCopy
+
+__all__ = ["LEAKY_FIRMWARE", "OLD_FIRMWARE", "chip_class", "make_chip", "power_on_chip"]
+
+OLD_FIRMWARE = Firmware(name="chipwitness-firmware 0.9", security_version=0)
+LEAKY_FIRMWARE = Firmware(name="chipwitness-firmware 1.0 with a leak", security_version=1)
+_DONOR_SUFFIX = ".donor"
+_CLAIM_FILE = "claimed-id"
+
+
+def make_chip(
+    lie: ChipLie | None,
+    folder: Path | str,
+    *,
+    maker: MakerCA,
+    chip_id: str,
+    seed: bytes,
+    snapshot_rate: Fraction,
+    **options: Any,
+) -> FirmwareChip:
+    """Manufacture and boot an honest chip (None) or one that tells this lie; `options` as for the honest one.
+
+    Raises:
+        CallerError: no dishonest chip tells this lie.
+    """
+    return chip_class(lie).manufacture(
+        folder, maker=maker, chip_id=chip_id, seed=seed, snapshot_rate=snapshot_rate, **options
+    )
+
+
+def power_on_chip(lie: ChipLie | None, folder: Path | str, **options: Any) -> FirmwareChip:
+    """Boot the chip in `folder` with the lie it was made with."""
+    return chip_class(lie).power_on(folder, **options)
+
+
+def chip_class(lie: ChipLie | None) -> type[FirmwareChip]:
+    """Return the class that tells the lie, or raise CallerError."""
+    if lie is None:
+        return FirmwareChip
+    found = _CLASSES.get(lie) if isinstance(lie, ChipLie) else None
+    if found is None:
+        raise CallerError(f"no simulated chip tells the lie {getattr(lie, 'value', lie)!r}")
+    return found
+
+
+class _SkipSnapshots(FirmwareChip):
+    def _is_due(self, tick: int) -> bool:
+        return False
+
+
+class _PredictSchedule(FirmwareChip):
+    """The leak is code, so it is measured: the chip can't have it and keep the honest firmware's measurement."""
+
+    @classmethod
+    def manufacture(cls, folder: Path | str, *, firmware: Firmware = LEAKY_FIRMWARE, **options: Any) -> Self:
+        return super().manufacture(folder, firmware=firmware, **options)
+
+    def predict(self, ticks: int) -> list[int]:
+        """Return which of the coming `ticks` hold a snapshot, as distances from now (1 is the next tick)."""
+        return [ahead for ahead in range(1, ticks + 1) if self._is_due(self.time + ahead)]
+
+
+class _SwapWeights(FirmwareChip):
+    """Shows `decoy` while a snapshot is taken; zeros in all regions unless the lab set another memory."""
+
+    decoy: DeviceMemory | None = None
+
+    def _memory_digest(self) -> tuple[Digest, int]:
+        if self._memory is None:
+            return super()._memory_digest()
+        if self.decoy is not None:
+            return self.decoy.copy().digest(self.algorithm), self.decoy.byte_count
+        entries = [region.entry for region in self._memory.regions]
+        blank = MemoryCopy([(entry, np.zeros(entry.byte_count, dtype=np.uint8)) for entry in entries])
+        return blank.digest(self.algorithm), self._memory.byte_count
+
+
+class _HideRegion(FirmwareChip):
+    """Hides the last region."""
+
+    def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
+        shown = memory.regions[:-1] or memory.regions
+        return super().attach(DeviceMemory(shown), run_id, step)
+
+
+class _ReplaySnapshot(FirmwareChip):
+    _first: tuple[Digest, int] | None = None
+
+    def _memory_digest(self) -> tuple[Digest, int]:
+        if self._memory is None:
+            return super()._memory_digest()
+        if self._first is None:
+            self._first = super()._memory_digest()
+        return self._first
+
+
+class _RollBackLog(FirmwareChip):
+    """Restores, when the epoch is closed for the second inspection, everything to how the boot left it."""
+
+    _fields = ("_counts", "_registers", "_tick", "_epoch", "_epoch_key", "_epoch_busy", "_beacon_time")
+    _saved: dict[str, Any]
+    _quoted = False
+
+    def _start(self) -> None:
+        super()._start()
+        self._saved = {name: copy.copy(getattr(self, name)) for name in self._fields}
+        self._saved_state = (self._silicon.nvram.sequence, self._silicon.state)
+
+    def close_epoch(self) -> int:
+        if self._quoted:
+            for name, value in self._saved.items():
+                setattr(self, name, copy.copy(value))
+            sequence, state = self._saved_state
+            self._silicon.nvram.sequence = sequence - 1
+            self._silicon.log.size = state.log_size
+            self._silicon.store(state)
+        return super().close_epoch()
+
+    def quote(self, nonce: bytes, verifier_id: str) -> bytes:
+        quote = super().quote(nonce, verifier_id)
+        self._quoted = True
+        return quote
+
+
+class _TruncateLog(FirmwareChip):
+    """Hands over the log up to its last snapshot, or without its last record if there is none."""
+
+    def log_bytes(self) -> bytes:
+        data = super().log_bytes()
+        snapshots = [r.counter for r in parse_log(data) if r.kind is RecordKind.SNAPSHOT]
+        kept = snapshots[-1] if snapshots else len(data) // RECORD_BYTES - 1
+        return data[: kept * RECORD_BYTES]
+
+
+class _EditRecord(FirmwareChip):
+    """Alters the digest of its first snapshot, or of its boot record if there is none."""
+
+    def log_bytes(self) -> bytes:
+        data = bytearray(super().log_bytes())
+        records = parse_log(bytes(data))
+        victims = [r for kind in (RecordKind.SNAPSHOT, RecordKind.BOOT) for r in records if r.kind is kind]
+        start = victims[0].counter * RECORD_BYTES + RECORD_BYTES - 64
+        data[start : start + 32] = bytes(byte ^ 0xFF for byte in data[start : start + 32])
+        return bytes(data)
+
+
+class _SpliceLogs(FirmwareChip):
+    """Keeps an idle chip beside it, and shows that one's records from the first boot's epoch on, relinked."""
+
+    _donor: FirmwareChip
+
+    @classmethod
+    def manufacture(cls, folder: Path | str, *, chip_id: str, **options: Any) -> Self:
+        FirmwareChip.burn(_donor_folder(folder), chip_id=f"{chip_id}-donor", **options)
+        return super().manufacture(folder, chip_id=chip_id, **options)
+
+    def _start(self) -> None:
+        self._donor = FirmwareChip.power_on(_donor_folder(self._silicon.folder))
+        super()._start()
+
+    def _advance(self) -> SnapshotEvent | None:
+        self._donor.idle(1)
+        return super()._advance()
+
+    def close_epoch(self) -> int:
+        self._donor.close_epoch()
+        return super().close_epoch()
+
+    def quote(self, nonce: bytes, verifier_id: str) -> bytes:
+        self._donor.quote(nonce, verifier_id)
+        return super().quote(nonce, verifier_id)
+
+    def log_bytes(self) -> bytes:
+        own, foreign = parse_log(super().log_bytes()), parse_log(self._donor.log_bytes())
+        seam = next(r.counter for r in own if r.kind is RecordKind.EPOCH) + 1
+        return _relink([*own[:seam], *foreign[seam:]])
+
+    def power_off(self) -> None:
+        self._donor.power_off()
+        super().power_off()
+
+    def cut_power(self) -> None:
+        self._donor.cut_power()
+        super().cut_power()
+
+
+class _CloneIdentity(FirmwareChip):
+    """Holds the secrets of the chip `clone_of` (by default "chip-0") while it claims to be `chip_id`."""
+
+    @classmethod
+    def manufacture(cls, folder: Path | str, *, chip_id: str, clone_of: str = "chip-0", **options: Any) -> Self:
+        if clone_of == chip_id:
+            raise CallerError(f"chip {chip_id} can't clone itself")
+        cls.burn(folder, chip_id=clone_of, **options)
+        (Path(folder) / _CLAIM_FILE).write_text(chip_id)
+        return cls.power_on(folder, disk=options.get("disk"))
+
+    @property
+    def chip_id(self) -> str:
+        return (self._silicon.folder / _CLAIM_FILE).read_text()
+
+
+class _RunOldFirmware(FirmwareChip):
+    @classmethod
+    def manufacture(cls, folder: Path | str, *, firmware: Firmware = OLD_FIRMWARE, **options: Any) -> Self:
+        return super().manufacture(folder, firmware=firmware, **options)
+
+    @classmethod
+    def _check_rollback(cls, silicon: Silicon, image: Firmware) -> None:
+        return None
+
+
+class _SignWithAnotherKey(FirmwareChip):
+    def _alias_key(self) -> SigningKey:
+        return SigningKey.from_private_bytes(derive_key(self._fuses.secrets.uds, "another-key"))
+
+
+class _OwnMakerCA(FirmwareChip):
+    @classmethod
+    def manufacture(cls, folder: Path | str, *, maker: MakerCA, seed: bytes, **options: Any) -> Self:
+        own = MakerCA.create(b"made up by the lab" + seed)
+        return super().manufacture(folder, maker=own, seed=seed, **options)
+
+
+_CLASSES: Mapping[ChipLie, type[FirmwareChip]] = MappingProxyType(
+    {
+        ChipLie.SKIP_SNAPSHOTS: _SkipSnapshots,
+        ChipLie.PREDICT_SCHEDULE: _PredictSchedule,
+        ChipLie.SWAP_WEIGHTS: _SwapWeights,
+        ChipLie.HIDE_REGION: _HideRegion,
+        ChipLie.REPLAY_SNAPSHOT: _ReplaySnapshot,
+        ChipLie.ROLL_BACK_LOG: _RollBackLog,
+        ChipLie.TRUNCATE_LOG: _TruncateLog,
+        ChipLie.EDIT_RECORD: _EditRecord,
+        ChipLie.SPLICE_LOGS: _SpliceLogs,
+        ChipLie.CLONE_IDENTITY: _CloneIdentity,
+        ChipLie.RUN_OLD_FIRMWARE: _RunOldFirmware,
+        ChipLie.SIGN_WITH_ANOTHER_KEY: _SignWithAnotherKey,
+        ChipLie.OWN_MAKER_CA: _OwnMakerCA,
+    }
+)
+
+
+def _relink(records: list[LogRecord]) -> bytes:
+    """Return the records as a log with right counters and links."""
+    parts = []
+    previous = bytes(32)
+    for number, record in enumerate(records):
+        linked = dataclasses.replace(record, counter=number, previous=previous)
+        previous = linked.hash()
+        parts.append(linked.to_bytes())
+    return b"".join(parts)
+
+
+def _donor_folder(folder: Path | str) -> Path:
+    path = Path(folder)
+    return path.with_name(path.name + _DONOR_SUFFIX)

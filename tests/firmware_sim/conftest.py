@@ -1,0 +1,113 @@
+"""A small world: one maker, one inspector, chips with a little memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from firmware_sim import (
+    CURRENT_FIRMWARE,
+    DEFAULT_ALGORITHM,
+    CheckedChip,
+    ChipEvidence,
+    ChipLie,
+    ChipTrust,
+    DeviceMemory,
+    FirmwareChip,
+    LogPosition,
+    MakerCA,
+    Region,
+    SigningKey,
+    check_chip,
+    collect_evidence,
+    make_chip,
+)
+
+RATE = Fraction(1, 5)
+RUN = hashlib.sha256(b"run").digest()
+VERIFIER = "inspector-1"
+
+
+class World:
+    """Makes chips, runs them over a memory that changes with each step, and inspects them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.maker = MakerCA.create(b"maker")
+        self.beacon_key = SigningKey.generate(b"b" * 32)
+        self.trust = ChipTrust(
+            ca_digests=[self.maker.certificate_digest],
+            measurements=[CURRENT_FIRMWARE.measurement],
+            minimum_security_version=1,
+            snapshot_rate=RATE,
+            snapshot_algorithm=DEFAULT_ALGORITHM,
+        )
+        self.weights = np.zeros(12, dtype=np.float32)
+        self.moments = np.zeros((3, 4), dtype=np.float64)
+        self.chips: list[FirmwareChip] = []
+
+    @property
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(
+            [Region.of("layer.weight", self.weights), Region.of("layer.weight", self.moments, kind="optimizer")]
+        )
+
+    def make(self, chip_id: str = "chip-1", lie: ChipLie | None = None, **options: Any) -> FirmwareChip:
+        settings = {"maker": self.maker, "seed": b"seed", "snapshot_rate": RATE, **options}
+        chip = make_chip(lie, self.folder / chip_id, chip_id=chip_id, **settings)
+        self.chips.append(chip)
+        return chip
+
+    def set_step(self, step: int) -> None:
+        self.weights[:] = step
+        self.moments[:] = step / 2
+
+    def train(self, chip: FirmwareChip, steps: int = 30, *, start: int = 0, attach: bool = True) -> None:
+        if attach:
+            chip.attach(self.memory, RUN, start)
+        for step in range(start, start + steps):
+            self.set_step(step)
+            if step % 10 == 0:
+                chip.commit(RUN, step, hashlib.sha256(b"%d" % step).digest())
+            chip.tick(RUN, step)
+
+    @staticmethod
+    def nonce(number: int) -> bytes:
+        return hashlib.sha256(b"nonce %d" % number).digest()
+
+    def collect(self, chip: FirmwareChip, number: int = 0) -> ChipEvidence:
+        return collect_evidence(chip, self.nonce(number), VERIFIER)
+
+    def check(
+        self,
+        evidence: ChipEvidence,
+        *,
+        chip_id: str = "chip-1",
+        number: int = 0,
+        last: LogPosition | None = None,
+        trust: ChipTrust | None = None,
+        **options: Any,
+    ) -> CheckedChip:
+        return check_chip(
+            evidence,
+            chip_id=chip_id,
+            trust=trust or self.trust,
+            nonce=self.nonce(number),
+            verifier_id=VERIFIER,
+            last=last,
+            **options,
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    for chip in made.chips:
+        chip.cut_power()

@@ -1,0 +1,259 @@
+"""Every chip lie: which guard catches it, what the error says, and that the lie passes once the guards are off."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+
+import pytest
+
+from firmware_sim import (
+    CHIP_GUARDS,
+    LEAKY_FIRMWARE,
+    OLD_FIRMWARE,
+    CallerError,
+    ChipLie,
+    CloneError,
+    EvidenceError,
+    IdentityError,
+    LabLie,
+    LogError,
+    LogPosition,
+    QuoteError,
+    RecordKind,
+    RollbackError,
+    ScheduleError,
+    SignatureError,
+    SnapshotError,
+    check_distinct,
+    check_regions,
+    check_snapshot,
+    chip_class,
+    make_chip,
+    open_quote,
+    parse_lie,
+    parse_log,
+    read_chain,
+    records_of,
+)
+
+RUN = hashlib.sha256(b"run").digest()
+
+CAUGHT_BY_CHIP_EVIDENCE = [
+    (ChipLie.SKIP_SNAPSHOTS, ScheduleError, r"chip chip-1: no snapshot at boot 1, tick \d+ of epoch 0", {"schedule"}),
+    (
+        ChipLie.PREDICT_SCHEDULE,
+        IdentityError,
+        r"chip chip-1: firmware measurement sha256:[0-9a-f]{64} is not allowed",
+        {"firmware", "boots"},
+    ),
+    (
+        ChipLie.TRUNCATE_LOG,
+        QuoteError,
+        r"chip chip-1: log has \d+ records, its quote says \d+",
+        {"log quoted", "registers", "quote time", "epoch keys", "schedule"},
+    ),
+    (
+        ChipLie.EDIT_RECORD,
+        LogError,
+        r"chip chip-1: log record \d+: previous is not the hash of the record before",
+        {"log chain"},
+    ),
+    (
+        ChipLie.SPLICE_LOGS,
+        QuoteError,
+        r"chip chip-1: log has \d+ records, its quote says \d+",
+        {"log quoted", "registers", "quote time", "epoch keys", "life", "schedule"},
+    ),
+    (
+        ChipLie.CLONE_IDENTITY,
+        IdentityError,
+        r"chip chip-1: presents the identity of chip chip-0",
+        {"expected chip"},
+    ),
+    (
+        ChipLie.RUN_OLD_FIRMWARE,
+        IdentityError,
+        r"chip chip-1: firmware security version 0 is below 1",
+        {"firmware", "boots"},
+    ),
+    (ChipLie.OWN_MAKER_CA, IdentityError, r"chip chip-1: maker CA sha256:[0-9a-f]{64} is not trusted", {"maker"}),
+]
+
+
+@pytest.mark.parametrize(("lie", "error", "message", "guards"), CAUGHT_BY_CHIP_EVIDENCE)
+def test_lie_is_caught_and_passes_without_its_guards(world, lie, error, message, guards):
+    chip = world.make(lie=lie)
+    world.train(chip)
+    evidence = world.collect(chip)
+    trust = world.trust
+    if lie is ChipLie.RUN_OLD_FIRMWARE:
+        trust = dataclasses.replace(trust, measurements=[*trust.measurements, OLD_FIRMWARE.measurement])
+    with pytest.raises(error) as caught:
+        world.check(evidence, trust=trust)
+    assert re.match(message, str(caught.value)), str(caught.value)
+    fewer = {name: guard for name, guard in CHIP_GUARDS.items() if name not in guards}
+    assert guards <= set(CHIP_GUARDS)
+    world.check(evidence, trust=trust, guards=fewer)
+
+
+def test_chip_that_signs_with_another_key_is_caught(world):
+    chip = world.make(lie=ChipLie.SIGN_WITH_ANOTHER_KEY)
+    world.train(chip)
+    evidence = world.collect(chip)
+    with pytest.raises(SignatureError, match="envelope is signed by key"):
+        world.check(evidence)
+    # The quote itself is sound: under the key that signed it, everything else passes.
+    quote = open_quote(evidence.quote, chip._alias_key().verifying)
+    assert quote.log_size == len(parse_log(evidence.log))
+
+
+def test_rolled_back_log_is_caught_by_what_the_inspector_remembers(world):
+    chip = world.make(lie=ChipLie.ROLL_BACK_LOG)
+    world.train(chip)
+    first = world.check(world.collect(chip))
+    evidence = world.collect(chip, 1)
+    last = LogPosition.of(first.quote)
+    with pytest.raises(RollbackError, match=rf"log has \d+ records, it had {last.size} at the last inspection"):
+        world.check(evidence, number=1, last=last)
+    world.check(evidence, number=1, last=None)
+
+
+def test_rolled_back_log_grown_past_its_old_size_is_caught(world):
+    chip = world.make(lie=ChipLie.ROLL_BACK_LOG)
+    world.train(chip)
+    last = LogPosition.of(world.check(world.collect(chip)).quote)
+    chip.close_epoch()
+    world.train(chip, 60)
+    chip._quoted = False
+    evidence = world.collect(chip, 1)
+    assert len(parse_log(evidence.log)) > last.size
+    with pytest.raises(RollbackError, match=rf"record {last.size - 1}: is not the one that ended the log"):
+        world.check(evidence, number=1, last=last)
+
+
+def test_clone_that_an_accomplice_answers_for_is_caught_in_the_fleet(world):
+    original, clone = world.make("chip-0"), world.make("chip-1", ChipLie.CLONE_IDENTITY)
+    cases = []
+    for chip in (original, clone):
+        world.train(chip)
+        checked = world.check(world.collect(chip), chip_id="chip-0")
+        cases.append((checked.identity, checked.records))
+    with pytest.raises(CloneError, match="chip chip-0: number 1 is a clone of number 0"):
+        check_distinct(cases)
+    check_distinct(cases[:1])
+
+
+@pytest.mark.parametrize("lie", [ChipLie.SWAP_WEIGHTS, ChipLie.REPLAY_SNAPSHOT])
+def test_lie_about_content_is_caught_by_the_replayed_memory(world, lie):
+    """Chip evidence alone is in order here: only the memory that the replay gives can contradict it."""
+    chip = world.make(lie=lie)
+    world.train(chip)
+    snapshots = records_of(world.check(world.collect(chip)).records, RecordKind.SNAPSHOT)
+    liars = [record for record in snapshots if not _is_explained(world, record)]
+    assert len(snapshots) >= 2
+    assert len(liars) >= len(snapshots) - 1
+
+
+def test_honest_snapshots_are_explained_by_the_replayed_memory(world):
+    chip = world.make()
+    world.train(chip)
+    snapshots = records_of(world.check(world.collect(chip)).records, RecordKind.SNAPSHOT)
+    assert snapshots
+    assert all(_is_explained(world, record) for record in snapshots)
+
+
+def _is_explained(world, record):
+    world.set_step(record.step)
+    try:
+        check_snapshot(record, world.memory.digest(), chip="chip-1")
+    except SnapshotError:
+        return False
+    return True
+
+
+def test_unexplained_snapshot_is_named(world):
+    chip = world.make()
+    world.train(chip)
+    record = records_of(world.check(world.collect(chip)).records, RecordKind.SNAPSHOT)[0]
+    named = f"chip chip-1: log record {record.counter}: snapshot of step {record.step} is {record.digest.hex()}"
+    world.set_step(record.step + 1)
+    with pytest.raises(SnapshotError, match=named):
+        check_snapshot(record, world.memory.digest(), chip="chip-1")
+
+
+def test_hidden_region_is_caught_by_the_declared_table(world):
+    honest, liar = world.make("chip-0"), world.make("chip-1", ChipLie.HIDE_REGION)
+    table = world.memory.table_digest()
+    for chip in (honest, liar):
+        world.train(chip)
+    honest_records = world.check(world.collect(honest), chip_id="chip-0").records
+    check_regions(honest_records, RUN, table, chip="chip-0")
+    records = world.check(world.collect(liar)).records
+    with pytest.raises(SnapshotError, match=r"chip chip-1: log record 3: region table is [0-9a-f]{64}, expected"):
+        check_regions(records, RUN, table, chip="chip-1")
+    with pytest.raises(SnapshotError, match="never attached memory for run"):
+        check_regions(records, bytes(32), table, chip="chip-1")
+
+
+def test_leaky_chip_predicts_its_schedule_and_is_measured(world):
+    chip = world.make(lie=ChipLie.PREDICT_SCHEDULE)
+    chip.attach(world.memory, RUN, 0)
+    predicted = chip.predict(200)
+    assert predicted == [tick for tick in range(1, 201) if chip.tick(RUN, tick) is not None]
+    assert predicted
+    assert read_chain(chip.certificate_chain()).measurement == LEAKY_FIRMWARE.measurement
+
+
+@pytest.mark.parametrize("lie", [None, *ChipLie])
+def test_dishonest_chip_survives_a_power_cut(world, lie):
+    chip = world.make(lie=lie)
+    world.train(chip, 10)
+    chip.cut_power()
+    again = chip_class(lie).power_on(world.folder / "chip-1")
+    world.chips.append(again)
+    assert again.boot == 2
+    assert again.chip_id == "chip-1"
+    again.power_off()
+
+
+def test_every_chip_lie_is_told_by_some_chip():
+    assert all(issubclass(chip_class(lie), chip_class(None)) for lie in ChipLie)
+    covered = {row[0] for row in CAUGHT_BY_CHIP_EVIDENCE}
+    elsewhere = {
+        ChipLie.SIGN_WITH_ANOTHER_KEY,
+        ChipLie.ROLL_BACK_LOG,
+        ChipLie.SWAP_WEIGHTS,
+        ChipLie.REPLAY_SNAPSHOT,
+        ChipLie.HIDE_REGION,
+    }
+    assert covered | elsewhere == set(ChipLie)
+
+
+def test_lie_that_no_chip_tells_is_refused(world):
+    with pytest.raises(CallerError, match="no simulated chip tells the lie 'extra-steps'"):
+        make_chip(
+            LabLie.EXTRA_STEPS,  # type: ignore[arg-type]
+            world.folder / "x",
+            maker=world.maker,
+            chip_id="x",
+            seed=b"",
+            snapshot_rate=world.trust.snapshot_rate,
+        )
+
+
+def test_lies_have_names_and_one_line_descriptions():
+    lies = [*ChipLie, *LabLie]
+    assert len({lie.value for lie in lies}) == len(lies) == 31
+    for lie in lies:
+        assert parse_lie(lie.value) is lie
+        assert lie.description
+        assert "\n" not in lie.description
+    with pytest.raises(CallerError, match="unknown lie 'x'"):
+        parse_lie("x")
+
+
+def test_errors_of_evidence_blame_the_lab():
+    for error in (CloneError, RollbackError, SnapshotError, ScheduleError, QuoteError, LogError, IdentityError):
+        assert issubclass(error, EvidenceError)
