@@ -58,4 +58,4 @@ class Backend(Protocol):
         """Gradient with respect to the weight of ``convolution``."""
 
     def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:
-        """``count`` uniform 32-bit numbers as int64 in [0, 2^32) from a counter-based generator, on ``like``'s device."""
+        """``count`` uniform 32-bit numbers as int64 in [0, 2^32), a function of the seed, on ``like``'s device."""

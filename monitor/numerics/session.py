@@ -62,7 +62,7 @@ def _write(target: Any, result: Any) -> None:
         _write(one, value)
 
 
-class Session(TorchDispatchMode):
+class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Controls one training step while entered; use ``recording`` or ``replaying`` to build one.
 
     Attributes:
@@ -74,7 +74,7 @@ class Session(TorchDispatchMode):
     def __init__(
         self, numerics: Numerics, backend: Backend | None, statistics: Statistics, observer: Observer | None
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.numerics = numerics
         self.statistics = statistics
         self._backend = backend
@@ -101,13 +101,13 @@ class Session(TorchDispatchMode):
         if self._state != "new":
             raise CallerError("a session controls one training step; build another for the next")
         self._state = "open"
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._state = "failed"
         if kind is None:
             if isinstance(self._backend, RoundedBackend):
@@ -188,10 +188,10 @@ class _Reentered:
         self._session = session
 
     def __enter__(self) -> None:
-        TorchDispatchMode.__enter__(self._session)
+        TorchDispatchMode.__enter__(self._session)  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        TorchDispatchMode.__exit__(self._session, *error)
+        TorchDispatchMode.__exit__(self._session, *error)  # type: ignore[no-untyped-call]
 
 
 def _build(numerics: str, log: bytes | None, policy: Policy, bound: Bound, observer: Observer | None) -> Session:

@@ -27,7 +27,7 @@ def combine(a: Tensor | Number, b: Tensor | Number, alpha: Number, sign: int) ->
     """a ± alpha·b with the product rounded first."""
     if alpha != 1:
         b = b * _constant(alpha, b) if isinstance(b, Tensor) and b.dtype.is_floating_point else b * alpha
-    return torch.add(a, b) if sign > 0 else torch.sub(a, b)  # type: ignore[arg-type]
+    return torch.add(a, b) if sign > 0 else torch.sub(a, b)
 
 
 def quotient(a: Tensor, b: Tensor | Number) -> Tensor:

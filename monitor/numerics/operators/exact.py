@@ -1,12 +1,13 @@
-"""Operators that run natively because they are exact on every device: data movement, comparisons, integer arithmetic."""
+"""Operators that run natively because they are exact on every device: data movement, comparisons, single operations."""
 
 from __future__ import annotations
 
 from .rule import Rule
 
-__all__ = ["ARITHMETIC", "EXACT", "rules"]
+__all__ = ["rules"]
 
-EXACT = """
+# Overloads without a name stand for ``.default``.
+_EXACT = """
 alias detach lift_fresh lift_fresh_copy view _unsafe_view _reshape_alias reshape t transpose.int permute expand
 slice.Tensor select.int unsqueeze squeeze squeeze.dim squeeze.dims clone cat stack split.Tensor split_with_sizes
 unbind.int as_strided diagonal unfold im2col constant_pad_nd flip roll repeat tril triu slice_backward select_backward
@@ -18,13 +19,12 @@ eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor 
 logical_and logical_or logical_not logical_xor bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar
 bitwise_xor.Tensor bitwise_xor.Scalar bitwise_not isnan isinf isfinite all all.dim any any.dim nonzero
 is_same_size set_.source_Tensor resize_ floor ceil trunc round sign
-""".split()
-"""Overloads without a name stand for ``.default``."""
+"""
 
-ARITHMETIC = """
+_ARITHMETIC = """
 mul.Tensor mul.Scalar neg abs relu leaky_relu threshold_backward
 clamp clamp.Tensor clamp_min clamp_max hardtanh
-""".split()
+"""
 
 
 def _name(short: str) -> str:
@@ -33,6 +33,6 @@ def _name(short: str) -> str:
 
 def rules() -> dict[str, Rule]:
     """Rows of the operator table for this file."""
-    table = {_name(short): Rule(kind="exact") for short in EXACT}
-    table.update({_name(short): Rule(kind="arithmetic") for short in ARITHMETIC})
+    table = {_name(short): Rule(kind="exact") for short in _EXACT.split()}
+    table.update({_name(short): Rule(kind="arithmetic") for short in _ARITHMETIC.split()})
     return table

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .._backend import Backend
 from ..errors import UnsupportedOperator
-from .elementwise import quotient
 from .rule import Rule
 
 __all__ = ["rules"]
@@ -65,10 +64,15 @@ def _index_add(
     return x + (summed if alpha == 1 else summed * alpha)
 
 
+def _has_duplicates(targets: Tensor) -> bool:
+    ordered = targets.sort().values
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
 def _scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if x.dim() and index.numel():
         targets = _flat_targets(x, dim, index)
-        if targets.unique().numel() != targets.numel():
+        if _has_duplicates(targets):
             raise UnsupportedOperator("aten.scatter.src", "two sources for one element; use scatter_add")
     return torch.scatter(x, dim, index, source)
 
@@ -92,7 +96,7 @@ def _index_put(
     targets = targets.reshape(-1)
     if accumulate:
         return x + backend.scatter_rows(x.numel(), targets, spread.reshape(-1, 1)).reshape(x.shape)
-    if values.numel() != 1 and targets.unique().numel() != targets.numel():
+    if values.numel() != 1 and _has_duplicates(targets):
         raise UnsupportedOperator("aten.index_put", "two values for one element; use accumulate=True")
     return torch.ops.aten.index_put.default(x, indices, values, False)  # type: ignore[no-any-return]
 

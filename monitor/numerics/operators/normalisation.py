@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -174,7 +175,7 @@ def _batch_norm_backward(
 
 def rules() -> dict[str, Rule]:
     """Rows of the operator table for this file."""
-    table = {
+    table: dict[str, Any] = {
         "_softmax.default": softmax,
         "_log_softmax.default": _log_softmax,
         "_softmax_backward_data.default": _softmax_backward,

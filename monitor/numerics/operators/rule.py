@@ -20,7 +20,7 @@ class Rule:
 
     - ``exact``: moves or compares values; runs natively.
     - ``arithmetic``: one IEEE operation on each element; runs natively, NaN results are made canonical.
-    - ``implemented``: ``implementation(backend, *args, **kwargs)`` built from exact operations and the backend's primitives.
+    - ``implemented``: ``implementation(backend, *args, **kwargs)``, of exact operations and the backend's primitives.
     - ``decomposed``: PyTorch's own decomposition, whose operators come back through this table.
     - ``refused``: named with a reason, so that the message can say what to do.
     """

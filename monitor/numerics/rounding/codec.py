@@ -2,8 +2,8 @@
 
 Layout: 4 bytes magic, 1 byte policy, 1 byte bound kind, then groups in rising (call, sub-operation) order. A group is
 four LEB128 integers (call gap, sub-operation, result size, entry count) and three bit strings, each padded to a byte
-with zeros: the gaps' high parts in unary, their low parts in ``k`` bits, one direction bit for each entry. ``k`` follows
-from size and count (Golomb-Rice), so that a log has exactly one encoding; anything else is an EvidenceError.
+with zeros: the gaps' high parts in unary, their low parts in ``k`` bits, one direction bit for each entry. ``k``
+follows from size and count (Golomb-Rice), so that a log has exactly one encoding; anything else is an EvidenceError.
 """
 
 from __future__ import annotations

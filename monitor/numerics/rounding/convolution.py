@@ -19,9 +19,10 @@ def _convolve(
     x: Tensor, weight: Tensor, shape: ConvolutionShape, groups: int, padding: tuple[int, ...] | None = None
 ) -> Tensor:
     with torch.backends.cudnn.flags(enabled=False):
-        return torch.ops.aten.convolution.default(
+        out: Tensor = torch.ops.aten.convolution.default(
             x, weight, None, shape.stride, padding or shape.padding, shape.dilation, False, [0, 0], groups
         )
+    return out
 
 
 def _backward(

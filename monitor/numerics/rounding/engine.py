@@ -173,15 +173,17 @@ class RoundedBackend:
         return order_free_scatter(rows, index, source)
 
     def unary(self, name: str, x: Tensor) -> Tensor:
-        """The library's function in FP64, within 8 ulp of the truth."""
-        wide = x.to(torch.float64)
-        v = _FUNCTIONS[name](wide)
-        return self._settle(v, v.abs() * (2.0**-49))
+        """The device library's function in the compute format, within 8 ulp of the truth."""
+        return self._settle_function(_FUNCTIONS[name](self._widen(x)))
 
     def power(self, x: Tensor, y: float) -> Tensor:
-        """The library's pow in FP64."""
-        v = torch.pow(x.to(torch.float64), y)
-        return self._settle(v, v.abs() * (2.0**-49))
+        """The device library's pow in the compute format."""
+        return self._settle_function(torch.pow(self._widen(x), y))
+
+    def _settle_function(self, v: Tensor) -> Tensor:
+        """β differs between devices by its own relative error, 2^-45 of itself at most; it never sets the grid."""
+        v = v.to(torch.float64)
+        return self._settle(v, v.abs() * self._bound.of_functions(self._policy))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """Cross-correlation in the compute format; β from patch and filter norms."""

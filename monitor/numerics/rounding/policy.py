@@ -47,7 +47,8 @@ class Bound:
     """Error bound of a sum of K products, as a factor of row norm × column norm.
 
     - ``worst-case``: γ_K = K·u/(1 − K·u), for every order of summation, with or without FMA.
-    - ``probabilistic``: min(γ_K, λ·√K·u), Higham and Mary 2019: fails with probability ≤ 2·exp(−λ²/2) for each addition.
+    - ``probabilistic``: min(γ_K, λ·√K·u), Higham and Mary 2019, fails with probability
+      ≤ 2·exp(−λ²/2) for each addition.
     - ``calibrated``: min(γ_K, λ·√K·u) with a λ measured on real devices (Srivastava 2024, Alg. 3); promises nothing.
 
     ``contradictions`` is the number of entries of one step that may break the rules because a bound that is not a

@@ -137,8 +137,7 @@ def train(kind: str, numerics: str, steps: int, logs: list[bytes] | None, option
     return out
 
 
-def main() -> None:
-    job = json.loads(sys.argv[1])
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     results = {}
     for kind in job["kinds"]:
@@ -150,8 +149,8 @@ def main() -> None:
             if logs is None:
                 (folder / f"{job['name']}-{kind}-{step}.log").write_bytes(log)
         results[kind] = result
-    print(json.dumps(results))
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps([run_job(job) for job in json.loads(sys.argv[1])]))
