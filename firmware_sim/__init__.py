@@ -115,6 +115,7 @@ from firmware_sim.evidence import (
     verify_inclusion,
 )
 from firmware_sim.firmware import (
+    ChipOrder,
     FirmwareChip,
     quote_request_digest,
 )
@@ -207,6 +208,7 @@ __all__ = [
     "ChipFailure",
     "ChipIdentity",
     "ChipLie",
+    "ChipOrder",
     "ChipTrust",
     "ChipwitnessError",
     "CloneError",

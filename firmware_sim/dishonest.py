@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.envelope import SigningKey
-from firmware_sim.firmware import FirmwareChip
+from firmware_sim.firmware import ChipOrder, FirmwareChip
 from firmware_sim.identity import Firmware, MakerCA, derive_key
 from firmware_sim.lies import ChipLie
 from firmware_sim.memory import DeviceMemory, MemoryCopy
+from firmware_sim.nvram import Disk
 
 __all__ = ["LEAKY_FIRMWARE", "OLD_FIRMWARE", "chip_class", "make_chip", "power_on_chip"]
 
@@ -41,14 +42,13 @@ def make_chip(
     snapshot_rate: Fraction,
     **options: Any,
 ) -> FirmwareChip:
-    """Manufacture and boot an honest chip (None) or one that tells this lie; `options` as for the honest one.
+    """Manufacture and boot an honest chip (None) or one that tells this lie; `options` are those of `ChipOrder`.
 
     Raises:
         CallerError: no dishonest chip tells this lie.
     """
-    return chip_class(lie).manufacture(
-        folder, maker=maker, chip_id=chip_id, seed=seed, snapshot_rate=snapshot_rate, **options
-    )
+    order = ChipOrder(maker=maker, chip_id=chip_id, seed=seed, snapshot_rate=snapshot_rate, **options)
+    return chip_class(lie).from_order(folder, order)
 
 
 def power_on_chip(lie: ChipLie | None, folder: Path | str, **options: Any) -> FirmwareChip:
@@ -75,8 +75,8 @@ class _PredictSchedule(FirmwareChip):
     """The leak is code, so it is measured: the chip can't have it and keep the honest firmware's measurement."""
 
     @classmethod
-    def manufacture(cls, folder: Path | str, *, firmware: Firmware = LEAKY_FIRMWARE, **options: Any) -> Self:
-        return super().manufacture(folder, firmware=firmware, **options)
+    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
+        super().burn(folder, dataclasses.replace(order, firmware=LEAKY_FIRMWARE), disk)
 
     def predict(self, ticks: int) -> list[int]:
         """Return which of the coming `ticks` hold a snapshot, as distances from now (1 is the next tick)."""
@@ -173,9 +173,10 @@ class _SpliceLogs(FirmwareChip):
     _donor: FirmwareChip
 
     @classmethod
-    def manufacture(cls, folder: Path | str, *, chip_id: str, **options: Any) -> Self:
-        FirmwareChip.burn(_donor_folder(folder), chip_id=f"{chip_id}-donor", **options)
-        return super().manufacture(folder, chip_id=chip_id, **options)
+    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
+        donor = dataclasses.replace(order, chip_id=f"{order.chip_id}-donor")
+        FirmwareChip.burn(_donor_folder(folder), donor, disk)
+        super().burn(folder, order, disk)
 
     def _start(self) -> None:
         self._donor = FirmwareChip.power_on(_donor_folder(self._silicon.folder))
@@ -208,15 +209,14 @@ class _SpliceLogs(FirmwareChip):
 
 
 class _CloneIdentity(FirmwareChip):
-    """Holds the secrets of the chip `clone_of` (by default "chip-0") while it claims to be `chip_id`."""
+    """Holds the secrets of the chip `clone_of` while it claims to be `chip_id`."""
 
     @classmethod
-    def manufacture(cls, folder: Path | str, *, chip_id: str, clone_of: str = "chip-0", **options: Any) -> Self:
-        if clone_of == chip_id:
-            raise CallerError(f"chip {chip_id} can't clone itself")
-        cls.burn(folder, chip_id=clone_of, **options)
-        (Path(folder) / _CLAIM_FILE).write_text(chip_id)
-        return cls.power_on(folder, disk=options.get("disk"))
+    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
+        if order.clone_of in (None, order.chip_id):
+            raise CallerError(f"chip {order.chip_id} needs another chip's id in clone_of")
+        super().burn(folder, dataclasses.replace(order, chip_id=order.clone_of), disk)
+        (folder / _CLAIM_FILE).write_text(order.chip_id)
 
     @property
     def chip_id(self) -> str:
@@ -225,8 +225,8 @@ class _CloneIdentity(FirmwareChip):
 
 class _RunOldFirmware(FirmwareChip):
     @classmethod
-    def manufacture(cls, folder: Path | str, *, firmware: Firmware = OLD_FIRMWARE, **options: Any) -> Self:
-        return super().manufacture(folder, firmware=firmware, **options)
+    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
+        super().burn(folder, dataclasses.replace(order, firmware=OLD_FIRMWARE), disk)
 
     @classmethod
     def _check_rollback(cls, silicon: Silicon, image: Firmware) -> None:
@@ -240,9 +240,9 @@ class _SignWithAnotherKey(FirmwareChip):
 
 class _OwnMakerCA(FirmwareChip):
     @classmethod
-    def manufacture(cls, folder: Path | str, *, maker: MakerCA, seed: bytes, **options: Any) -> Self:
-        own = MakerCA.create(b"made up by the lab" + seed)
-        return super().manufacture(folder, maker=own, seed=seed, **options)
+    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
+        own = MakerCA.create(b"made up by the lab" + order.seed)
+        super().burn(folder, dataclasses.replace(order, maker=own), disk)
 
 
 _CLASSES: Mapping[ChipLie, type[FirmwareChip]] = MappingProxyType(

@@ -7,14 +7,15 @@ import hashlib
 import weakref
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from firmware_sim._silicon import Fuses, Silicon, create_silicon
 from firmware_sim.beacon import beacon_digest, open_beacon
 from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import (
     NO_RUN,
     ZERO_DIGEST,
@@ -25,7 +26,7 @@ from firmware_sim.evidence.chiplog import (
     genesis_digest,
     parse_log,
 )
-from firmware_sim.evidence.digest import DEFAULT_ALGORITHM, Digest, digest_bytes, length_prefixed
+from firmware_sim.evidence.digest import BLAKE3, DEFAULT_ALGORITHM, Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
 from firmware_sim.evidence.quote import Quote
 from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, MakerCA, issue_alias
@@ -34,13 +35,37 @@ from firmware_sim.memory import DeviceMemory
 from firmware_sim.nvram import Disk, NvramError, PosixDisk
 from firmware_sim.schedule import EpochKey, commit_epoch, derive_epoch_key, is_scheduled, threshold
 
-__all__ = ["FirmwareChip", "quote_request_digest"]
+__all__ = ["ChipOrder", "FirmwareChip", "quote_request_digest"]
 
 _NONCE_BYTES = range(16, 65)
 _NO_GAP = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP})
 _SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223"
 _RFC8032_PRIVATE = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
 _RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipOrder:
+    """What the maker is asked to make; all of the chip's secrets follow from `seed` and `chip_id`.
+
+    `snapshot_rate` is in snapshots per tick, in [0, 1]; `beacon_key` is the verifier's; `quotas` overrides how many
+    records of a kind the log takes. Only a dishonest chip that clones another one reads `clone_of`.
+    """
+
+    maker: MakerCA
+    chip_id: str
+    seed: bytes
+    snapshot_rate: Fraction
+    firmware: Firmware = CURRENT_FIRMWARE
+    algorithm: str = DEFAULT_ALGORITHM
+    beacon_key: VerifyingKey | None = None
+    quotas: Mapping[RecordKind, int] = field(default_factory=dict)
+    clone_of: str | None = None
+
+    def __post_init__(self) -> None:
+        threshold(self.snapshot_rate)
+        if self.algorithm not in (DEFAULT_ALGORITHM, BLAKE3):
+            raise CallerError(f"unknown snapshot digest {self.algorithm!r}; there are {DEFAULT_ALGORITHM}, {BLAKE3}")
 
 
 class FirmwareChip(Chip):
@@ -61,13 +86,7 @@ class FirmwareChip(Chip):
         self._epoch_key = b""
 
     @classmethod
-    def manufacture(cls, folder: Path | str, *, disk: Disk | None = None, **options: Any) -> Self:
-        """Make a chip as `burn` does, with the same keywords, and boot it; `disk` takes the system calls."""
-        cls.burn(folder, disk=disk, **options)
-        return cls.power_on(folder, disk=disk)
-
-    @classmethod
-    def burn(
+    def manufacture(
         cls,
         folder: Path | str,
         *,
@@ -80,20 +99,40 @@ class FirmwareChip(Chip):
         beacon_key: VerifyingKey | None = None,
         quotas: Mapping[RecordKind, int] | None = None,
         disk: Disk | None = None,
-    ) -> None:
-        """Make a chip in `folder`, which must not exist, and leave it off.
+    ) -> Self:
+        """Make a chip in `folder` (which must not exist) and boot it; the keywords are those of `ChipOrder`.
 
-        All of the chip's secrets follow from `seed` and `chip_id`. `snapshot_rate` is in snapshots per tick, in [0, 1].
+        `disk` is where the system calls go, for fault tests.
         """
-        threshold(snapshot_rate)
-        fuses = Fuses(
-            secrets=maker.issue_device(chip_id, seed),
+        order = ChipOrder(
+            maker=maker,
+            chip_id=chip_id,
+            seed=seed,
             snapshot_rate=snapshot_rate,
+            firmware=firmware,
             algorithm=algorithm,
             beacon_key=beacon_key,
-            quotas=checked_quotas(quotas or {}),
+            quotas=quotas or {},
         )
-        create_silicon(Path(folder), fuses, firmware, disk or PosixDisk())
+        return cls.from_order(folder, order, disk=disk)
+
+    @classmethod
+    def from_order(cls, folder: Path | str, order: ChipOrder, *, disk: Disk | None = None) -> Self:
+        """Make a chip in `folder` and boot it."""
+        cls.burn(Path(folder), order, disk or PosixDisk())
+        return cls.power_on(folder, disk=disk)
+
+    @classmethod
+    def burn(cls, folder: Path, order: ChipOrder, disk: Disk) -> None:
+        """Make a chip in `folder`, which must not exist, and leave it off."""
+        fuses = Fuses(
+            secrets=order.maker.issue_device(order.chip_id, order.seed),
+            snapshot_rate=order.snapshot_rate,
+            algorithm=order.algorithm,
+            beacon_key=order.beacon_key,
+            quotas=checked_quotas(order.quotas),
+        )
+        create_silicon(folder, fuses, order.firmware, disk)
 
     @classmethod
     def power_on(cls, folder: Path | str, *, firmware: Firmware | None = None, disk: Disk | None = None) -> Self:

@@ -59,7 +59,7 @@ class World:
         )
 
     def make(self, chip_id: str = "chip-1", lie: ChipLie | None = None, **options: Any) -> FirmwareChip:
-        settings = {"maker": self.maker, "seed": b"seed", "snapshot_rate": RATE, **options}
+        settings = {"maker": self.maker, "seed": b"seed", "snapshot_rate": RATE, "clone_of": "chip-0", **options}
         chip = make_chip(lie, self.folder / chip_id, chip_id=chip_id, **settings)
         self.chips.append(chip)
         return chip
