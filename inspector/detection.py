@@ -73,15 +73,18 @@ def snapshot_probability(*, rate: ArrayLike, days: ArrayLike, readable: ArrayLik
         days: length t of the window that the log covers.
         readable: chance r that a single snapshot can be read and is matched; it thins the Poisson process.
     """
-    mean = reals("rate", rate, low=0, high=np.inf) * reals("days", days, low=0, high=np.inf)
-    return np.asarray(-np.expm1(-mean * reals("readable", readable, low=0, high=1)))[()]
+    with np.errstate(over="ignore", under="ignore"):
+        mean = reals("rate", rate, low=0, high=np.inf) * reals("days", days, low=0, high=np.inf)
+        return np.asarray(-np.expm1(-mean * reals("readable", readable, low=0, high=1)))[()]
 
 
 def chips_needed(*, flop: ArrayLike, days: ArrayLike, flop_per_day: ArrayLike = FLOP_PER_CHIP_DAY) -> Floats:
     """Return H/(a·T), the (real) number of chips that do ``flop`` FLOP in ``days`` days."""
     work = reals("flop", flop, low=0, high=np.inf, open_low=True)
     time = reals("days", days, low=0, high=np.inf, open_low=True)
-    return np.asarray(work / time / reals("flop per chip and day", flop_per_day, low=0, high=np.inf, open_low=True))[()]
+    speed = reals("flop per chip and day", flop_per_day, low=0, high=np.inf, open_low=True)
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(work / time / speed)[()]
 
 
 def used_share(
@@ -94,7 +97,8 @@ def used_share(
     """
     fleet = reals("chips", chips, low=0, high=np.inf, open_low=True)
     needed = chips_needed(flop=flop, days=days, flop_per_day=flop_per_day)
-    share = np.asarray(needed / fleet)
+    with np.errstate(over="ignore", under="ignore"):
+        share = np.asarray(needed / fleet)
     if (share > 1.0 + SHARE_SLACK).any():
         first = int(np.argmax(share.ravel() > 1.0 + SHARE_SLACK))
         need, have = (float(np.broadcast_to(part, share.shape).ravel()[first]) for part in (needed, fleet))

@@ -23,7 +23,7 @@ snapshots), and the parameters flop, chips, days, period, rate, confidence, flop
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands of this group."""
-    from analysis.commands import _curves
+    from analysis.commands import _curves, _table
 
     samples = subparsers.add_parser(
         "samples",
@@ -35,6 +35,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_scheme(samples)
     add_json(samples)
     samples.set_defaults(handler=_samples)
+    _table.register(subparsers)
     _curves.register(subparsers)
 
 
