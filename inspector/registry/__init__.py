@@ -10,7 +10,7 @@ from inspector.registry.census import (
     record_census,
 )
 from inspector.registry.census_statements import CensusDraw, CensusResult, MissingChip
-from inspector.registry.directory import Receipt, Registry
+from inspector.registry.directory import Receipt, Registry, system_clock
 from inspector.registry.errors import (
     ForgedStatement,
     ImportRejected,
@@ -23,7 +23,7 @@ from inspector.registry.errors import (
     UnknownChip,
     UnknownParty,
 )
-from inspector.registry.exposure import loss_records
+from inspector.registry.exposure import SECONDS_PER_YEAR, loss_records
 from inspector.registry.genesis_csv import read_chips
 from inspector.registry.keyfiles import load_private, load_public, write_keys
 from inspector.registry.leakage import (
@@ -34,11 +34,12 @@ from inspector.registry.leakage import (
 )
 from inspector.registry.losses import LossModel, LossRecord, LossReport, OwnerLosses, assess_losses
 from inspector.registry.proof import ChipProof, log_consistency, prove_chip, verify_chip, verify_extension
-from inspector.registry.signing import SignedStatement, decode_payload, sign
+from inspector.registry.signing import SignedStatement, countersign, decode_payload, sign
 from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
 from inspector.registry.views import ChipView, Summary, show_chip, summarise
 
 __all__ = [
+    "SECONDS_PER_YEAR",
     "AuditReport",
     "Census",
     "CensusDraw",
@@ -77,6 +78,7 @@ __all__ = [
     "assess_losses",
     "audit",
     "census_needed",
+    "countersign",
     "decode_payload",
     "draw_census",
     "draw_without_replacement",
@@ -92,6 +94,7 @@ __all__ = [
     "show_chip",
     "sign",
     "summarise",
+    "system_clock",
     "unseen_probability",
     "verify_chip",
     "verify_extension",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Select, func, insert, select, update
@@ -20,13 +21,21 @@ from firmware_sim.evidence import Digest, SigningKey, canonical, digest_bytes
 from inspector.registry import _rules
 from inspector.registry._log import LogEntry, read_frontier
 from inspector.registry._schema import census_draws, censuses, events, genesis, holdings
-from inspector.registry._values import ChipState, Role
+from inspector.registry._values import ChipState, Role, check_name
 from inspector.registry.census_statements import CensusDraw, CensusResult, MissingChip
 from inspector.registry.directory import Registry
 from inspector.registry.errors import ImportRejected, InvalidStatement
 from inspector.registry.signing import decode_payload, sign
 
-__all__ = ["Census", "CensusOutcome", "draw_census", "draw_without_replacement", "drawn_digest", "record_census"]
+__all__ = [
+    "Census",
+    "CensusOutcome",
+    "answers_from_rows",
+    "draw_census",
+    "draw_without_replacement",
+    "drawn_digest",
+    "record_census",
+]
 
 _PRESENT = tuple(int(state) for state in ChipState if state.present)
 
@@ -251,11 +260,16 @@ def _drawn_query(census: int) -> Select[Any]:
     )
 
 
-def answers_from_rows(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
+def answers_from_rows(path: Path, rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
     """Answers from the rows of a CSV file with columns ``chip`` and ``observed``."""
     answers: dict[str, str] = {}
     for line, (chip, observed) in rows:
         if chip in answers:
-            raise ImportRejected(f"line {line}: chip {chip} is answered for twice")
+            raise ImportRejected(f"{path}: line {line}: chip {chip} is answered for twice")
+        if observed:
+            try:
+                check_name("observed serial", observed)
+            except CallerError as error:
+                raise ImportRejected(f"{path}: line {line}: {error}") from None
         answers[chip] = observed
     return answers

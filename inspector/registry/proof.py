@@ -7,12 +7,13 @@ ask for a proof under a newer head, or audit the log.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, verify_consistency, verify_inclusion
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical, verify_consistency, verify_inclusion
 from inspector.registry._log import LogEntry
 from inspector.registry._schema import batches, changes, events, genesis
 from inspector.registry._values import ChipRecord
@@ -43,6 +44,46 @@ class ChipProof:
     batch_path: tuple[bytes, ...]
     entries: tuple[ProvenEntry, ...]
     head: bytes
+
+    def to_bytes(self) -> bytes:
+        """The proof as a file; ``from_bytes`` is its inverse."""
+        return canonical.encode(
+            {
+                "batch_path": [value.hex() for value in self.batch_path],
+                "entries": [
+                    [proven.event, proven.entry.decode(), [value.hex() for value in proven.path]]
+                    for proven in self.entries
+                ],
+                "head": self.head.decode(),
+                "position": self.position,
+                "record": [self.record.chip, self.record.model, self.record.identity],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ChipProof:
+        """Return the proof whose encoding is ``data``; raises EvidenceError for anything else."""
+        value = canonical.decode(data)
+        try:
+            proof = cls(
+                record=ChipRecord(*value["record"]),
+                position=operator.index(value["position"]),
+                batch_path=tuple(bytes.fromhex(text) for text in value["batch_path"]),
+                entries=tuple(
+                    ProvenEntry(
+                        event=operator.index(event),
+                        entry=entry.encode(),
+                        path=tuple(bytes.fromhex(text) for text in path),
+                    )
+                    for event, entry, path in value["entries"]
+                ),
+                head=value["head"].encode(),
+            )
+        except (CallerError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EvidenceError(f"not a proof of a chip's records: {error}") from None
+        if proof.to_bytes() != data:
+            raise EvidenceError("not a proof of a chip's records: fields missing, extra or altered")
+        return proof
 
 
 def prove_chip(registry: Registry, chip: str) -> ChipProof:

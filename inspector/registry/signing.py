@@ -22,6 +22,7 @@ from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
 __all__ = [
     "SignedStatement",
     "Statement",
+    "countersign",
     "decode_payload",
     "decode_statement",
     "open_signed",
@@ -75,6 +76,21 @@ def sign(statement: Statement, *keys: SigningKey) -> SignedStatement:
         for capacity, key in zip(capacities, keys, strict=True)
     )
     return SignedStatement(kind=statement.kind, envelopes=envelopes)
+
+
+def countersign(signed: SignedStatement, key: SigningKey) -> SignedStatement:
+    """Add the next signatory's envelope over the same payload; the registry verifies all of them.
+
+    Raises:
+        InvalidStatement: not a statement, or it needs no further signature.
+    """
+    statement = decode_payload(signed)
+    missing = statement.signatories()[len(signed.envelopes) :]
+    if not missing:
+        raise InvalidStatement(f"the {signed.kind} has all its signatures already")
+    payload = in_toto(f"{_PREDICATES}/{statement.kind}/v1", statement.subjects(), statement.predicate())
+    envelope = seal(payload_type(signed.kind, missing[0][0]), payload, key)
+    return SignedStatement(kind=signed.kind, envelopes=(*signed.envelopes, envelope))
 
 
 def signer_key_id(envelope: bytes) -> str:

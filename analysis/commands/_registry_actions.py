@@ -1,0 +1,442 @@
+"""Handlers of ``chipwitness registry``."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from analysis.commands._common import finish, parse_now
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import SignedHead, SigningKey
+from inspector import registry as reg
+from inspector.registry.census import answers_from_rows
+from inspector.registry.genesis_csv import read_rows
+
+__all__ = [
+    "accept",
+    "audit",
+    "census_draw",
+    "census_record",
+    "check_proof",
+    "enrol",
+    "found",
+    "head",
+    "import_chips",
+    "init",
+    "keygen",
+    "leakage",
+    "losses",
+    "lost",
+    "prove",
+    "retire",
+    "show",
+    "submit",
+    "transfer",
+]
+
+
+def keygen(arguments: argparse.Namespace) -> int:
+    key = SigningKey.generate()
+    public = reg.write_keys(arguments.file, key)
+    data = {"private": str(arguments.file), "public": str(public), "key_id": key.verifying.key_id}
+    return finish(arguments, data, [f"{arguments.file} (private), {public}", key.verifying.key_id])
+
+
+def init(arguments: argparse.Namespace) -> int:
+    key = reg.load_private(arguments.registrar_key)
+    with reg.Registry.create(
+        arguments.database, name=arguments.name, registrar=key, clock=_clock(arguments)
+    ) as registry:
+        newest, _ = registry.head()
+    data = {"database": arguments.database, "origin": registry.origin, "registrar": key.verifying.key_id}
+    return finish(arguments, data | _head(newest), [f"{registry.origin}, registrar {key.verifying.key_id}"])
+
+
+def enrol(arguments: argparse.Namespace) -> int:
+    key = reg.load_public(arguments.public)
+    with _open_to_write(arguments) as registry:
+        receipt = registry.enrol(arguments.party, reg.Role(arguments.role), key)
+    data = {"event": receipt.event, **_head(receipt.head)}
+    return finish(arguments, data, [f"event {receipt.event}: {arguments.party} enrolled as {arguments.role}"])
+
+
+def import_chips(arguments: argparse.Namespace) -> int:
+    key = reg.load_private(arguments.key)
+    made = None if arguments.made is None else int(parse_now(arguments.made).timestamp())
+    with _open_to_write(arguments) as registry:
+        chips = reg.read_chips(arguments.csv)
+        receipt = registry.import_chips(
+            chips, maker=arguments.maker, label=arguments.label or arguments.csv.stem, key=key, time=made
+        )
+    return _finish_receipt(arguments, receipt, "imported")
+
+
+def transfer(arguments: argparse.Namespace) -> int:
+    def make(registry: reg.Registry, chips: tuple[reg.ChipRef, ...], time: int) -> reg.Transfer:
+        return reg.Transfer(
+            registry=registry.origin, chips=chips, sender=arguments.sender, receiver=arguments.receiver, time=time
+        )
+
+    return _sign_and_submit(arguments, make, "transferred")
+
+
+def lost(arguments: argparse.Namespace) -> int:
+    return _claim(arguments, reg.ClaimKind.LOST, "lost")
+
+
+def found(arguments: argparse.Namespace) -> int:
+    return _claim(arguments, reg.ClaimKind.FOUND, "found")
+
+
+def retire(arguments: argparse.Namespace) -> int:
+    return _claim(arguments, reg.ClaimKind.DESTROYED, "destroyed")
+
+
+def accept(arguments: argparse.Namespace) -> int:
+    signed = reg.countersign(_read_statement(arguments.statement), reg.load_private(arguments.key))
+    _write_new(arguments.out, signed.to_bytes())
+    names = [name for name, _ in reg.decode_payload(signed).subjects()]
+    data = {"out": str(arguments.out), "kind": signed.kind, "chips": names, "signatures": len(signed.envelopes)}
+    return finish(arguments, data, [f"{arguments.out}: {signed.kind} of {len(names)} chips accepted"])
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    signed = _read_statement(arguments.statement)
+    with _open_to_write(arguments) as registry:
+        receipt = registry.submit(signed)
+    return _finish_receipt(arguments, receipt, "applied")
+
+
+def census_draw(arguments: argparse.Namespace) -> int:
+    key = reg.load_private(arguments.key)
+    if arguments.out is not None and arguments.out.exists():
+        raise CallerError(f"{arguments.out}: exists already")
+    seed = secrets.token_bytes(32) if arguments.seed is None else _seed(arguments.seed)
+    with _open_to_write(arguments) as registry:
+        census = reg.draw_census(
+            registry,
+            count=arguments.sample,
+            seed=seed,
+            inspector=arguments.inspector,
+            key=key,
+            owner=arguments.owner,
+        )
+    pairs = list(zip(census.chips, census.holders, strict=True))
+    if arguments.out is not None:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([("chip", "holder"), *pairs])
+        _write_new(arguments.out, text.getvalue().encode())
+    data = {
+        "census": census.number,
+        "event": census.event,
+        "population": census.population,
+        "chips": [{"chip": chip, "holder": holder} for chip, holder in pairs],
+    }
+    lines = [f"census {census.number}: {len(pairs)} of {census.population} chips", *(f"{c}  {h}" for c, h in pairs)]
+    return finish(arguments, data, lines)
+
+
+def census_record(arguments: argparse.Namespace) -> int:
+    key = reg.load_private(arguments.key)
+    with _open_to_write(arguments) as registry:
+        answers = answers_from_rows(arguments.answers, read_rows(arguments.answers, required=("chip", "observed")))
+        outcome = reg.record_census(registry, arguments.census, answers, inspector=arguments.inspector, key=key)
+    data = {
+        "census": outcome.number,
+        "event": outcome.event,
+        "present": outcome.present,
+        "retired": list(outcome.retired),
+        "resurfaced": list(outcome.resurfaced),
+        "missing": [{"chip": chip.chip, "holder": chip.holder, "observed": chip.observed} for chip in outcome.missing],
+    }
+    lines = [
+        f"census {outcome.number}: {outcome.present} present, {len(outcome.missing)} missing, "
+        f"{len(outcome.retired)} destroyed since the draw",
+        *(
+            f"missing {gone.chip}: {gone.holder} answers for it{f', {gone.observed} was shown' if gone.observed else ''}"
+            for gone in outcome.missing
+        ),
+        *(f"resurfaced {chip}" for chip in outcome.resurfaced),
+    ]
+    return finish(arguments, data, lines)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    with reg.Registry.open(arguments.database) as registry:
+        if arguments.chip is not None:
+            return _show_chip(arguments, reg.show_chip(registry, arguments.chip))
+        summary = reg.summarise(registry)
+    rows = [
+        {"holder": holder, "state": state.name.lower(), "chips": count} for holder, state, count in summary.holdings
+    ]
+    data = {"events": summary.events, "chips": summary.chips, "holdings": rows}
+    lines = [f"{summary.chips} chips, {summary.events} events"]
+    lines += [f"{row['holder']:<24} {row['state']:<11} {row['chips']:>10}" for row in rows]
+    return finish(arguments, data, lines)
+
+
+def head(arguments: argparse.Namespace) -> int:
+    with reg.Registry.open(arguments.database) as registry:
+        newest, signed = registry.head()
+    if arguments.out is not None:
+        _write_new(arguments.out, signed)
+    data = {"size": newest.size, "root": newest.root.hex(), "signed": signed.decode()}
+    return finish(arguments, data, [signed.decode().rstrip("\n")])
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    key = reg.load_public(arguments.registrar)
+    known = None if arguments.head is None else _read(arguments.head)
+    with reg.Registry.open(arguments.database) as registry:
+        report = reg.audit(registry, registrar=key, known_head=known)
+    data = {
+        "ok": report.ok,
+        "events": report.events,
+        "chips": report.chips,
+        "root": report.root.hex(),
+        "findings": list(report.findings),
+    }
+    outcome = "consistent" if report.ok else f"{len(report.findings)} findings"
+    finish(
+        arguments,
+        data,
+        [f"{report.events} events, {report.chips} chips, root {report.root.hex()}: {outcome}", *report.findings],
+    )
+    return 0 if report.ok else 1
+
+
+def prove(arguments: argparse.Namespace) -> int:
+    with reg.Registry.open(arguments.database) as registry:
+        proof = reg.prove_chip(registry, arguments.chip)
+    _write_new(arguments.out, proof.to_bytes())
+    data = {"out": str(arguments.out), "chip": proof.record.chip, "records": len(proof.entries)}
+    return finish(arguments, data, [f"{arguments.out}: {len(proof.entries)} records of chip {proof.record.chip}"])
+
+
+def check_proof(arguments: argparse.Namespace) -> int:
+    key = reg.load_public(arguments.registrar)
+    proof = reg.ChipProof.from_bytes(_read(arguments.proof))
+    origin = f"chipwitness-registry/{arguments.name}"
+    statements = reg.verify_chip(proof, origin=origin, registrar=key)
+    newest = SignedHead.open(proof.head, key, origin)
+    data = {
+        "chip": proof.record.chip,
+        "model": proof.record.model,
+        "records": [statement.kind for statement in statements],
+        **_head(newest),
+    }
+    lines = [f"chip {proof.record.chip}: {', '.join(s.kind for s in statements)} in the log of {newest.size} events"]
+    return finish(arguments, data, lines)
+
+
+def losses(arguments: argparse.Namespace) -> int:
+    start = int(parse_now(arguments.since).timestamp())
+    end = int(parse_now(arguments.until).timestamp())
+    with reg.Registry.open(arguments.database) as registry:
+        records = reg.loss_records(registry, start=start, end=end)
+    report = reg.assess_losses(
+        records,
+        rate_per_chip_year=arguments.rate,
+        false_alarm=arguments.false_alarm,
+        model=reg.LossModel(arguments.model),
+        window_years=(end - start) / reg.SECONDS_PER_YEAR,
+    )
+    data = {
+        "suspicious": report.suspicious,
+        "model": report.model.value,
+        "rate_per_chip_year": report.rate_per_chip_year,
+        "false_alarm": report.false_alarm,
+        "attained": report.attained,
+        "owners": [asdict(owner) for owner in report.owners],
+        "pooled": asdict(report.pooled),
+    }
+    lines = [f"{'owner':<24} {'lost':>7} {'expected':>10} {'p':>10} {'alarm at':>9}"]
+    for row in (*report.owners, report.pooled):
+        flag = "  SUSPICIOUS" if row.suspicious else ""
+        lines.append(
+            f"{row.owner:<24} {row.lost:>7} {row.expected:>10.3f} {row.p_value:>10.3g} {row.alarm_at:>9}{flag}"
+        )
+    lines.append(
+        f"false-alarm probability over all tests: at most {report.attained:.3g} (asked {report.false_alarm:g})"
+    )
+    finish(arguments, data, lines)
+    return 1 if report.suspicious else 0
+
+
+def leakage(arguments: argparse.Namespace) -> int:
+    fleet = arguments.fleet
+    if arguments.registry is not None:
+        with reg.Registry.open(arguments.registry) as registry:
+            fleet = sum(count for _, state, count in reg.summarise(registry).holdings if state.present)
+    shared = {
+        "fleet": fleet,
+        "census": arguments.census,
+        "per_month": arguments.per_month,
+        "sensitivity": arguments.sensitivity,
+    }
+    rows: list[dict[str, Any]] = []
+    for diverted in arguments.diverted:
+        for months in arguments.months:
+            logarithm = float(reg.log_unseen_probability(diverted=diverted, months=months, **shared))
+            unseen = float(reg.unseen_probability(diverted=diverted, months=months, **shared))
+            row = {"diverted": diverted, "fleet": fleet, "census": arguments.census, "months": months}
+            # JSON has no infinity: a certain discovery has no logarithm.
+            rows.append(row | {"unseen": unseen, "log_unseen": logarithm if logarithm > float("-inf") else None})
+    data: dict[str, Any] = {"rows": rows}
+    lines = [f"{'diverted':>10} {'months':>8} {'unseen':>12}"]
+    lines += [f"{row['diverted']:>10} {row['months']:>8g} {row['unseen']:>12.4g}" for row in rows]
+    if arguments.confidence is not None:
+        data["months_until_seen"] = []
+        for diverted in arguments.diverted:
+            months = reg.months_until_seen(diverted=diverted, confidence=arguments.confidence, **shared)
+            finite = months if months < float("inf") else None
+            data["months_until_seen"].append({"diverted": diverted, "months": finite})
+            when = f"after {months:g} months" if finite is not None else "never"
+            lines.append(f"{diverted} diverted chips are seen with probability {arguments.confidence:g} {when}")
+    return finish(arguments, data, lines)
+
+
+def _claim(arguments: argparse.Namespace, claim: reg.ClaimKind, done: str) -> int:
+    def make(registry: reg.Registry, chips: tuple[reg.ChipRef, ...], time: int) -> reg.Claim:
+        return reg.Claim(
+            registry=registry.origin,
+            chips=chips,
+            claim=claim,
+            holder=arguments.holder,
+            witness=getattr(arguments, "witness", ""),
+            reason=arguments.reason,
+            time=time,
+        )
+
+    return _sign_and_submit(arguments, make, done)
+
+
+def _sign_and_submit(
+    arguments: argparse.Namespace,
+    make: Callable[[reg.Registry, tuple[reg.ChipRef, ...], int], reg.Transfer | reg.Claim],
+    done: str,
+) -> int:
+    out: Path | None = getattr(arguments, "out", None)
+    counter: Path | None = getattr(arguments, "counter_key", None)
+    if out is not None and counter is not None:
+        raise CallerError("--out leaves the second signature to others: give it without --counter-key")
+    if out is None and arguments.registrar_key is None:
+        raise CallerError("--registrar-key is needed to write into the registry")
+    key = reg.load_private(arguments.key)
+    clock = _clock(arguments)
+    registrar = None if out is not None else reg.load_private(arguments.registrar_key)
+    with reg.Registry.open(arguments.database, registrar=registrar, clock=clock) as registry:
+        statement = make(registry, registry.refs(_chips(arguments)), clock())
+        if out is not None:
+            signed = reg.sign(statement, key)
+            _write_new(out, signed.to_bytes())
+            data = {"out": str(out), "signatures": len(signed.envelopes)}
+            return finish(arguments, data, [f"{out}: to be accepted with 'registry accept', then 'registry submit'"])
+        keys = (key,) if counter is None else (key, reg.load_private(counter))
+        if len(keys) != len(statement.signatories()):
+            raise CallerError("--counter-key is needed: this takes two signatures (or --out, to have it accepted)")
+        receipt = registry.submit(reg.sign(statement, *keys))
+    return _finish_receipt(arguments, receipt, done)
+
+
+def _show_chip(arguments: argparse.Namespace, view: reg.ChipView) -> int:
+    history = [
+        {
+            "sequence": line.sequence,
+            "event": line.event,
+            "kind": line.kind,
+            "time": _time(line.time),
+            "holder": line.holder,
+            "state": line.state.name.lower(),
+        }
+        for line in view.history
+    ]
+    data = {
+        "chip": view.chip,
+        "model": view.model,
+        "identity": view.identity,
+        "holder": view.holder,
+        "state": view.state.name.lower(),
+        "sequence": view.sequence,
+        "digest": view.digest,
+        "history": history,
+    }
+    lines = [f"{view.chip} {view.model}: {view.state.name.lower()}, {view.holder} answers for it"]
+    lines += [
+        f"{line['sequence']:>4} {line['time']} {line['kind']:<13} {line['state']:<10} {line['holder']}"
+        for line in history
+    ]
+    return finish(arguments, data, lines)
+
+
+def _finish_receipt(arguments: argparse.Namespace, receipt: reg.Receipt, done: str) -> int:
+    data = {"event": receipt.event, "chips": receipt.chips, **_head(receipt.head)}
+    return finish(arguments, data, [f"event {receipt.event}: {receipt.chips} chips {done}"])
+
+
+def _head(newest: SignedHead) -> dict[str, object]:
+    return {"head_size": newest.size, "head_root": newest.root.hex()}
+
+
+def _open_to_write(arguments: argparse.Namespace) -> reg.Registry:
+    key = reg.load_private(arguments.registrar_key)
+    return reg.Registry.open(arguments.database, registrar=key, clock=_clock(arguments))
+
+
+def _clock(arguments: argparse.Namespace) -> Callable[[], int]:
+    if arguments.at is None:
+        return reg.system_clock
+    fixed = int(parse_now(arguments.at).timestamp())
+    return lambda: fixed
+
+
+def _chips(arguments: argparse.Namespace) -> Sequence[str]:
+    if arguments.chip is not None:
+        chips: list[str] = arguments.chip
+        return chips
+    rows = [row[0] for _, row in read_rows(arguments.chips, required=("chip",), optional=("model", "identity"))]
+    if not rows:
+        raise CallerError(f"{arguments.chips}: no chips after the header")
+    return rows
+
+
+def _seed(text: str) -> bytes:
+    try:
+        seed = bytes.fromhex(text)
+    except ValueError:
+        seed = b""
+    if len(seed) != 32:
+        raise CallerError("--seed takes 64 hex digits")
+    return seed
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CallerError(f"{path}: {error.strerror or error}") from None
+
+
+def _read_statement(path: Path) -> reg.SignedStatement:
+    return reg.SignedStatement.from_bytes(_read(path))
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        raise CallerError(f"{path}: exists already") from None
+    except OSError as error:
+        raise CallerError(f"{path}: {error.strerror or error}") from None
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,217 @@
+"""``chipwitness registry``: the chip-owner directory from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.commands._common import add_json
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+_DATABASE = "SQLite file, or postgresql://… URL"
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``registry`` and its subcommands."""
+    parser = subparsers.add_parser(
+        "registry",
+        help="chip-owner directory: import, transfer, census, audit, leakage",
+        description="Directory chip → owner from fab to destruction. Private keys are files and never in the database. "
+        "Exit codes: 0 done, 1 refused or suspicious, 2 wrong flags or paths, 3 database out of reach.",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _add_set_up(actions)
+    _add_moves(actions)
+    _add_census(actions)
+    _add_checks(actions)
+    _add_statistics(actions)
+
+
+def _lazily(name: str) -> Callable[[argparse.Namespace], int]:
+    def handler(arguments: argparse.Namespace) -> int:
+        action: Callable[[argparse.Namespace], int] = getattr(
+            importlib.import_module("analysis.commands._registry_actions"), name
+        )
+        return action(arguments)
+
+    return handler
+
+
+def _action(
+    actions: _SubParsersAction[ArgumentParser], name: str, handler: str, text: str, keys: str, *, database: bool = True
+) -> ArgumentParser:
+    parser = actions.add_parser(name, help=text, description=f"{text}. JSON keys: {keys}.")
+    parser.set_defaults(handler=_lazily(handler))
+    if database:
+        parser.add_argument("database", metavar="DB", help=_DATABASE)
+    add_json(parser)
+    return parser
+
+
+def _writes(parser: ArgumentParser) -> None:
+    parser.add_argument("--registrar-key", type=Path, required=True, metavar="FILE", help="the registrar's private key")
+    parser.add_argument(
+        "--at", metavar="TIME", help="the registry's time, as 2026-01-31T12:00:00Z (default: the clock)"
+    )
+
+
+def _add_set_up(actions: _SubParsersAction[ArgumentParser]) -> None:
+    keygen = _action(
+        actions, "keygen", "keygen", "make an Ed25519 key: FILE (private) and FILE.pub", "private, public, key_id",
+        database=False,
+    )  # fmt: skip
+    keygen.add_argument("file", type=Path, metavar="FILE")
+    init = _action(
+        actions, "init", "init", "create an empty directory", "database, origin, registrar, head_size, head_root"
+    )
+    init.add_argument("--name", required=True, help="name of the directory, part of every signed head")
+    _writes(init)
+    enrol = _action(actions, "enrol", "enrol", "admit a maker, owner or inspector", "event, head_size, head_root")
+    enrol.add_argument("--party", required=True)
+    enrol.add_argument("--role", required=True, choices=("maker", "owner", "inspector"))
+    enrol.add_argument("--public", type=Path, required=True, metavar="FILE", help="the party's public key")
+    _writes(enrol)
+    importing = _action(
+        actions, "import", "import_chips", "take in a maker's new chips from a CSV (columns chip, model, identity)",
+        "event, chips, head_size, head_root",
+    )  # fmt: skip
+    importing.add_argument("csv", type=Path, metavar="CSV")
+    importing.add_argument("--maker", required=True)
+    importing.add_argument("--key", type=Path, required=True, metavar="FILE", help="the maker's private key")
+    importing.add_argument("--label", help="name of the batch (default: the file's stem)")
+    importing.add_argument("--made", metavar="TIME", help="when the chips were made (default: the registry's time)")
+    _writes(importing)
+
+
+def _add_moves(actions: _SubParsersAction[ArgumentParser]) -> None:
+    receipt = "event, chips, head_size, head_root; or out, signatures with --out"
+
+    def chips(parser: ArgumentParser) -> None:
+        group = parser.add_mutually_exclusive_group(required=True)
+        group.add_argument("--chip", action="append", metavar="ID", help="a chip (repeat for more)")
+        group.add_argument("--chips", type=Path, metavar="CSV", help="file with a column 'chip'")
+
+    def signing(parser: ArgumentParser, first: str, second: str | None) -> None:
+        parser.add_argument("--key", type=Path, required=True, metavar="FILE", help=f"private key of the {first}")
+        if second is not None:
+            parser.add_argument("--counter-key", type=Path, metavar="FILE", help=f"private key of the {second}")
+            parser.add_argument("--out", type=Path, metavar="FILE", help=f"write it for the {second} to accept instead")
+        parser.add_argument("--registrar-key", type=Path, metavar="FILE", help="the registrar's private key")
+        parser.add_argument("--at", metavar="TIME", help="the time, as 2026-01-31T12:00:00Z (default: the clock)")
+
+    transfer = _action(actions, "transfer", "transfer", "pass chips on; sender and receiver sign", receipt)
+    transfer.add_argument("--from", dest="sender", required=True, metavar="PARTY")
+    transfer.add_argument("--to", dest="receiver", required=True, metavar="PARTY")
+    chips(transfer)
+    signing(transfer, "sender", "receiver")
+    for name, handler, text, witnessed in (
+        ("lost", "lost", "declare chips lost; the holder goes on answering for them", False),
+        ("found", "found", "declare lost chips found; an inspector countersigns", True),
+        ("retire", "retire", "declare chips destroyed; an inspector countersigns", True),
+    ):
+        claim = _action(actions, name, handler, text, receipt)
+        claim.add_argument("--holder", required=True, metavar="PARTY")
+        claim.add_argument("--reason", default="", help="free text, at most 500 characters")
+        if witnessed:
+            claim.add_argument("--witness", required=True, metavar="PARTY", help="the inspector")
+        chips(claim)
+        signing(claim, "holder", "witness" if witnessed else None)
+    accept = _action(
+        actions, "accept", "accept", "add the second signature to a statement made with --out",
+        "out, kind, chips, signatures", database=False,
+    )  # fmt: skip
+    accept.add_argument("statement", type=Path, metavar="STATEMENT")
+    accept.add_argument("--key", type=Path, required=True, metavar="FILE")
+    accept.add_argument("--out", type=Path, required=True, metavar="FILE")
+    submit = _action(actions, "submit", "submit", "apply a statement that all its parties signed", receipt)
+    submit.add_argument("statement", type=Path, metavar="STATEMENT")
+    _writes(submit)
+
+
+def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
+    census = actions.add_parser("census", help="draw chips at random, record which were shown")
+    steps = census.add_subparsers(dest="step", required=True, metavar="STEP")
+    draw = _action(
+        steps, "draw", "census_draw", "draw chips evenly from all that are held, and log the draw",
+        "census, event, population, chips (a list of chip, holder)",
+    )  # fmt: skip
+    draw.add_argument("--sample", type=int, required=True, metavar="N", help="chips to draw")
+    draw.add_argument("--owner", default="", metavar="PARTY", help="draw from this holder's chips only")
+    draw.add_argument("--seed", help="64 hex digits, unknown to the lab (default: from the system's randomness)")
+    draw.add_argument("--out", type=Path, metavar="CSV", help="also write the chips to be shown, with their holders")
+    record = _action(
+        steps, "record", "census_record", "log what was shown; chips not shown become lost, their holder answering",
+        "census, event, present, retired, resurfaced, missing (a list of chip, holder, observed)",
+    )  # fmt: skip
+    record.add_argument("--census", type=int, required=True, metavar="NUMBER")
+    record.add_argument(
+        "--answers", type=Path, required=True, metavar="CSV", help="columns 'chip' and 'observed' (the serial read)"
+    )
+    for step in (draw, record):
+        step.add_argument("--inspector", required=True, metavar="PARTY")
+        step.add_argument("--key", type=Path, required=True, metavar="FILE", help="the inspector's private key")
+        _writes(step)
+
+
+def _add_checks(actions: _SubParsersAction[ArgumentParser]) -> None:
+    show = _action(
+        actions, "show", "show", "one chip and its history, or the totals by holder and state",
+        "chip, model, identity, holder, state, sequence, digest, history; or events, chips, holdings",
+    )  # fmt: skip
+    show.add_argument("chip", nargs="?", metavar="CHIP")
+    head = _action(actions, "head", "head", "the newest signed head of the log", "size, root, signed")
+    head.add_argument("--out", type=Path, metavar="FILE", help="keep it, for a later audit --head")
+    audit = _action(
+        actions, "audit", "audit", "rebuild owner table and tree from the log and compare (exit 1 if they differ)",
+        "ok, events, chips, root, findings",
+    )  # fmt: skip
+    audit.add_argument("--head", type=Path, metavar="FILE", help="a signed head kept from earlier")
+    prove = _action(actions, "prove", "prove", "write a proof of all records of one chip", "out, chip, records")
+    prove.add_argument("chip", metavar="CHIP")
+    prove.add_argument("--out", type=Path, required=True, metavar="FILE")
+    check = _action(
+        actions, "check-proof", "check_proof", "check a proof without the database",
+        "chip, model, records, head_size, head_root", database=False,
+    )  # fmt: skip
+    check.add_argument("proof", type=Path, metavar="PROOF")
+    check.add_argument("--name", required=True, help="name of the directory")
+    for parser in (audit, check):
+        parser.add_argument(
+            "--registrar", type=Path, required=True, metavar="FILE", help="the registrar's public key, from elsewhere"
+        )
+
+
+def _add_statistics(actions: _SubParsersAction[ArgumentParser]) -> None:
+    losses = _action(
+        actions, "losses", "losses", "test whether owners lose more chips than a base rate explains (exit 1 if so)",
+        "suspicious, model, rate_per_chip_year, false_alarm, attained, owners, pooled",
+    )  # fmt: skip
+    losses.add_argument("--rate", type=float, required=True, help="greatest honest loss rate, per chip and year")
+    losses.add_argument("--false-alarm", type=float, default=0.01, help="probability of any alarm if all are honest")
+    losses.add_argument("--since", required=True, metavar="TIME")
+    losses.add_argument("--until", metavar="TIME", help="default: now")
+    losses.add_argument("--model", choices=("poisson", "binomial"), default="poisson")
+    leakage = _action(
+        actions, "leakage", "leakage", "probability that diverted chips stay unseen by a random census",
+        "rows: a list of diverted, fleet, census, months, unseen, log_unseen; months_until_seen with --confidence",
+        database=False,
+    )  # fmt: skip
+    fleet = leakage.add_mutually_exclusive_group(required=True)
+    fleet.add_argument("--fleet", type=int, metavar="N", help="chips that the directory records as held")
+    fleet.add_argument("--registry", metavar="DB", help=f"take that number from a directory ({_DATABASE})")
+    leakage.add_argument("--diverted", type=int, nargs="+", required=True, metavar="N")
+    leakage.add_argument("--census", type=int, required=True, metavar="M", help="chips drawn by each census")
+    leakage.add_argument("--months", type=float, nargs="+", required=True, metavar="T")
+    leakage.add_argument("--per-month", type=float, default=1.0, help="censuses each month")
+    leakage.add_argument(
+        "--sensitivity", type=float, default=1.0, help="probability that a drawn diverted chip is recognised as missing"
+    )
+    leakage.add_argument("--confidence", type=float, help="also say when it is seen with this probability")
