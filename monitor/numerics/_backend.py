@@ -39,7 +39,7 @@ class Backend(Protocol):
         """Row i of the (rows, d) result is the sum of the rows of ``source`` (n, d) whose ``index`` (n,) is i."""
 
     def unary(self, name: str, x: Tensor) -> Tensor:
-        """One of exp, log, log1p, expm1, tanh, erf, erfc, sigmoid, rsqrt, sin, cos, element by element."""
+        """exp, log, log1p, expm1, tanh, erf, erfc, sigmoid, rsqrt, sin, cos, silu, gelu or gelu_tanh."""
 
     def power(self, x: Tensor, y: float) -> Tensor:
         """x^y for a constant y."""

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firmware_sim.errors import CallerError, EvidenceError
 
 from ._backend import Backend
+from ._exact_backend import ExactBackend
 from .errors import UnsupportedOperator
 from .operators import Rule, functional_name, operator_table, remedy_for
 from .rounding.engine import RoundedBackend
@@ -204,7 +205,7 @@ def _build(numerics: str, log: bytes | None, policy: Policy, bound: Bound, obser
     elif log:
         raise EvidenceError(f"{numerics} numerics have an empty rounding log; this one has {len(log)} bytes")
     if numerics == "exact":
-        raise UnsupportedOperator("exact numerics", "its kernels are not wired yet; use rounded")
+        backend = ExactBackend(statistics)
     return Session(numerics, backend, statistics, observer)
 
 

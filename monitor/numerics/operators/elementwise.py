@@ -149,10 +149,6 @@ def _function(name: str) -> Callable[..., Tensor]:
     return apply
 
 
-def _silu(backend: Backend, x: Tensor) -> Tensor:
-    return x * backend.unary("sigmoid", x)
-
-
 def _silu_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
     s = backend.unary("sigmoid", x)
     return grad * (s * (x * (1.0 - s) + 1.0))
@@ -171,9 +167,7 @@ _ROOT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
 def _gelu(backend: Backend, x: Tensor, *, approximate: str = "none") -> Tensor:
-    if approximate == "none":
-        return (x * 0.5) * backend.unary("erfc", x * -_ROOT_HALF)
-    return (x * 0.5) * (backend.unary("tanh", _gelu_inner(x)) + 1.0)
+    return backend.unary("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
 def _gelu_inner(x: Tensor) -> Tensor:
@@ -249,7 +243,6 @@ def rules() -> dict[str, Rule]:
         "pow.Scalar": _power_of_constant,
         "maximum.default": _ordered(True),
         "minimum.default": _ordered(False),
-        "silu.default": _silu,
         "silu_backward.default": _silu_backward,
         "sigmoid_backward.default": _sigmoid_backward,
         "tanh_backward.default": _tanh_backward,
@@ -263,6 +256,6 @@ def rules() -> dict[str, Rule]:
         "arange.start": _arange,
         "arange.start_step": _arange,
     }
-    for name in ("exp", "log", "log1p", "expm1", "tanh", "erf", "erfc", "sigmoid", "rsqrt", "sin", "cos"):
+    for name in ("exp", "log", "log1p", "expm1", "tanh", "erf", "erfc", "sigmoid", "rsqrt", "sin", "cos", "silu"):
         table[f"{name}.default"] = _function(name)
     return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

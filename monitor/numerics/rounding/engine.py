@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 
+from .. import exact
 from .._backend import ConvolutionShape
-from .._philox import philox_bits
 from ..errors import LogContradiction
 from ..statistics import Statistics
 from . import codec, convolution
@@ -21,6 +22,16 @@ from .policy import Bound, Policy
 from .sums import order_free_scatter, order_free_sum
 
 __all__ = ["RoundedBackend"]
+
+_ROOT_HALF = math.sqrt(0.5)
+_STEEP = frozenset(("gelu", "gelu_tanh"))
+"""Where the argument's own rounding is magnified, by x² or by twice the exponent: 64 times the usual bound."""
+
+
+def _gelu_exponent(x: Tensor) -> Tensor:
+    """0.5·(1 + tanh y) = 1/(1 + exp(−2y))."""
+    return (x + (x * x * x) * 0.044715) * (-2.0 * math.sqrt(2.0 / math.pi))
+
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
@@ -32,6 +43,9 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "erfc": torch.erfc,
     "sigmoid": lambda x: 1.0 / (1.0 + torch.exp(-x)),
     "rsqrt": lambda x: 1.0 / torch.sqrt(x),
+    "silu": lambda x: torch.where(x < -1000.0, -0.0, x / (1.0 + torch.exp(-x))),
+    "gelu": lambda x: torch.where(x < -40.0, -0.0, (x * 0.5) * torch.erfc(x * -_ROOT_HALF)),
+    "gelu_tanh": lambda x: torch.where(x < -40.0, -0.0, x / (1.0 + torch.exp(_gelu_exponent(x)))),
     "sin": torch.sin,
     "cos": torch.cos,
 }
@@ -174,16 +188,16 @@ class RoundedBackend:
 
     def unary(self, name: str, x: Tensor) -> Tensor:
         """The device library's function in the compute format, within 8 ulp of the truth."""
-        return self._settle_function(_FUNCTIONS[name](self._widen(x)))
+        return self._settle_function(_FUNCTIONS[name](self._widen(x)), 64.0 if name in _STEEP else 1.0)
 
     def power(self, x: Tensor, y: float) -> Tensor:
         """The device library's pow in the compute format."""
-        return self._settle_function(torch.pow(self._widen(x), y))
+        return self._settle_function(torch.pow(self._widen(x), y), 1.0)
 
-    def _settle_function(self, v: Tensor) -> Tensor:
-        """β differs between devices by its own relative error, 2^-45 of itself at most; it never sets the grid."""
+    def _settle_function(self, v: Tensor, magnified: float) -> Tensor:
+        """β differs between devices by a relative 2^-43 or less of itself (FP64); it never sets the grid."""
         v = v.to(torch.float64)
-        return self._settle(v, v.abs() * self._bound.of_functions(self._policy))
+        return self._settle(v, v.abs() * (self._bound.of_functions(self._policy) * magnified))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """Cross-correlation in the compute format; β from patch and filter norms."""
@@ -210,4 +224,4 @@ class RoundedBackend:
 
     def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:
         """Philox4x32-10."""
-        return philox_bits(seed, count, like.device)
+        return exact.philox.bits(seed, 0, count, like.device)

@@ -60,16 +60,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[s
     for family in FAMILIES:
         replay = None if family == "widest" else "fp32"
         replay_bf16 = None if family == "widest" else "bf16"
-        native, rounded, coarse = child(
+        native, rounded, coarse, exact = child(
             family,
             folder,
             [
                 {"name": "native", "numerics": "native"},
                 {"name": "fp32", "numerics": "rounded", "replay": replay},
                 {"name": "bf16", "numerics": "rounded", "replay": replay_bf16, "options": BF16},
+                {"name": "exact", "numerics": "exact"},
             ],
         )
-        out[family] = {"native": native, "rounded": rounded, "bf16": coarse}
+        out[family] = {"native": native, "rounded": rounded, "bf16": coarse, "exact": exact}
     return out
 
 
@@ -81,9 +82,9 @@ def test_native_arithmetic_differs_between_the_families(runs: dict[str, dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["rounded", "bf16"])
+@pytest.mark.parametrize("mode", ["rounded", "bf16", "exact"])
 @pytest.mark.parametrize("kind", ["gpt", "cnn"])
-def test_weights_optimizer_and_loss_are_bit_equal_under_the_log(
+def test_weights_optimizer_and_loss_are_bit_equal(
     runs: dict[str, dict[str, dict[str, Any]]], kind: str, mode: str
 ) -> None:
     digests = {family: run[mode][kind]["digests"] for family, run in runs.items()}
@@ -99,7 +100,8 @@ def test_some_device_had_to_be_corrected(runs: dict[str, dict[str, dict[str, Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "cnn"])
-def test_rounded_training_stays_near_native(runs: dict[str, dict[str, dict[str, Any]]], kind: str) -> None:
+def test_controlled_training_stays_near_native(runs: dict[str, dict[str, dict[str, Any]]], kind: str) -> None:
     run = runs["widest"]
+    assert run["exact"][kind]["losses"] == pytest.approx(run["native"][kind]["losses"], abs=1e-5)
     assert run["rounded"][kind]["losses"] == pytest.approx(run["native"][kind]["losses"], abs=1e-5)
     assert run["bf16"][kind]["losses"] == pytest.approx(run["native"][kind]["losses"], abs=1e-2)
