@@ -87,8 +87,8 @@ def correctly_rounded_product(a: Tensor, b: Tensor) -> Tensor:
     slack = norms * ((a.shape[-1] + 2) * 2.0**-53 * 1.001)
     low, high = (value - slack).to(torch.float32), (value + slack).to(torch.float32)
     undecided = low.view(torch.int32) != high.view(torch.int32)
-    result = torch.where(high == 0, 0.0, high)
-    for batch, i, j in torch.nonzero(undecided & ~((low == 0) & (high == 0))).tolist():
+    result = torch.where(value == 0, 0.0, high)
+    for batch, i, j in torch.nonzero(undecided).tolist():
         products = (left[batch, i] * right[batch, :, j]).tolist()
         result[batch, i, j] = round_fraction(sum_of_doubles(products))
     return result
@@ -99,8 +99,7 @@ def fp64_matmul(a: Tensor, b: Tensor) -> Tensor:
     rows, columns = quantise(a), quantise(b.transpose(-1, -2))
     value = _integer_product(rows.q, columns.q)
     exponent = 8 - rows.scale.unsqueeze(-1) - columns.scale.unsqueeze(-2)
-    result = (value * power_of_two(exponent)).to(torch.float32)
-    result = torch.where(result == 0, 0.0, result)
+    result = ((value + 0.0) * power_of_two(exponent)).to(torch.float32)
     wide = rows.wide.unsqueeze(-1) | columns.wide.unsqueeze(-2)
     if bool(wide.any()):
         clean_a = torch.where(rows.broken.unsqueeze(-1), 0.0, a)

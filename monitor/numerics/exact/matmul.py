@@ -7,6 +7,7 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor.numerics.exact._bits import check_subnormals
+from monitor.numerics.exact._cpu_engine import cpu_matmul
 from monitor.numerics.exact._fp64_engine import fp64_matmul
 from monitor.numerics.exact.unary import require_fp32
 
@@ -58,4 +59,6 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     check_subnormals(a.device, a.numel() + b.numel())
     left = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
     right = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
+    if a.device.type == "cpu":
+        return cpu_matmul(left, right).reshape(shape)
     return fp64_matmul(left, right).reshape(shape)

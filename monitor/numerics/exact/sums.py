@@ -61,7 +61,7 @@ def _decide(total: Tensor, magnitude: Tensor, count: Tensor | int, divisor: int)
     low, high = low.to(torch.float32), high.to(torch.float32)
     undecided = (low.view(torch.int32) != high.view(torch.int32)) & torch.isfinite(total)
     value = torch.where(torch.isfinite(total), high.to(torch.float64), total).to(torch.float32)
-    return canonical(torch.where(value == 0, 0.0, value)), undecided & ~((low == 0) & (high == 0))
+    return canonical(torch.where(total == 0, 0.0, value)), undecided
 
 
 def _sum_rows(rows: Tensor, divisor: int) -> Tensor:

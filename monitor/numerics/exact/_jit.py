@@ -1,0 +1,90 @@
+"""Compiled CPU kernels: numba without fast-math, in threads of our own.
+
+Without fast-math LLVM neither contracts a multiplication and an addition to FMA nor reorders additions. Kernels release
+the GIL and take a range of rows, so a plain thread pool serves: it needs no OpenMP run-time that could clash with
+torch's, and it survives calls from several threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from firmware_sim.errors import DeviceError
+
+__all__ = ["compiled", "inlined", "run_pieces"]
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_pool_owner = -1
+_PROBE = np.ones(1, dtype=np.uint32)
+
+
+def _jit(function: Callable[..., Any], **options: Any) -> Any:
+    options = {"nogil": True, "error_model": "numpy", **options}
+    try:
+        return numba.njit(function, cache=True, **options)
+    except RuntimeError:
+        # No cache folder can be written: the kernel is compiled again in every process.
+        return numba.njit(function, **options)
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """A kernel compiled at its first call, from the on-disk cache where that can be written."""
+    return _jit(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A scalar helper of kernels, expanded where it is used so that loops stay vectorised."""
+    return _jit(function, inline="always")
+
+
+@compiled
+def _keeps_subnormals(probe: Any) -> Any:
+    value = probe.view(np.float32)
+    return value[0] * np.float32(1.0) != np.float32(0.0)
+
+
+def _guarded(kernel: Callable[..., Any], begin: int, end: int, arguments: tuple[Any, ...]) -> Any:
+    if not _keeps_subnormals(_PROBE):
+        raise DeviceError(
+            "this thread flushes subnormal numbers to zero, so results would not be equal on other devices; "
+            "call torch.set_flush_denormal(False)"
+        )
+    return kernel(begin, end, *arguments)
+
+
+def _executor(threads: int) -> ThreadPoolExecutor:
+    """The shared pool; a forked child gets its own, since threads do not survive a fork."""
+    global _pool, _pool_owner
+    with _lock:
+        if _pool is None or _pool_owner != os.getpid() or _pool._max_workers < threads:
+            _pool, _pool_owner = ThreadPoolExecutor(threads, thread_name_prefix="exact"), os.getpid()
+        return _pool
+
+
+def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any, grain: int = 1 << 16) -> list[Any]:
+    """kernel(begin, end, *arguments) over [0, rows) in one piece for each thread, and the results in order.
+
+    Args:
+        rows: length of the range.
+        work: number of elements the whole call touches; below `grain` for each thread the caller's thread does it all.
+
+    Raises:
+        DeviceError: a thread flushes subnormal numbers to zero.
+    """
+    threads = min(torch.get_num_threads(), rows, work // grain)
+    if threads <= 1:
+        return [_guarded(kernel, 0, rows, arguments)]
+    pool = _executor(threads)
+    edges = [rows * i // threads for i in range(threads + 1)]
+    later = [pool.submit(_guarded, kernel, edges[i], edges[i + 1], arguments) for i in range(1, threads)]
+    first = _guarded(kernel, edges[0], edges[1], arguments)
+    return [first, *(task.result() for task in later)]

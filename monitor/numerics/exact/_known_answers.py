@@ -1,0 +1,64 @@
+"""Known-answer tests of a device's integer matrix products: an engine serves only where they pass.
+
+Processors without an int8 dot product (x86 before VNNI) multiply bytes in pairs and saturate the 16-bit sum, so that
+all-(-128) operands come out right and mixed signs wrong. Kernels differ by size and layout, so each class is tried.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+__all__ = ["fp64_gemm_is_exact", "int8_gemm_is_exact"]
+
+_EXTREMES = (-128, -127, -1, 0, 1, 127)
+_SHAPES = ((1, 8, 8), (8, 1, 40), (17, 40, 33), (64, 64, 64), (16, 512, 96), (256, 32, 768), (130, 130, 1030))
+"""(M, N, K) of each tried kernel class."""
+
+
+def _operands(m: int, n: int, k: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Random digits, and every ordered pair of extreme digits side by side in a row of A and a column of B."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randint(-128, 128, (m, k), generator=generator, dtype=torch.int64)
+    b = torch.randint(-128, 128, (k, n), generator=generator, dtype=torch.int64)
+    pairs = torch.tensor(list(itertools.product(_EXTREMES, repeat=2)))
+    left = pairs[torch.randint(0, len(pairs), (m, (k + 1) // 2), generator=generator)].reshape(m, -1)[:, :k]
+    right = pairs[torch.randint(0, len(pairs), (n, (k + 1) // 2), generator=generator)].reshape(n, -1)[:, :k].t()
+    large = torch.full((m, k), 127), torch.where(torch.arange(k) % 4 < 3, 127, -128).unsqueeze(1).expand(k, n)
+    return [(a, b), (left, right), (large[0], large[1])]
+
+
+def _layouts(x: Tensor, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    plain = x.to(device=device, dtype=dtype).contiguous()
+    return [plain, plain.t().contiguous().t()]
+
+
+def int8_gemm_is_exact(device: torch.device) -> bool:
+    """Whether `torch._int_mm` returns the exact sums for every kernel class and layout; False where it is missing."""
+    for (m, n, k), seed in zip(_SHAPES, itertools.count(), strict=False):
+        for a, b in _operands(m, n, k, seed):
+            expected = (a.to(torch.float64) @ b.to(torch.float64)).to(torch.int32)
+            for left, right in itertools.product(_layouts(a, torch.int8, device), _layouts(b, torch.int8, device)):
+                try:
+                    product = torch._int_mm(left, right)
+                except (RuntimeError, NotImplementedError):
+                    return False
+                if not torch.equal(product.cpu(), expected):
+                    return False
+    return True
+
+
+def fp64_gemm_is_exact(device: torch.device) -> bool:
+    """Whether the FP64 GEMM adds integers up to 2^53 exactly, as IEEE FP64 must and emulations might not."""
+    for m, n, k in ((3, 5, 7), (64, 64, 128), (130, 33, 1030)):
+        generator = torch.Generator().manual_seed(k)
+        bound = 1 << 26
+        a = torch.randint(-bound, bound, (m, k), generator=generator)
+        b = torch.randint(-(1 << 53) // (bound * k), (1 << 53) // (bound * k), (k, n), generator=generator)
+        expected = (a.unsqueeze(-1) * b.unsqueeze(0)).sum(dim=1)
+        product = a.to(device, torch.float64) @ b.to(device, torch.float64)
+        if not torch.equal(product.cpu().to(torch.int64), expected):
+            return False
+    return True
