@@ -1,0 +1,303 @@
+"""The cheapest inspection schedule over sites and periods, minimax against evasions (Shavit 2023, App. B and C).
+
+The Prover knows the schedule, picks the worst evasion of the list and places its run over the sites as it likes. For
+one placement the exponent -log(miss) is linear in the samples, so the good schedules are an intersection of half
+spaces: a mixed-integer programme chooses real samples and one period for each site, an oracle returns the placements
+that evade it best, these become constraints, and so on. The programme's optimum is a lower bound on the cost of every
+schedule over the same periods; its whole, repaired schedule, which the oracle accepts, is the plan.
+``Plan.lower_bound`` shows how far apart the two are.
+
+A run of t days meets t/T_m inspections for t >= T_m (Eq. 1) and one, with a window of t, for t < T_m (App. C.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from firmware_sim.errors import CallerError, DeviceError
+from inspector._logspace import Floats, reals
+from inspector._schedule import AS_DECLARED, Evasion, PlannedRun, Problem, Response, Site, Visits, best_response
+from inspector.detection import CHIPS_PER_INSPECTOR, DAYS_PER_YEAR, ChipsTooFewError
+
+__all__ = [
+    "AS_DECLARED",
+    "Evasion",
+    "Plan",
+    "Problem",
+    "Response",
+    "Sensitivity",
+    "Site",
+    "Visits",
+    "best_response",
+    "cheapest_plan",
+    "sensitivity",
+]
+
+_ROUNDS = 200
+_MOST_TRIMS = 3
+_SECONDS_PER_PROGRAMME = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A schedule that holds against every evasion of the problem.
+
+    Attributes:
+        visits: one line for each site.
+        work: chips examined a year, visits counted in chips.
+        lower_bound: no schedule over the candidate periods needs less work.
+        responses: the Prover's best against it, most dangerous first.
+        impossible: evasions that need more chips than there are.
+    """
+
+    visits: tuple[Visits, ...]
+    work: float
+    lower_bound: float
+    responses: tuple[Response, ...]
+    impossible: tuple[str, ...]
+
+    @property
+    def detection(self) -> float:
+        """The guaranteed detection probability."""
+        return self.responses[0].detection
+
+    @property
+    def samples_per_year(self) -> int:
+        """Whole chips examined a year."""
+        return math.ceil(sum(each.per_year * each.samples for each in self.visits))
+
+    @property
+    def visits_per_year(self) -> float:
+        """Visits a year."""
+        return sum(each.per_year for each in self.visits)
+
+    @property
+    def inspectors(self) -> int:
+        """Whole inspectors, at 1,000 chips' work each a year."""
+        return math.ceil(self.work / CHIPS_PER_INSPECTOR)
+
+
+def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
+    """Return the cheapest schedule whose detection probability is at least ``confidence`` under every evasion.
+
+    Args:
+        problem: what to plan for.
+        gap: stop when the plan's work is within this share of the lower bound; after 200 rounds the best one so far is
+            returned, and ``Plan.lower_bound`` tells.
+
+    Raises:
+        ChipsTooFewError: no evasion is possible: the run does not fit the sites at all.
+        CallerError: even examining every chip at the shortest period does not reach the confidence.
+        DeviceError: the solver failed.
+    """
+    possible: list[Evasion] = []
+    impossible: list[Evasion] = []
+    for evasion in problem.evasions:
+        (possible if PlannedRun.of(problem, evasion).fits else impossible).append(evasion)
+    if not possible:
+        raise ChipsTooFewError("the sites hold fewer chips than the run needs, under every evasion of the list")
+    problem = replace(problem, evasions=tuple(possible))
+    best = _proportional_plan(problem)
+    programme = _Programme(problem)
+    bound = 0.0
+    for _ in range(_ROUNDS):
+        responses = [best_response(problem, best, each) for each in possible]
+        programme.cut(responses)
+        visits, bound = programme.solve(bound, _work(problem, best))
+        trial = [best_response(problem, visits, each) for each in possible]
+        programme.cut(trial)
+        repaired = _scaled(problem, visits)
+        if repaired is not None:
+            best = min(best, _trimmed(problem, repaired), key=lambda each: _work(problem, each))
+        if _work(problem, best) <= bound * (1.0 + gap):
+            break
+    ranked = sorted((best_response(problem, best, each) for each in possible), key=lambda each: each.detection)
+    return Plan(
+        visits=tuple(best),
+        work=_work(problem, best),
+        lower_bound=bound,
+        responses=tuple(ranked),
+        impossible=tuple(each.name for each in impossible),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """How much an answer depends on one parameter.
+
+    Attributes:
+        parameter: its name.
+        lower: answer with the parameter divided by the factor, relative to the answer as it is; NaN if impossible.
+        higher: with the parameter times the factor; NaN if impossible.
+        elasticity: log(change of the answer)/log(change of the parameter); -1 means that double halves it.
+    """
+
+    parameter: str
+    lower: float
+    higher: float
+    elasticity: float
+
+
+def sensitivity(
+    answer: Callable[[Mapping[str, float]], float], parameters: Mapping[str, float], *, factor: float = 2.0
+) -> list[Sensitivity]:
+    """Return the parameters by how strongly a positive ``answer`` depends on them, strongest first.
+
+    Each is divided and multiplied by ``factor`` in turn; a change that the answer refuses with ``CallerError`` counts
+    as impossible and the other side alone gives the elasticity (NaN, ranked first, if both are impossible).
+    """
+    if not float(reals("factor", factor, low=1, high=np.inf, open_low=True)) > 1:
+        raise CallerError("factor must be above 1")
+    base = answer(parameters)
+
+    def ratio(name: str, value: float) -> float:
+        try:
+            return answer({**parameters, name: value}) / base
+        except CallerError:
+            return math.nan
+
+    rows = []
+    for name, value in parameters.items():
+        lower, higher = ratio(name, value / factor), ratio(name, value * factor)
+        steps = [math.log(each) * sign for each, sign in ((lower, -1), (higher, 1)) if not math.isnan(each)]
+        elasticity = sum(steps) / len(steps) / math.log(factor) if steps else math.nan
+        rows.append(Sensitivity(parameter=name, lower=lower, higher=higher, elasticity=elasticity))
+    return sorted(rows, key=lambda each: -math.inf if math.isnan(each.elasticity) else -abs(each.elasticity))
+
+
+class _Programme:
+    """The programme over real samples and chosen periods, with one constraint for each placement found so far."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._choices = [(site, period) for site in problem.sites for period in problem.periods]
+        self._rows: list[Floats] = []
+
+    def cut(self, responses: Sequence[Response]) -> None:
+        """Demand the wanted exponent against the placements that evade, or nearly; the others would bind nothing."""
+        evasions = {each.name: each for each in self._problem.evasions}
+        nearly = max(-math.expm1(-1.5 * self._problem.exponent), min(each.detection for each in responses))
+        for response in responses:
+            if response.detection > nearly:
+                continue
+            run = PlannedRun.of(self._problem, evasions[response.evasion])
+            used = np.repeat(response.placement, len(self._problem.periods))
+            row = np.empty(len(self._choices))
+            for place, (site, period) in enumerate(self._choices):
+                times, catch = run.inspections(period)
+                row[place] = -times * math.log1p(-min(1.0, used[place] / site.chips) * catch)
+            self._rows.append(row)
+
+    def solve(self, bound: float, work: float) -> tuple[list[Visits], float]:
+        """Return the cheapest schedule under the constraints so far, and the lower bound that it proves.
+
+        ``work`` is that of a schedule known to hold: a better one spends no more on any site, which bounds the samples
+        there and keeps the link between samples and visits well scaled.
+        """
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        sites, periods = len(self._problem.sites), len(self._problem.periods)
+        number = len(self._choices)
+        yearly = np.array([DAYS_PER_YEAR / period for _, period in self._choices])
+        each_sample = yearly * [site.sample_work for site, _ in self._choices]
+        each_visit = yearly * [site.visit_work for site, _ in self._choices]
+        most = np.minimum([float(math.floor(site.chips)) for site, _ in self._choices], 1.0 + work / each_sample)
+        one_period = np.zeros((sites, 2 * number))
+        for place in range(sites):
+            one_period[place, number + place * periods : number + (place + 1) * periods] = 1
+        caught = np.hstack([np.array(self._rows) * most / self._problem.exponent, np.zeros((len(self._rows), number))])
+        result = milp(
+            np.concatenate([each_sample * most, each_visit]) / work,
+            integrality=np.concatenate([np.zeros(number), np.ones(number)]),
+            bounds=Bounds(0, 1),
+            constraints=[
+                LinearConstraint(np.hstack([np.eye(number), -np.eye(number)]), -np.inf, 0),
+                LinearConstraint(one_period, -np.inf, 1),
+                LinearConstraint(caught, 1, np.inf),
+            ],
+            options={"mip_rel_gap": 1e-4, "time_limit": _SECONDS_PER_PROGRAMME},
+        )
+        if result.x is None:
+            raise DeviceError(f"the solver found no schedule: {result.message}")
+        samples = np.ceil(result.x[:number] * most - 1e-9).astype(int).reshape(sites, periods)
+        chosen = samples.argmax(axis=1)
+        visits = [
+            Visits(site=site.name, period=self._problem.periods[chosen[place]], samples=int(samples[place].max()))
+            for place, site in enumerate(self._problem.sites)
+        ]
+        return visits, max(bound, float(result.mip_dual_bound) * work)
+
+
+def _work(problem: Problem, visits: Sequence[Visits]) -> float:
+    return sum(
+        each.per_year * (site.visit_work + site.sample_work * each.samples)
+        for site, each in zip(problem.sites, visits, strict=True)
+    )
+
+
+def _holds(problem: Problem, visits: Sequence[Visits]) -> bool:
+    return all(best_response(problem, visits, each).detection >= problem.confidence for each in problem.evasions)
+
+
+def _scaled(problem: Problem, visits: Sequence[Visits]) -> list[Visits] | None:
+    """Return the smallest multiple of a schedule that holds, at most every chip; None if no multiple does."""
+
+    def times(factor: float) -> list[Visits]:
+        return [
+            replace(each, samples=min(math.floor(site.chips), math.ceil(factor * each.samples - 1e-9)))
+            for site, each in zip(problem.sites, visits, strict=True)
+        ]
+
+    low, high = 0.0, 1.0
+    most = max(site.chips / max(each.samples, 1) for site, each in zip(problem.sites, visits, strict=True))
+    while not _holds(problem, times(high)):
+        if high >= most:
+            return None
+        low, high = high, high * 2.0
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if _holds(problem, times(middle)) else (middle, high)
+    return times(high)
+
+
+def _trimmed(problem: Problem, visits: list[Visits]) -> list[Visits]:
+    """Return the schedule with whole samples taken off, dearest first, as long as it holds (rounding up adds some)."""
+    order = sorted(range(len(visits)), key=lambda place: -visits[place].per_year * problem.sites[place].sample_work)
+    for place in order:
+        for _ in range(_MOST_TRIMS):
+            if visits[place].samples == 0:
+                break
+            fewer = visits.copy()
+            fewer[place] = replace(visits[place], samples=visits[place].samples - 1)
+            if not _holds(problem, fewer):
+                break
+            visits = fewer
+    return visits
+
+
+def _proportional_plan(problem: Problem) -> list[Visits]:
+    """Return the cheapest schedule with one period for all sites and samples in proportion to their chips."""
+    total = sum(site.chips for site in problem.sites)
+    plans = []
+    for period in problem.periods:
+        even = [
+            Visits(site=site.name, period=period, samples=max(1, round(1e6 * site.chips / total)))
+            for site in problem.sites
+        ]
+        shrunk = [
+            replace(each, samples=min(each.samples, math.floor(site.chips)))
+            for site, each in zip(problem.sites, even, strict=True)
+        ]
+        plan = _scaled(problem, shrunk)
+        if plan is not None:
+            plans.append(plan)
+    if not plans:
+        raise CallerError(
+            f"no schedule reaches {problem.confidence:g}: examining every chip every {min(problem.periods):g} days "
+            "does not catch the best evasion"
+        )
+    return min(plans, key=lambda plan: _work(problem, plan))
