@@ -160,7 +160,7 @@ def census_record(arguments: argparse.Namespace) -> int:
         f"census {outcome.number}: {outcome.present} present, {len(outcome.missing)} missing, "
         f"{len(outcome.retired)} destroyed since the draw",
         *(
-            f"missing {gone.chip}: {gone.holder} answers for it{f', {gone.observed} was shown' if gone.observed else ''}"
+            f"missing {gone.chip}: {gone.holder} answers for it, {gone.observed or 'nothing'} was shown"
             for gone in outcome.missing
         ),
         *(f"resurfaced {chip}" for chip in outcome.resurfaced),

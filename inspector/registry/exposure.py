@@ -33,16 +33,13 @@ def loss_records(registry: Registry, *, start: int, end: int) -> list[LossRecord
         chips: defaultdict[int, int] = defaultdict(int)
         _count_batches(connection, start, end, seconds, chips)
         _count_changes(connection, start, end, seconds, chips)
-        lost: dict[int, int] = dict(
-            connection.execute(
-                select(changes.c.holder, func.count(changes.c.ordinal.distinct()))
-                .where(changes.c.state == _LOST, changes.c.time > start, changes.c.time <= end)
-                .group_by(changes.c.holder)
-            )
-            .tuples()
-            .all()
+        losses = connection.execute(
+            select(changes.c.holder, func.count(changes.c.ordinal.distinct()))
+            .where(changes.c.state == _LOST, changes.c.time > start, changes.c.time <= end)
+            .group_by(changes.c.holder)
         )
-        names = dict(connection.execute(select(parties.c.party, parties.c.name)).tuples().all())
+        lost = {row[0]: row[1] for row in losses}
+        names = {row.party: row.name for row in connection.execute(select(parties.c.party, parties.c.name))}
     return [
         LossRecord(
             owner=names[holder],
