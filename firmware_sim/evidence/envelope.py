@@ -38,6 +38,10 @@ _KEY_BYTES = 32
 _SIGNATURE_BYTES = 64
 
 
+_FIELD_PRIME = 2**255 - 19
+_CURVE_D = -121665 * pow(121666, -1, _FIELD_PRIME) % _FIELD_PRIME
+
+
 class SignatureError(EvidenceError):
     """A signature is missing, of another key, or does not verify."""
 
@@ -51,6 +55,9 @@ class VerifyingKey:
     def __post_init__(self) -> None:
         if type(self.raw) is not bytes or len(self.raw) != _KEY_BYTES:
             raise EvidenceError(f"an Ed25519 public key is {_KEY_BYTES} bytes")
+        y = int.from_bytes(self.raw, "little") & ((1 << 255) - 1)
+        if y >= _FIELD_PRIME or _has_small_order(y):
+            raise EvidenceError("Ed25519 public key is not canonical or of small order: signatures would not bind")
 
     @property
     def key_id(self) -> str:
@@ -100,6 +107,15 @@ class SigningKey:
 
     def sign(self, message: bytes) -> bytes:
         return self._private.sign(message)
+
+
+def _has_small_order(y: int) -> bool:
+    """Say whether a point of edwards25519 with this y has order 1, 2, 4 or 8.
+
+    Orders 1 and 2 have y = ±1, order 4 has y = 0; doubling a point of order 8 gives y = 0, so x² = -y² and, with the
+    curve -x² + y² = 1 + d·x²·y², d·y⁴ + 2·y² - 1 = 0.
+    """
+    return y in (0, 1, _FIELD_PRIME - 1) or (_CURVE_D * y**4 + 2 * y**2 - 1) % _FIELD_PRIME == 0
 
 
 def pae(payload_type: str, body: bytes) -> bytes:

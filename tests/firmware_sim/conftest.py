@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from firmware_sim import (
     CURRENT_FIRMWARE,
@@ -28,6 +29,9 @@ from firmware_sim import (
     collect_evidence,
     make_chip,
 )
+
+settings.register_profile("seeded", derandomize=True, deadline=None)
+settings.load_profile("seeded")
 
 RATE = Fraction(1, 5)
 RUN = hashlib.sha256(b"run").digest()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_round_trip(value):
+    data = canonical.encode(value)
+    again = canonical.decode(data)
+    assert again == value
+    assert canonical.encode(again) == data
+
+
+@given(st.dictionaries(st.text(), st.integers(), min_size=2))
+def test_order_of_insertion_does_not_matter(value):
+    assert canonical.encode(dict(reversed(value.items()))) == canonical.encode(value)
+
+
+@given(JSON, st.data())
+def test_changed_byte_never_decodes_to_the_same_value(value, data):
+    encoded = bytearray(canonical.encode(value))
+    index = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[index] ^= data.draw(st.integers(1, 255))
+    try:
+        decoded = canonical.decode(bytes(encoded))
+    except EvidenceError:
+        return
+    assert canonical.encode(decoded) == bytes(encoded)
+    assert canonical.encode(decoded) != canonical.encode(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "encoded"),
+    [
+        ({"b": 1, "a": [True, None, 1.0, 1]}, b'{"a":[true,null,1.0,1],"b":1}'),
+        ({"é": "\n\u2028"}, '{"é":"\\n\u2028"}'.encode()),
+        ((1, -0.0, 1e300, 5e-324), b"[1,-0.0,1e+300,5e-324]"),
+        ({"\U0001f600": 0, "\uffff": 0}, '{"\uffff":0,"\U0001f600":0}'.encode()),
+    ],
+)
+def test_known_encodings(value, encoded):
+    assert canonical.encode(value) == encoded
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan, math.inf, -math.inf, {1: 2}, {"a": b"x"}, object(), "\ud800", {"\udfff": 1}, {1, 2},
+        [[float("nan")]], type("Text", (str,), {})("x"), type("Number", (int,), {})(1),
+    ],
+)  # fmt: skip
+def test_values_without_an_encoding_are_the_callers_mistake(value):
+    with pytest.raises(CallerError, match="no canonical encoding"):
+        canonical.encode(value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b" 1", b"1 ", b"1\n", b"\xef\xbb\xbf1", b"NaN", b"Infinity", b"-Infinity", b"1e400", b"1E5", b"01",
+        b"1.50",        b"+1", b"-0", b'{"a":1,"a":2}', b'{"b":1,"a":2}', b'{"a": 1}', b"[1,]",
+        b'"\\u0061"', b'"\\/"', b"\xff", b"'a'",
+        b'"\\ud800"', b"[1] [2]", b"9" * 5000, b"[" * 200 + b"]" * 200, b"[" * 100_000, b"null\x00",
+    ],
+)  # fmt: skip
+def test_other_encodings_are_refused(data):
+    with pytest.raises(EvidenceError):
+        canonical.decode(data)
+
+
+def test_depth_and_size_are_bounded():
+    def nest(depth):
+        value = 0
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    assert canonical.decode(canonical.encode(nest(canonical.MAX_DEPTH)))
+    with pytest.raises(CallerError, match=f"nested deeper than {canonical.MAX_DEPTH}"):
+        canonical.encode(nest(canonical.MAX_DEPTH + 1))
+    assert canonical.decode(b"[1]", max_bytes=3) == [1]
+    with pytest.raises(EvidenceError, match="4 bytes is longer than the limit of 3"):
+        canonical.decode(b"[12]", max_bytes=3)
