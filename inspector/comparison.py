@@ -84,6 +84,8 @@ def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: 
     if chips:
         what = f"does not reach the committed state (shards of {', '.join(chips)} differ)"
     else:
-        names = [name for name in ("batch", "log", "loss", "flop") if getattr(reached, name) != getattr(committed, name)]
+        names = [
+            name for name in ("batch", "log", "loss", "flop") if getattr(reached, name) != getattr(committed, name)
+        ]
         what = f"differs in {', '.join(names)}"
     return f"step {step}: training on the declared samples {rows} {what} when replayed on {device}"

@@ -28,6 +28,7 @@ _CONTROLLED = (
     "MKL_NUM_THREADS",
 )
 _NAME = "CHIPWITNESS_DEVICE"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +60,14 @@ DEVICES: dict[str, Device] = {
             name="native-1",
             kind="cpu",
             summary="the machine's best kernels, one thread",
-            environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            environment=_ONE_THREAD,
         ),
         Device(
             name="avx2",
             kind="cpu",
-            summary="AVX2 kernels",
+            summary="AVX2 kernels, one thread",
             environment={
+                **_ONE_THREAD,
                 "ATEN_CPU_CAPABILITY": "avx2",
                 "ONEDNN_MAX_CPU_ISA": "AVX2",
                 "MKL_ENABLE_INSTRUCTIONS": "AVX2",
@@ -75,8 +77,9 @@ DEVICES: dict[str, Device] = {
         Device(
             name="sse41",
             kind="cpu",
-            summary="SSE4.1 kernels and ATen's default ones",
+            summary="SSE4.1 kernels and ATen's default ones, one thread",
             environment={
+                **_ONE_THREAD,
                 "ATEN_CPU_CAPABILITY": "default",
                 "ONEDNN_MAX_CPU_ISA": "SSE41",
                 "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
@@ -86,8 +89,8 @@ DEVICES: dict[str, Device] = {
         Device(
             name="mkl-compatible",
             kind="cpu",
-            summary="MKL's compatible mode, one code path for all processors",
-            environment={"MKL_CBWR": "COMPATIBLE"},
+            summary="MKL's compatible mode, one code path for all processors; one thread",
+            environment={**_ONE_THREAD, "MKL_CBWR": "COMPATIBLE"},
         ),
     )
 }

@@ -7,23 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from firmware_sim import (
-    EMPTY_MEMORY,
-    ChipIdentity,
-    EpochKey,
-    LogRecord,
-    Quote,
-    RecordKind,
-    check_chain,
-    check_quote,
-    check_schedule,
-    decode_epoch_keys,
-    genesis_digest,
-    open_quote,
-    parse_log,
-    verify_chain,
-)
+from firmware_sim import EMPTY_MEMORY, LogRecord, RecordKind, decode_epoch_keys, open_quote, parse_log
+from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
+from firmware_sim.identity import read_chain
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.transcripts import Transcript
@@ -31,6 +18,16 @@ from inspector.trust import Trust
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
 __all__ = ["ChipReport", "examine_chip"]
+
+_GUARD_OF = {
+    "maker": Guard.IDENTITY,
+    "firmware": Guard.IDENTITY,
+    "expected chip": Guard.IDENTITY,
+    "boots": Guard.IDENTITY,
+    "epoch keys": Guard.SCHEDULE,
+    "schedule": Guard.SCHEDULE,
+}
+"""Which guard of the inspection a check of the chip belongs to; all others belong to the log."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,14 +64,6 @@ class ChipReport:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evidence:
-    chain: bytes
-    quote: bytes
-    log: bytes
-    epochs: bytes
-
-
 def examine_chip(chip: str, transcripts: Sequence[Transcript], trust: Trust, findings: Findings) -> ChipReport:
     """Read a chip's evidence and match every record of its log to the declared runs.
 
@@ -86,23 +75,15 @@ def examine_chip(chip: str, transcripts: Sequence[Transcript], trust: Trust, fin
         findings.read(lambda: _refused(chip), chip=chip)
         return report
     report.run = holder.run.folder.name
-    evidence = findings.read(lambda: _load(chip, holder), chip=chip)
-    if evidence is None:
+    case = findings.read(partial(_open_case, chip, holder, trust), chip=chip)
+    if case is None:
         return report
-    identity = findings.read(partial(_identify, chip, evidence.chain, trust, findings), chip=chip)
-    records = findings.read(partial(parse_log, evidence.log, chip=chip), chip=chip)
-    if identity is None or records is None:
-        return report
-    quote = findings.read(partial(open_quote, evidence.quote, identity.alias_key), chip=chip)
-    keys = findings.read(partial(decode_epoch_keys, evidence.epochs), chip=chip)
-    if quote is None or keys is None:
-        return report
-    report.certificate = str(identity.certificate_digest)
-    report.log_size, report.log_head = quote.log_size, quote.log_head.hex()
-    report.gaps = [record.counter for record in records if record.kind is RecordKind.POWER_GAP]
-    findings.check(Guard.LOG_CHAIN, partial(_check_log, chip, identity, quote, records, trust), chip=chip)
-    findings.check(Guard.SCHEDULE, partial(_check_schedule, chip, quote, records, keys), chip=chip)
-    _match(report, records, transcripts, findings)
+    report.certificate = str(case.identity.certificate_digest)
+    report.log_size, report.log_head = case.quote.log_size, case.quote.log_head.hex()
+    report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
+    for name, check in CHIP_GUARDS.items():
+        findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
+    _match(report, case.records, transcripts, findings)
     return report
 
 
@@ -110,40 +91,25 @@ def _refused(chip: str) -> None:
     raise EvidenceError(f"chip {chip} was drawn, but no evidence of it was handed over: a refusal counts as a failure")
 
 
-def _load(chip: str, holder: Transcript) -> _Evidence:
+def _open_case(chip: str, holder: Transcript, trust: Trust) -> ChipCase:
+    """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts."""
     chain, epochs, log, quote = (holder.run.read(chip_path(chip, name)) for name in CHIP_FILES)
-    return _Evidence(chain=chain, quote=quote, log=log, epochs=epochs)
-
-
-def _identify(chip: str, chain: bytes, trust: Trust, findings: Findings) -> ChipIdentity:
-    """Whose key signed the evidence; with the guard off, whoever the chain names."""
-    try:
-        identity = verify_chain(
-            chain,
-            trusted_ca_digests=trust.makers,
-            allowed_measurements=trust.measurements,
-            minimum_security_version=trust.minimum_security_version,
-        )
-    except EvidenceError as error:
-        raise EvidenceError(f"chip {chip}: {error}") from None
-    if identity.chip_id != chip:
-        findings.add(Guard.IDENTITY, f"chip {chip}: its certificate is that of chip {identity.chip_id}", chip=chip)
-    return identity
-
-
-def _check_log(chip: str, identity: ChipIdentity, quote: Quote, records: list[LogRecord], trust: Trust) -> None:
-    """The log starts with this chip's genesis, hangs together, and is the one that the fresh quote covers."""
-    genesis = genesis_digest(chip, identity.certificate_digest, records[0].run_id)
-    check_chain(records, genesis, chip=chip)
-    check_quote(quote, identity, records, nonce=trust.nonce, verifier_id=trust.verifier)
-
-
-def _check_schedule(chip: str, quote: Quote, records: list[LogRecord], keys: tuple[EpochKey, ...]) -> None:
-    check_schedule(chip, records, keys, quote.snapshot_rate)
+    identity = read_chain(chain)
+    return ChipCase(
+        chip_id=chip,
+        nonce=trust.nonce,
+        verifier_id=trust.verifier,
+        trust=trust.chip_trust,
+        last=None,
+        identity=identity,
+        quote=open_quote(quote, identity.alias_key),
+        records=parse_log(log, chip=chip),
+        keys=decode_epoch_keys(epochs),
+    )
 
 
 def _match(
-    report: ChipReport, records: list[LogRecord], transcripts: Sequence[Transcript], findings: Findings
+    report: ChipReport, records: Sequence[LogRecord], transcripts: Sequence[Transcript], findings: Findings
 ) -> None:
     """Each record must belong to exactly one declared run, in the order commit, then snapshot."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}

@@ -6,6 +6,7 @@ A verdict is a function of frozen settings, trust anchors, evidence and what the
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -21,7 +22,7 @@ from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
 from inspector.trust import Trust
-from inspector.verdict import Reason, Verdict
+from inspector.verdict import Verdict
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "draw", "inspect", "replay", "verify"]
@@ -36,7 +37,7 @@ def draw(items: Iterable[str], count: int, seed: bytes) -> list[str]:
 
 
 def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
-    """H(verifier's secret ‖ run manifests): the lab has committed to everything, quotes included, before it can know."""
+    """H(verifier's secret ‖ run manifests): the lab commits to everything, quotes included, before it can know this."""
     hasher = hashlib.sha256(b"chipwitness/draw/1")
     hasher.update(hashlib.sha256(secret.encode()).digest())
     for digest in sorted(hashlib.sha256(run.manifest_bytes).digest() for run in runs):
@@ -193,7 +194,7 @@ def _replay(
         chosen = _choose(transcript, reports, settings, seed)
         job = _job(transcript, trust, chosen)
         jobs += [(name, transcript, chosen, job) for name in settings.devices]
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))
     evidence["replays"] = []
     for (name, transcript, chosen, _), result in zip(jobs, results, strict=True):
@@ -273,5 +274,3 @@ def _acceptance(evidence: dict[str, Any]) -> str:
         f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
         f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
     )
-
-

@@ -9,16 +9,29 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, VerifyingKey
 
 __all__ = ["Trust"]
 
 FORMAT = "chipwitness/trust/1"
-_KEYS = {"format", "makers", "measurements", "minimum_security_version", "labs", "chips", "verifier", "nonce"}
+_KEYS = {
+    "format",
+    "makers",
+    "measurements",
+    "minimum_security_version",
+    "snapshot_rate",
+    "snapshot_algorithm",
+    "labs",
+    "chips",
+    "verifier",
+    "nonce",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,23 +39,20 @@ class Trust:
     """The inspector's anchors.
 
     Attributes:
-        makers: digests of the maker CAs' certificates.
-        measurements: firmware that may run.
+        chip_trust: digests of the maker CAs' certificates, firmware that may run, and the agreed snapshot schedule.
         labs: public key of each lab's transcripts.
         chips: which lab owns which chip: the registry.
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
     """
 
-    makers: frozenset[Digest]
-    measurements: frozenset[Digest]
-    minimum_security_version: int
+    chip_trust: ChipTrust
     labs: Mapping[str, VerifyingKey]
     chips: Mapping[str, str]
     verifier: str
     nonce: bytes
 
     def __post_init__(self) -> None:
-        if not self.makers or not self.measurements or not self.labs or not self.chips:
+        if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
             raise CallerError("the trust file names no maker, no firmware, no lab or no chip")
         strangers = set(self.chips.values()) - set(self.labs)
         if strangers:
@@ -60,7 +70,9 @@ class Trust:
         for path in paths:
             for run in runs:
                 if path.resolve().is_relative_to(run.resolve()):
-                    raise EvidenceError(f"the trust file {path} lies inside the run {run}: a lab cannot vouch for itself")
+                    raise EvidenceError(
+                        f"the trust file {path} lies inside the run {run}: a lab cannot vouch for itself"
+                    )
             try:
                 data = json.loads(path.read_text(encoding="utf-8"))
             except OSError as error:
@@ -75,16 +87,24 @@ class Trust:
 
     def merge(self, other: Trust) -> Trust:
         """Return both together; CallerError where they disagree about a lab, a chip or the challenge."""
-        for mine, theirs, what in ((self.labs, other.labs, "lab"), (self.chips, other.chips, "chip")):
-            for name in set(mine) & set(theirs):
-                if mine[name] != theirs[name]:
+        for what, ours, others in (("lab", self.labs, other.labs), ("chip", self.chips, other.chips)):
+            for name in set(ours) & set(others):
+                if ours[name] != others[name]:
                     raise CallerError(f"two trust files disagree about {what} {name}")
         if (self.verifier, self.nonce) != (other.verifier, other.nonce):
             raise CallerError("two trust files hold different challenges")
+        mine, theirs = self.chip_trust, other.chip_trust
+        if (mine.snapshot_rate, mine.snapshot_algorithm) != (theirs.snapshot_rate, theirs.snapshot_algorithm):
+            raise CallerError("two trust files agree on different snapshot schedules")
+        chip_trust = ChipTrust(
+            ca_digests=frozenset(mine.ca_digests) | frozenset(theirs.ca_digests),
+            measurements=frozenset(mine.measurements) | frozenset(theirs.measurements),
+            minimum_security_version=max(mine.minimum_security_version, theirs.minimum_security_version),
+            snapshot_rate=mine.snapshot_rate,
+            snapshot_algorithm=mine.snapshot_algorithm,
+        )
         return Trust(
-            makers=self.makers | other.makers,
-            measurements=self.measurements | other.measurements,
-            minimum_security_version=max(self.minimum_security_version, other.minimum_security_version),
+            chip_trust=chip_trust,
             labs={**self.labs, **other.labs},
             chips={**self.chips, **other.chips},
             verifier=self.verifier,
@@ -105,9 +125,11 @@ class Trust:
         """Return JSON-able values."""
         return {
             "format": FORMAT,
-            "makers": sorted(str(digest) for digest in self.makers),
-            "measurements": sorted(str(digest) for digest in self.measurements),
-            "minimum_security_version": self.minimum_security_version,
+            "makers": sorted(str(digest) for digest in self.chip_trust.ca_digests),
+            "measurements": sorted(str(digest) for digest in self.chip_trust.measurements),
+            "minimum_security_version": self.chip_trust.minimum_security_version,
+            "snapshot_rate": str(self.chip_trust.snapshot_rate),
+            "snapshot_algorithm": self.chip_trust.snapshot_algorithm,
             "labs": {lab: key.raw.hex() for lab, key in self.labs.items()},
             "chips": dict(self.chips),
             "verifier": self.verifier,
@@ -120,19 +142,24 @@ class Trust:
         if not isinstance(data, dict) or set(data) != _KEYS or data["format"] != FORMAT:
             raise CallerError(f"{source} is not a trust file of the form {FORMAT}")
         try:
-            texts = [*data["makers"], *data["measurements"], *data["chips"].values(), data["verifier"], data["nonce"]]
+            texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
+            texts += [data[name] for name in ("verifier", "nonce", "snapshot_rate", "snapshot_algorithm")]
             if not all(isinstance(text, str) for text in texts) or type(data["minimum_security_version"]) is not int:
                 raise ValueError
             if not re.fullmatch(r"[0-9a-f]{64}", data["nonce"]):
                 raise ValueError
             return cls(
-                makers=frozenset(Digest.parse(text) for text in data["makers"]),
-                measurements=frozenset(Digest.parse(text) for text in data["measurements"]),
-                minimum_security_version=data["minimum_security_version"],
+                chip_trust=ChipTrust(
+                    ca_digests=frozenset(Digest.parse(text) for text in data["makers"]),
+                    measurements=frozenset(Digest.parse(text) for text in data["measurements"]),
+                    minimum_security_version=data["minimum_security_version"],
+                    snapshot_rate=Fraction(data["snapshot_rate"]),
+                    snapshot_algorithm=data["snapshot_algorithm"],
+                ),
                 labs={lab: VerifyingKey(bytes.fromhex(key)) for lab, key in data["labs"].items()},
                 chips=data["chips"],
                 verifier=data["verifier"],
                 nonce=bytes.fromhex(data["nonce"]),
             )
-        except (EvidenceError, ValueError, TypeError, AttributeError):
+        except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None

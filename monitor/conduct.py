@@ -141,7 +141,7 @@ class _WrongOperator(Conduct):
 
 
 class _Nudge:
-    """Alters the first element of the first floating-point result at or after one operator index."""
+    """Alters the last element of the first floating-point result at or after one operator index."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -154,12 +154,19 @@ class _Nudge:
         """Alter the result once."""
         if self._done or index < self._index or not isinstance(out, Tensor):
             return
-        if not out.is_floating_point() or out.numel() == 0 or out._is_view():
+        if not out.is_floating_point() or out.numel() == 0 or _shares_memory(out, args):
             return
         with torch.no_grad():
-            first = out.view(-1)[:1] if out.is_contiguous() else out.reshape(-1)[:1]
-            first.mul_(1.0078125).add_(2.0**-10)
+            last = out[tuple(size - 1 for size in out.shape)]
+            last.mul_(1.0078125).add_(2.0**-10)
         self._done = True
+
+
+def _shares_memory(out: Tensor, args: object) -> bool:
+    """Tell whether the result is a view of an argument, or the argument itself."""
+    if isinstance(args, Tensor):
+        return args.untyped_storage()._cdata == out.untyped_storage()._cdata
+    return isinstance(args, list | tuple) and any(_shares_memory(out, item) for item in args)
 
 
 LIES: Mapping[str, type[Conduct]] = {

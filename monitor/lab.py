@@ -92,9 +92,7 @@ def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
     site.remove_staging()
     run = RunFolder(out, site.key.verifying)
     leaves, _ = run.load_steps()
-    return _continue(
-        run.task, run.data(), site, writer, run.metadata, committed=leaves, run=run, progress=progress
-    )
+    return _continue(run.task, run.data(), site, writer, run.metadata, committed=leaves, run=run, progress=progress)
 
 
 def _continue(

@@ -16,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from firmware_sim import CURRENT_FIRMWARE, Chip, FirmwareChip, MakerCA
+from firmware_sim import CURRENT_FIRMWARE, DEFAULT_ALGORITHM, Chip, FirmwareChip, MakerCA
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
 
@@ -112,7 +112,7 @@ class Site:
         self.folder = folder
         self.config = config
         self.chips = chips
-        self.key = SigningKey.generate(self.derive("lab-key"))
+        self.key = self.lab_key(config)
         self.staging = folder / "staging"
         self.staging.mkdir(exist_ok=True)
 
@@ -138,13 +138,23 @@ class Site:
     @classmethod
     def reopen(cls, folder: Path) -> Site:
         """Come back after a crash: every chip boots from its non-volatile memory."""
-        path = folder / "site.json"
-        if not path.is_file():
-            raise CallerError(f"there is no lab folder {folder}; only the lab that began a run can resume it")
-        raw: Any = canonical.decode(path.read_bytes())
-        config = SiteConfig(**{**raw, "snapshot_rate": tuple(raw["snapshot_rate"])})
+        config = cls.read_config(folder)
         chips: list[Chip] = [FirmwareChip.power_on(entry) for entry in sorted((folder / "chips").iterdir())]
         return cls(folder, config, chips)
+
+    @staticmethod
+    def read_config(folder: Path) -> SiteConfig:
+        """Read what the lab was set up with; CallerError if this is no lab folder."""
+        path = folder / "site.json"
+        if not path.is_file():
+            raise CallerError(f"there is no lab folder {folder}; only the lab that began a run can act for it")
+        raw: Any = canonical.decode(path.read_bytes())
+        return SiteConfig(**{**raw, "snapshot_rate": tuple(raw["snapshot_rate"])})
+
+    @staticmethod
+    def lab_key(config: SiteConfig) -> SigningKey:
+        """The key that signs the lab's transcripts."""
+        return SigningKey.generate(_derive(config, f"{config.lab}/lab-key"))
 
     @staticmethod
     def maker(config: SiteConfig) -> MakerCA:
@@ -154,21 +164,19 @@ class Site:
     @classmethod
     def reference_values(cls, config: SiteConfig) -> dict[str, Any]:
         """What maker, registry and inspectorate tell the inspector about this simulated world, as a trust file."""
-        key = SigningKey.generate(_derive(config, f"{config.lab}/lab-key"))
+        key = cls.lab_key(config)
         return {
             "format": "chipwitness/trust/1",
             "makers": [str(cls.maker(config).certificate_digest)],
             "measurements": [str(CURRENT_FIRMWARE.measurement)],
             "minimum_security_version": CURRENT_FIRMWARE.security_version,
+            "snapshot_rate": str(Fraction(*config.snapshot_rate)),
+            "snapshot_algorithm": DEFAULT_ALGORITHM,
             "labs": {config.lab: key.verifying.raw.hex()},
-            "chips": {chip_id: config.lab for chip_id in chip_ids(config)},
+            "chips": dict.fromkeys(chip_ids(config), config.lab),
             "verifier": config.verifier,
             "nonce": config.challenge,
         }
-
-    def derive(self, label: str) -> bytes:
-        """A 32-byte secret for that purpose."""
-        return _derive(self.config, f"{self.config.lab}/{label}")
 
     def remove_staging(self) -> None:
         """Forget files that were staged but never announced."""

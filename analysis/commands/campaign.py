@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish
@@ -60,11 +61,23 @@ def _campaign(arguments: argparse.Namespace) -> int:
     if arguments.scenario is None:
         raise CallerError("name a scenario, or use --list")
     scenario = open_scenario(arguments.scenario)
+    if arguments.out is not None:
+        _check_figure(Path(arguments.out))
     rows = _simulate(arguments, scenario)
     if arguments.out is not None:
         _draw(arguments, scenario, rows)
     data = _document(arguments, scenario, rows)
     return finish(arguments, data, _lines(arguments, data))
+
+
+def _check_figure(path: Path) -> None:
+    """Refuse before hours of simulation what could not be drawn after them."""
+    from analysis._style import FORMATS
+
+    if path.suffix[1:].lower() not in FORMATS:
+        raise CallerError(f"figure {path}: the extension must be .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise CallerError(f"figure {path}: no such folder")
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ snapshots), and the parameters flop, chips, days, period, rate, confidence, flop
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands of this group."""
-    from analysis.commands import _curves, _table
+    from analysis.commands import _curves, _plan, _table
 
     samples = subparsers.add_parser(
         "samples",
@@ -37,6 +37,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     samples.set_defaults(handler=_samples)
     _table.register(subparsers)
     _curves.register(subparsers)
+    _plan.register(subparsers)
 
 
 def _samples(arguments: argparse.Namespace) -> int:

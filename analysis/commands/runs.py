@@ -59,9 +59,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--samples", type=int, required=True, metavar="S", help="chips to draw from the registry")
     parser.add_argument("--seed", default="0", metavar="X", help="the verifier's secret text for the draw")
     parser.add_argument(
-        "--device", action="append", metavar="NAME", help=f"replay device (default: {', '.join(DEFAULT_REPLAY_DEVICES)})"
+        "--device",
+        action="append",
+        metavar="NAME",
+        help="replay device, repeatable (default: sse41 and mkl-compatible)",
     )
-    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N drawn segments (default: all needed)")
+    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N drawn segments")
     add_now(parser)
     add_json(parser)
     parser.epilog = "JSON keys: outcome, reasons, evidence"
@@ -84,14 +87,14 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N")
     parser.add_argument("--optimizer", choices=("adamw", "sgd"))
     parser.add_argument("--learning-rate", type=float, metavar="X")
-    parser.add_argument("--checkpoint-every", type=int, default=4, metavar="K", help="steps from one full state to the next")
+    parser.add_argument("--checkpoint-every", type=int, default=4, metavar="K", help="steps between full states")
     parser.add_argument("--snapshot-rate", default="1/4", metavar="P", help="snapshots per chip and step (default 1/4)")
     parser.add_argument("--lab", default="lab-1", metavar="NAME")
     parser.add_argument("--lie", metavar="NAME", help="make the lab cheat; --lie list names the lies")
     parser.add_argument("--lie-step", type=int, metavar="T", help="step at which it cheats (default: the middle)")
-    parser.add_argument("--device", default="native", metavar="NAME", help="device to train on; see `chipwitness devices`")
+    parser.add_argument("--device", default="native", metavar="NAME", help="device to train on")
     parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
-    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder to make; also writes RUN.trust.json and RUN.lab")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run that was killed")
     add_json(parser)
     parser.epilog = "JSON keys: run, run_id, state_digest, steps, rounding_log_bytes, trust, device"

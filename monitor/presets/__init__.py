@@ -5,10 +5,10 @@ The inspector owns a copy of this package, so replaying a preset never runs the 
 
 from __future__ import annotations
 
+from firmware_sim.errors import CallerError
 from monitor.presets._preset import Preset, initialise
 from monitor.presets.digits_cnn import DIGITS_CNN
 from monitor.presets.tiny_gpt import TINY_GPT
-from firmware_sim.errors import CallerError
 
 __all__ = ["PRESETS", "Preset", "initialise", "preset"]
 

@@ -1,0 +1,53 @@
+"""``dispute``: referee two provers that ran the same task."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.commands._common import add_json, add_trust, print_json
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("dispute", help="referee two labs: first diverging step and operator, who is wrong")
+    parser.add_argument("first", type=Path, metavar="RUN_A")
+    parser.add_argument("second", type=Path, metavar="RUN_B")
+    add_trust(parser)
+    add_json(parser)
+    parser.epilog = (
+        "JSON keys: outcome, reasons, evidence, step, operator, guilty, case, rounds, bytes, operators_executed"
+    )
+    parser.set_defaults(handler=_dispute)
+
+
+def _dispute(arguments: argparse.Namespace) -> int:
+    from inspector.dispute import Claim, settle
+    from inspector.transcripts import open_run
+    from inspector.trust import Trust
+    from monitor.prover import LabProver
+
+    folders = [arguments.first, arguments.second]
+    for folder in folders:
+        if not folder.is_dir():
+            raise CallerError(f"there is no run folder {folder}")
+    trust = Trust.load(arguments.trust, folders)
+    claims = [Claim(run=open_run(folder, trust), prover=LabProver(folder)) for folder in folders]
+    verdict = settle(*claims)
+    if arguments.json:
+        print_json({**verdict.to_json(), **verdict.evidence})
+    else:
+        print(verdict.outcome.value)
+        for reason in verdict.reasons:
+            print(f"  {reason.text}")
+        for name, value in verdict.evidence.items():
+            print(f"  {name:20} {value}")
+    return verdict.outcome.exit_code

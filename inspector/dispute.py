@@ -1,0 +1,322 @@
+"""A referee between two labs that ran the same task and disagree about the result (PAPERS V; Verde, section 3).
+
+Phase 1 finds the first step at which their committed states part; phase 2 the first operator of that step; then one of
+the decision cases names who is wrong. The referee executes at most one operator.
+
+    step 0 differs         the initial state: compared with what the declared seed gives
+    batch or FLOP differs  compared with the data commitment and the program
+    (1) specification      the operator, its arguments or wiring: compared with the program, found without arithmetic
+    (2) an input           comes from an agreed operator, the agreed state or the agreed batch: that decides
+    (3) only the output    the referee checks the inputs' digests and executes the operator
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import CallerError, EvidenceError
+from inspector.messages import Failure, Party, Traffic
+from inspector.replay import initial_state
+from inspector.verdict import Outcome, Reason, Verdict
+from monitor import numerics
+from monitor.numerics import UnsupportedOperator
+from monitor.numerics.session import resolve
+from monitor.program import step_flop, step_specification
+from monitor.prover import Prover
+from monitor.sharding import ShardedMemory, StateDigest
+from monitor.task import Task
+from monitor.trace import COMMIT_STATE, Node, gather, layout_of, restore_arguments, tensor_digest, written_arguments
+from monitor.transcript import Leaf, RunData, RunFolder
+
+__all__ = ["Claim", "settle"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One lab's finished run: the verified folder, and whoever answers for it."""
+
+    run: RunFolder
+    prover: Prover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ruling:
+    guilty: tuple[str, ...]
+    operator: str | None
+    text: str
+    case: str
+    executed: int = 0
+
+
+def settle(first: Claim, second: Claim) -> Verdict:
+    """Settle the dispute; the verdict's evidence holds step, operator, guilty, rounds, bytes, operators_executed.
+
+    ACCEPT: they agree. REJECT: at least one is wrong, and named. INCONCLUSIVE: both acted within the rules, as two
+    recorders with ``rounded`` numerics may where a rounding is ambiguous.
+
+    Raises:
+        CallerError: the runs are not of the same task, or not both finished.
+        EvidenceError: a run's own log does not hang together.
+    """
+    task = _common_task(first.run, second.run)
+    data = first.run.data()
+    if second.run.metadata.data != first.run.metadata.data:
+        raise CallerError("the runs commit to different data, so they are different tasks")
+    traffic = Traffic()
+    parties = (_party(first, traffic), _party(second, traffic))
+    step: int | None = None
+    try:
+        step = _first_difference(parties, task.steps, traffic)
+        if step is None:
+            return _verdict(Outcome.ACCEPT, "the two labs agree on every compared state", None, None, traffic)
+        ruling = _settle_step(parties, step, task, data, traffic)
+    except Failure as failure:
+        ruling = _Ruling(guilty=(failure.party,), operator=None, text=str(failure), case="no valid answer")
+    outcome = Outcome.REJECT if ruling.guilty else Outcome.INCONCLUSIVE
+    return _verdict(outcome, ruling.text, step, ruling, traffic)
+
+
+def _common_task(first: RunFolder, second: RunFolder) -> Task:
+    for run in (first, second):
+        if not run.finished:
+            raise CallerError(f"{run.folder.name} is not finished, so it has no result to dispute")
+    if first.folder.resolve() == second.folder.resolve():
+        raise CallerError("a run cannot be in dispute with itself")
+    if first.task != second.task:
+        raise CallerError("the runs declare different tasks; a dispute is about one task")
+    if first.task.numerics == "native":
+        raise CallerError("runs with native numerics cannot be disputed: no two devices reach the same bits")
+    return first.task
+
+
+def _party(claim: Claim, traffic: Traffic) -> Party:
+    leaves, tree = claim.run.load_steps()
+    if len(leaves) != claim.run.task.steps + 1:
+        raise EvidenceError(f"{claim.run.folder.name} commits to {len(leaves) - 1} of {claim.run.task.steps} steps")
+    return Party(
+        claim.run.folder.name,
+        claim.prover,
+        size=tree.size,
+        root=tree.root(),
+        shards=claim.run.task.shards,
+        traffic=traffic,
+    )
+
+
+def _same_claim(first: Leaf, second: Leaf) -> bool:
+    """Rounding logs may differ where both are right; what counts is what they lead to."""
+    return replace(first, log="") == replace(second, log="")
+
+
+def _first_difference(parties: tuple[Party, Party], steps: int, traffic: Traffic) -> int | None:
+    """Bisect: an agreed step followed by a disputed one; None if the results and the starts are equal."""
+
+    def agree(step: int) -> bool:
+        traffic.rounds += 1
+        return _same_claim(parties[0].leaf(step), parties[1].leaf(step))
+
+    if not agree(0):
+        return 0
+    if agree(steps):
+        return None
+    agreed, disputed = 0, steps
+    while disputed - agreed > 1:
+        middle = (agreed + disputed) // 2
+        if agree(middle):
+            agreed = middle
+        else:
+            disputed = middle
+    return disputed
+
+
+def _settle_step(parties: tuple[Party, Party], step: int, task: Task, data: RunData, traffic: Traffic) -> _Ruling:
+    leaves = {party.name: party.leaf(step) for party in parties}
+    if step == 0:
+        expected = initial_state(task)
+        return _compare(parties, lambda party: leaves[party.name].state == expected, "initialisation", "initial state")
+    batch, flop = data.batch_root(step).hex(), step_flop(task)
+    if len({(leaf.batch, leaf.flop) for leaf in leaves.values()}) > 1:
+        return _compare(
+            parties,
+            lambda party: (leaves[party.name].batch, leaves[party.name].flop) == (batch, flop),
+            "batch",
+            "batch or FLOP",
+        )
+    program = step_specification(task, step)
+    for party in parties:
+        _check_trace(party, step, leaves[party.name], len(program))
+    index = _first_operator(parties, step, len(program), traffic)
+    if index is None:
+        raise EvidenceError(f"step {step}: the labs commit to one list of operators but to different states")
+    traffic.rounds += 1
+    return _settle_operator(parties, step, index, task, data, program[index])
+
+
+def _check_trace(party: Party, step: int, leaf: Leaf, size: int) -> None:
+    """The trace has as many operators as the program and ends with the state that the step commits to."""
+    if party.trace(step).size != size:
+        raise Failure(party.name, f"its step {step} has {party.trace(step).size} operators; the program has {size}")
+    last = party.node(step, size - 1)
+    if last.operator != COMMIT_STATE or last.outputs != (str(leaf.state.root),):
+        raise Failure(party.name, f"its operators of step {step} do not end with the state that it commits to")
+
+
+def _first_operator(parties: tuple[Party, Party], step: int, size: int, traffic: Traffic) -> int | None:
+    """Bisect over prefix roots, which differ from the first different operator on."""
+    same, different = 0, size
+    if parties[0].trace(step).root == parties[1].trace(step).root:
+        return None
+    while different - same > 1:
+        middle = (same + different) // 2
+        traffic.rounds += 1
+        if parties[0].prefix(step, middle) == parties[1].prefix(step, middle):
+            same = middle
+        else:
+            different = middle
+    return different - 1
+
+
+def _settle_operator(
+    parties: tuple[Party, Party], step: int, index: int, task: Task, data: RunData, expected: dict[str, Any]
+) -> _Ruling:
+    nodes = {party.name: party.node(step, index) for party in parties}
+    operator = str(expected["operator"])
+    first, second = nodes.values()
+    if first.specification() != second.specification():
+        return _compare(parties, lambda party: nodes[party.name].specification() == expected, operator, "specification")
+    if first.specification() != expected:
+        names = tuple(party.name for party in parties)
+        return _Ruling(guilty=names, operator=operator, text="both left the program", case="specification")
+    for slot, (mine, theirs) in enumerate(zip(first.inputs, second.inputs, strict=True)):
+        if mine != theirs:
+            right = _true_input(parties, step, first.sources[slot], data)
+            return _compare(parties, lambda party, s=slot: nodes[party.name].inputs[s] == right, operator, "input")
+    return _execute(parties, step, nodes, task)
+
+
+def _compare(parties: tuple[Party, Party], is_right: Callable[[Party], bool], operator: str, what: str) -> _Ruling:
+    guilty = tuple(party.name for party in parties if not is_right(party))
+    text = f"{', '.join(guilty) or 'nobody'} states another {what} of {operator} than the task gives"
+    return _Ruling(guilty=guilty, operator=operator, text=text, case=what)
+
+
+def _true_input(parties: tuple[Party, Party], step: int, place: dict[str, Any], data: RunData) -> str:
+    """Digest of an input whose source both agree on."""
+    kind, _, name = str(place["source"]).partition(":")
+    if kind == "batch":
+        source = data.batch(step)[name]
+        return tensor_digest(gather(source, layout_of(source), place))
+    if kind == "state":
+        source = _agreed_state(parties, step - 1)[name]
+        return tensor_digest(gather(source, layout_of(source), place))
+    index, slot = (int(part) for part in name.split(":"))
+    node = parties[0].node(step, index)
+    for party in parties:
+        _, outputs = party.tensors(step, index)
+        if len(outputs) == len(node.outputs) and tensor_digest(outputs[slot]) == node.outputs[slot]:
+            return tensor_digest(gather(outputs[slot], node.results[slot], place))
+    raise EvidenceError(f"neither lab opens the agreed output of operator {index}")
+
+
+def _agreed_state(parties: tuple[Party, Party], step: int) -> dict[str, Tensor]:
+    """The state that both committed to, from whoever can show it."""
+    for party in parties:
+        leaf = party.leaf(step)
+        try:
+            state = party.state(step)
+        except Failure:
+            continue
+        if _state_digest(state, len(leaf.state.shards)) == leaf.state:
+            return state
+    raise EvidenceError(f"neither lab opens the agreed state after step {step}")
+
+
+def _state_digest(state: dict[str, Tensor], shards: int) -> StateDigest:
+    keyed = {}
+    for name, tensor in state.items():
+        kind, _, rest = name.partition("/")
+        keyed[kind, rest] = tensor
+    return ShardedMemory(keyed, shards).digest()
+
+
+def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], task: Task) -> _Ruling:
+    """Case 3: equal inputs, different outputs. Each party's own rounding entries are honoured if they are lawful."""
+    first = nodes[parties[0].name]
+    inputs = _agreed_inputs(parties, step, first)
+    if first.operator == COMMIT_STATE:
+        state = dict(zip(first.arguments["names"], inputs, strict=True))
+        right = str(_state_digest(state, task.shards).root)
+        ruling = _compare(parties, lambda party: nodes[party.name].outputs == (right,), first.operator, "output")
+        return replace(ruling, executed=1)
+    guilty: list[str] = []
+    reached: dict[str, tuple[str, ...]] = {}
+    reasons = []
+    for party in parties:
+        entries = party.rounding_entries(step, first.index) if task.numerics == "rounded" else None
+        try:
+            reached[party.name] = _outputs(first, inputs, task, entries)
+        except UnsupportedOperator:
+            raise
+        except EvidenceError as error:
+            reasons.append(str(error))
+        if reached.get(party.name) != nodes[party.name].outputs:
+            guilty.append(party.name)
+    text = f"executing {first.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
+    if not guilty:
+        text = f"both roundings of {first.operator} are lawful: the labs recorded independently"
+    return _Ruling(
+        guilty=tuple(guilty),
+        operator=first.operator,
+        text="; ".join([text, *reasons]),
+        case="output",
+        executed=1,
+    )
+
+
+def _agreed_inputs(parties: tuple[Party, Party], step: int, node: Node) -> list[Tensor]:
+    for party in parties:
+        try:
+            inputs, _ = party.tensors(step, node.index)
+        except Failure:
+            continue
+        if tuple(tensor_digest(tensor) for tensor in inputs) == node.inputs:
+            return inputs
+    raise EvidenceError(f"neither lab opens the agreed inputs of operator {node.index}")
+
+
+def _outputs(node: Node, inputs: list[Tensor], task: Task, entries: bytes | None) -> tuple[str, ...]:
+    """Execute one operator and return the digests of its results and of the arguments that it wrote."""
+    copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
+    args, kwargs = restore_arguments(node.arguments, copies)
+    out = numerics.execute(task.numerics, node.operator, args, kwargs, entries=entries)
+    written = written_arguments(resolve(node.operator), args, kwargs)
+    results = [tensor for tensor in _flat(out) if not any(tensor is other for other in written)]
+    return tuple(tensor_digest(tensor) for tensor in (*results, *written))
+
+
+def _flat(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _flat(item)] if isinstance(value, list | tuple) else []
+
+
+def _verdict(outcome: Outcome, text: str, step: int | None, ruling: _Ruling | None, traffic: Traffic) -> Verdict:
+    evidence: dict[str, Any] = {
+        "step": step,
+        "operator": None if ruling is None else ruling.operator,
+        "guilty": None if ruling is None or not ruling.guilty else ", ".join(ruling.guilty),
+        "case": None if ruling is None else ruling.case,
+        "rounds": traffic.rounds,
+        "bytes": traffic.bytes,
+        "operators_executed": 0 if ruling is None else ruling.executed,
+    }
+    where = {key: evidence[key] for key in ("step", "operator", "guilty") if evidence[key] is not None}
+    prefix = "" if step is None else f"step {step}: "
+    return Verdict(
+        outcome=outcome, reasons=(Reason(guard="dispute", text=prefix + text, where=where),), evidence=evidence
+    )

@@ -1,0 +1,136 @@
+"""Counts and checks what goes between a referee and one prover; silence and nonsense lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from firmware_sim.errors import ChipwitnessError, EvidenceError
+from firmware_sim.evidence import canonical, verify_consistency, verify_inclusion
+from monitor.prover import Opening, Prover, TraceHead
+from monitor.trace import Node
+from monitor.transcript import Leaf
+
+__all__ = ["Failure", "Party", "Traffic"]
+
+Result = TypeVar("Result")
+
+
+class Failure(EvidenceError):
+    """A party gave no valid answer, and has lost for that."""
+
+    def __init__(self, party: str, why: str) -> None:
+        self.party = party
+        super().__init__(f"{party} gave no valid answer: {why}")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Rounds (one question to each party) and bytes of all answers."""
+
+    rounds: int = 0
+    bytes: int = 0
+
+
+class Party:
+    """One prover as the referee sees it: every answer is checked against what it has committed to before.
+
+    Args:
+        size, root: the log of steps, from a head that the lab signed.
+    """
+
+    def __init__(self, name: str, prover: Prover, *, size: int, root: bytes, shards: int, traffic: Traffic) -> None:
+        self.name = name
+        self._prover = prover
+        self._size = size
+        self._root = root
+        self._shards = shards
+        self._traffic = traffic
+        self._trace: dict[int, TraceHead] = {}
+
+    def leaf(self, step: int) -> Leaf:
+        """The committed leaf of a step."""
+        opening = self._ask(lambda: self._prover.step(step))
+        self._check_inclusion(opening, step, self._size, self._root)
+        return self._parsed(lambda: _leaf(opening.leaf, step, self._shards))
+
+    def trace(self, step: int) -> TraceHead:
+        """The commitment to the operators of a step; asked for once, and binding from then on."""
+        if step not in self._trace:
+            head = self._ask(lambda: self._prover.trace(step))
+            if not 1 <= head.size <= 1 << 24 or len(head.root) != 32:
+                raise Failure(self.name, "its trace has an impossible size")
+            self._traffic.bytes += 40
+            self._trace[step] = head
+        return self._trace[step]
+
+    def prefix(self, step: int, size: int) -> bytes:
+        """Root over the first operators of a step, shown to be a prefix of the committed list."""
+        head = self.trace(step)
+        root, proof = self._ask(lambda: self._prover.trace_prefix(step, size))
+        self._traffic.bytes += 32 * (1 + len(proof))
+        self._parsed(
+            lambda: verify_consistency(old=size, new=head.size, proof=proof, old_root=root, new_root=head.root)
+        )
+        return root
+
+    def node(self, step: int, index: int) -> Node:
+        """One committed operator."""
+        head = self.trace(step)
+        opening = self._ask(lambda: self._prover.node(step, index))
+        self._check_inclusion(opening, index, head.size, head.root)
+        node = self._parsed(lambda: Node.from_json(canonical.decode(opening.leaf)))
+        if node.index != index:
+            raise Failure(self.name, f"operator {index} of its trace calls itself {node.index}")
+        return node
+
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Tensors of an operator; the caller compares them with the committed digests."""
+        inputs, outputs = self._ask(lambda: self._prover.tensors(step, index))
+        self._count(inputs, outputs)
+        return inputs, outputs
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """Full state after a step; the caller compares it with the committed digest."""
+        state = self._ask(lambda: self._prover.state(step))
+        self._count(list(state.values()))
+        return state
+
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        """Rounding-log entries of one operator."""
+        entries = self._ask(lambda: self._prover.rounding_entries(step, index))
+        self._traffic.bytes += len(entries)
+        return entries
+
+    def _ask(self, question: Callable[[], Result]) -> Result:
+        try:
+            return question()
+        except ChipwitnessError as error:
+            raise Failure(self.name, str(error)) from None
+        except (LookupError, ValueError, OSError) as error:
+            raise Failure(self.name, f"{type(error).__name__}: {error}") from None
+
+    def _parsed(self, function: Callable[[], Result]) -> Result:
+        try:
+            return function()
+        except EvidenceError as error:
+            raise Failure(self.name, str(error)) from None
+
+    def _check_inclusion(self, opening: Opening, index: int, size: int, root: bytes) -> None:
+        self._traffic.bytes += len(opening.leaf) + 32 * len(opening.proof)
+        self._parsed(
+            lambda: verify_inclusion(leaf=opening.leaf, index=index, size=size, proof=opening.proof, root=root)
+        )
+
+    def _count(self, *groups: list[Tensor]) -> None:
+        self._traffic.bytes += sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group)
+
+
+def _leaf(data: bytes, step: int, shards: int) -> Leaf:
+    leaf = Leaf.from_json(canonical.decode(data), shards)
+    if leaf.step != step:
+        raise EvidenceError(f"the leaf of step {step} calls itself {leaf.step}")
+    return leaf

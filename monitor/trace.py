@@ -1,0 +1,333 @@
+"""The operators of one training step as a committed list: what a dispute bisects (PAPERS V).
+
+Each ATen call is a node: operator, arguments, where each input tensor comes from, and the digests of inputs and
+outputs. An input names its source, the last thing that wrote the memory it lies in: an earlier node, the state before
+the step or the batch. The specification of a node is everything but the digests; it is the same for all honest provers
+and can be found without any arithmetic on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import canonical, digest_tensor
+
+__all__ = [
+    "COMMIT_STATE",
+    "Node",
+    "Tracer",
+    "gather",
+    "layout_of",
+    "restore_arguments",
+    "tensor_digest",
+    "written_arguments",
+]
+
+COMMIT_STATE = "chipwitness.commit_state"
+"""The last node of a step: the state digest over all tensors of the new state."""
+
+_HIDDEN_WRITES = {"aten.native_batch_norm.default": (3, 4)}
+"""Arguments that an operator writes although its schema does not say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operator call of a step.
+
+    Attributes:
+        arguments: positional and keyword arguments; a tensor is ``{"tensor": slot}``.
+        sources: for each slot, where it comes from and how it lies there: source, dtype, shape, stride, offset.
+        results: for each output, its dtype, shape and stride.
+        inputs: digest of each slot before the call.
+        outputs: digest of each result, and of each argument that was written.
+    """
+
+    index: int
+    operator: str
+    arguments: Any
+    sources: tuple[dict[str, Any], ...]
+    results: tuple[dict[str, Any], ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def specification(self) -> dict[str, Any]:
+        """Everything but the digests."""
+        return {
+            "operator": self.operator,
+            "arguments": self.arguments,
+            "sources": list(self.sources),
+            "results": list(self.results),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "index": self.index,
+            **self.specification(),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+        }
+
+    def encoded(self) -> bytes:
+        """Canonical bytes: the input of the leaf hash."""
+        return canonical.encode(self.to_json())
+
+    @classmethod
+    def from_json(cls, data: object) -> Node:
+        """Parse; EvidenceError on any other form."""
+        keys = {"index", "operator", "arguments", "sources", "results", "inputs", "outputs"}
+        if not isinstance(data, dict) or set(data) != keys or type(data["index"]) is not int:
+            raise EvidenceError("a trace node is malformed")
+        lists = (data["sources"], data["results"], data["inputs"], data["outputs"])
+        if not isinstance(data["operator"], str) or not all(isinstance(value, list) for value in lists):
+            raise EvidenceError("a trace node is malformed")
+        if len(data["sources"]) != len(data["inputs"]) or len(data["results"]) != len(data["outputs"]):
+            raise EvidenceError("a trace node's digests do not match its inputs and results in number")
+        if not all(isinstance(text, str) for text in (*data["inputs"], *data["outputs"])):
+            raise EvidenceError("a trace node holds a digest that is not text")
+        return cls(
+            index=data["index"],
+            operator=data["operator"],
+            arguments=data["arguments"],
+            sources=tuple(data["sources"]),
+            results=tuple(data["results"]),
+            inputs=tuple(data["inputs"]),
+            outputs=tuple(data["outputs"]),
+        )
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Digest of a tensor's type, shape and content, whatever its strides; empty on the meta device."""
+    if tensor.device.type == "meta":
+        return ""
+    flat = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)
+    data = flat.numpy().tobytes() if tensor.numel() else b""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return str(digest_tensor(name="", dtype=dtype, shape=tuple(tensor.shape), offset=0, data=data))
+
+
+def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) -> Tensor:
+    """Cut out of a source's memory the tensor that lies there as ``place`` says.
+
+    Args:
+        source: the source's content.
+        layout: its shape and stride in memory.
+    Raises:
+        EvidenceError: the place does not lie inside the source.
+    """
+    if list(source.shape) != layout["shape"] or str(source.dtype) != f"torch.{place['dtype']}":
+        raise EvidenceError("a source has another shape or type than its place says")
+    size = _reach(layout["shape"], layout["stride"])
+    offset = place["offset"]
+    if offset < 0 or offset + _reach(place["shape"], place["stride"]) > size:
+        raise EvidenceError("an input does not lie inside its source")
+    memory = torch.zeros(size, dtype=source.dtype)
+    memory.as_strided(layout["shape"], layout["stride"]).copy_(source)
+    return memory.as_strided(place["shape"], place["stride"], offset)
+
+
+def layout_of(tensor: Tensor) -> dict[str, Any]:
+    """Type, shape and stride as JSON-able values."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(tensor.stride())}
+
+
+def _reach(shape: list[int], stride: list[int]) -> int:
+    """Number of elements from the first that a tensor touches to the last."""
+    if any(size == 0 for size in shape):
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+@dataclass(slots=True)
+class _Written:
+    """A stretch of a storage, in elements, and what wrote it last, with the element order of that writer."""
+
+    start: int
+    stop: int
+    source: str
+
+
+class Tracer:
+    """Observes one step and makes its nodes.
+
+    Args:
+        capture: index of the node whose input and output tensors are kept, or None.
+        inner: another observer that runs first, such as one that alters results.
+    """
+
+    def __init__(self, *, capture: int | None = None, inner: Any = None) -> None:
+        self.nodes: list[Node] = []
+        self.captured_inputs: list[Tensor] = []
+        self.captured_outputs: list[Tensor] = []
+        self._capture = capture
+        self._inner = inner
+        self._writers: dict[int, list[_Written]] = {}
+        self._alive: list[Tensor] = []
+        self._open: tuple[Any, list[dict[str, Any]], list[str], list[Tensor]] | None = None
+
+    def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
+        """Say what exists before the step: the state and the batch, and nothing else."""
+        for name, tensor in state.items():
+            self._record_write(tensor, f"state:{name}")
+        for name, tensor in batch.items():
+            self._record_write(tensor, f"batch:{name}")
+
+    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note sources and digests of the inputs, before the call can write them."""
+        if self._inner is not None:
+            self._inner.before(index, func, args, kwargs)
+        tensors: list[Tensor] = []
+        arguments = {"args": _describe(args, tensors), "kwargs": _describe(kwargs, tensors)}
+        sources = [self._source_of(tensor, str(func)) for tensor in tensors]
+        if index == self._capture:
+            self.captured_inputs = [tensor.detach().clone() for tensor in tensors]
+        self._open = (arguments, sources, [tensor_digest(tensor) for tensor in tensors], tensors)
+
+    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        """Note what the call wrote, and finish its node."""
+        if self._inner is not None:
+            self._inner.after(index, func, args, kwargs, out)
+        assert self._open is not None
+        arguments, sources, inputs, _ = self._open
+        written = written_arguments(func, args, kwargs)
+        results = [tensor for tensor in _tensors(out) if not any(tensor is other for other in written)]
+        for tensor in written:
+            self._record_write(tensor, f"node:{index}:{len(results) + _position(tensor, written)}")
+        for slot, tensor in enumerate(results):
+            if tensor.untyped_storage()._cdata not in self._writers:
+                self._record_write(tensor, f"node:{index}:{slot}")
+        outputs = [*results, *written]
+        if index == self._capture:
+            self.captured_outputs = [tensor.detach().clone() for tensor in outputs]
+        self.nodes.append(
+            Node(
+                index=index,
+                operator=str(func),
+                arguments=arguments,
+                sources=tuple(sources),
+                results=tuple(layout_of(tensor) for tensor in outputs),
+                inputs=tuple(inputs),
+                outputs=tuple(tensor_digest(tensor) for tensor in outputs),
+            )
+        )
+
+    def commit_state(self, state: Mapping[str, Tensor], root: str) -> None:
+        """Add the last node: the new state's tensors, and the digest that the step commits to."""
+        index = len(self.nodes)
+        sources = [self._source_of(tensor, COMMIT_STATE) for tensor in state.values()]
+        if index == self._capture:
+            self.captured_inputs = [tensor.detach().clone() for tensor in state.values()]
+        self.nodes.append(
+            Node(
+                index=index,
+                operator=COMMIT_STATE,
+                arguments={"names": list(state)},
+                sources=tuple(sources),
+                results=({"dtype": "digest", "shape": [], "stride": []},),
+                inputs=tuple(tensor_digest(tensor) for tensor in state.values()),
+                outputs=(root,),
+            )
+        )
+
+    def _source_of(self, tensor: Tensor, operator: str) -> dict[str, Any]:
+        start, stop = _extent(tensor)
+        stretches = self._writers.get(tensor.untyped_storage()._cdata)
+        if stretches is None:
+            raise EvidenceError(f"{operator} reads a tensor that no recorded operator, batch or state produced")
+        writer = next(
+            (w for w in reversed(stretches) if w.start < max(stop, start + 1) and start < max(w.stop, 1)), None
+        )
+        if writer is None:
+            raise EvidenceError(f"{operator} reads memory that nothing has written")
+        return {"source": writer.source, **layout_of(tensor), "offset": start - writer.start}
+
+    def _record_write(self, tensor: Tensor, source: str) -> None:
+        start, stop = _extent(tensor)
+        stretches = self._writers.setdefault(tensor.untyped_storage()._cdata, [])
+        stretches[:] = [w for w in stretches if not (start <= w.start and w.stop <= stop)]
+        stretches.append(_Written(start, stop, source))
+        self._alive.append(tensor)  # a freed storage's address would be given to another tensor
+
+
+def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments that the call writes, each once, in the order of the schema."""
+    found: list[Tensor] = []
+    schema = func._schema.arguments
+    hidden = _HIDDEN_WRITES.get(str(func), ())
+    for position, argument in enumerate(schema):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        is_written = (argument.alias_info is not None and argument.alias_info.is_write) or position in hidden
+        if is_written:
+            found += [tensor for tensor in _tensors(value) if not any(tensor is other for other in found)]
+    return found
+
+
+def _position(tensor: Tensor, tensors: list[Tensor]) -> int:
+    return next(index for index, other in enumerate(tensors) if other is tensor)
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First element of the storage that the tensor touches, and the one after the last."""
+    start = int(tensor.storage_offset())
+    return start, start + _reach(list(tensor.shape), list(tensor.stride()))
+
+
+def _tensors(value: object) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _describe(value: Any, tensors: list[Tensor]) -> Any:
+    """Arguments as JSON-able values, with tensors taken out into ``tensors``."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, list | tuple):
+        return [_describe(item, tensors) for item in value]
+    if isinstance(value, dict):
+        return {key: _describe(item, tensors) for key, item in value.items()}
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, torch.device):
+        return {"device": "any"}
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return {type(value).__name__: str(value)}
+    raise EvidenceError(f"an operator has an argument of type {type(value).__name__}, which a trace cannot hold")
+
+
+def restore_arguments(arguments: Any, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Rebuild ``args`` and ``kwargs`` from a node's arguments and tensors."""
+
+    def build(value: Any) -> Any:
+        if isinstance(value, list):
+            return [build(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if set(value) == {"tensor"}:
+            return tensors[value["tensor"]]
+        if set(value) == {"float"}:
+            return float.fromhex(value["float"])
+        if set(value) == {"device"}:
+            return torch.device("cpu")
+        for kind in ("dtype", "layout", "memory_format"):
+            if set(value) == {kind}:
+                return getattr(torch, value[kind].removeprefix("torch."))
+        return {key: build(item) for key, item in value.items()}
+
+    try:
+        return tuple(build(arguments["args"])), build(arguments["kwargs"])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        raise EvidenceError("a trace node's arguments are malformed") from None
