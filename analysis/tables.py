@@ -30,6 +30,7 @@ __all__ = [
     "cell",
     "chips",
     "footnote",
+    "owners_today",
     "stocks",
     "trained_models",
 ]
@@ -111,6 +112,8 @@ TABLE_1 = (
 )
 
 TABLE_1_FLEETS = (1e3, 1e5, 1e7)
+
+_WORLD = "World (sold)"
 
 
 def cell(
@@ -199,6 +202,28 @@ def stocks() -> tuple[Stock, ...]:
             confirmed=_yes(row["confirmed"]),
         ),
     )
+
+
+def owners_today() -> list[tuple[str, float]]:
+    """Return who holds how many H100 equivalents in the newest month of stocks.csv, without counting any twice.
+
+    Rows of users (rented chips) are left out; what the world bought beyond the named owners is one entry of its own.
+
+    Raises:
+        CallerError: the file lacks the world's total, or the owners exceed it.
+    """
+    newest = max(stock.as_of for stock in stocks())
+    current = {stock.holder: stock for stock in stocks() if stock.as_of == newest}
+    world = current.get(_WORLD)
+    owners = [
+        (name.partition(" (")[0], float(stock.chips_h100_equivalent))
+        for name, stock in current.items()
+        if not name.startswith("World") and "not owned" not in name
+    ]
+    if world is None or sum(chips for _, chips in owners) > world.chips_h100_equivalent:
+        raise CallerError(f"the installed file analysis/data/stocks.csv has no total of the world for {newest}")
+    rest = world.chips_h100_equivalent - sum(chips for _, chips in owners)
+    return [*owners, ("everybody else", rest)]
 
 
 def aligned(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:

@@ -258,7 +258,7 @@ def _scaled(problem: Problem, visits: Sequence[Visits]) -> list[Visits] | None:
         if high >= most:
             return None
         low, high = high, high * 2.0
-    for _ in range(40):
+    while high - low > 1e-4 * high:
         middle = (low + high) / 2.0
         low, high = (low, middle) if _holds(problem, times(middle)) else (middle, high)
     return times(high)

@@ -22,6 +22,8 @@ from inspector.detection import (
 
 __all__ = ["collusion_log_miss", "sites_log_miss", "worst_placement"]
 
+_BISECTIONS = 200
+
 
 def sites_log_miss(*, used: ArrayLike, chips: ArrayLike, samples: ArrayLike, catch: ArrayLike = 1.0) -> Floats:
     """Return sum over sites of s_i·log(1 - v_i·x_i/C_i); the last axis counts the sites.
@@ -70,7 +72,9 @@ def worst_placement(*, total: float, chips: ArrayLike, samples: ArrayLike, catch
     with np.errstate(divide="ignore", over="ignore"):
         full = (risk / (1.0 - chance[~free])).max()
     low, high = risk.min(), full if np.isfinite(full) else risk.max() * 2.0**60
-    for _ in range(200):
+    for _ in range(_BISECTIONS):
+        if high <= low * (1.0 + 1e-15):
+            break
         level = np.sqrt(low) * np.sqrt(high)
         low, high = (level, high) if at(level).sum() < wanted else (low, level)
     answer = at(high)

@@ -1,0 +1,310 @@
+"""``plan``: the cheapest inspection schedule over sites and periods that holds against a list of evasions."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, finish
+from analysis.commands._detection_options import add_scheme, command_line, named, numbers
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, _SubParsersAction
+
+    from inspector.planning import Evasion, Plan, Problem, Sensitivity, Site
+
+__all__ = ["parse_evasion", "register"]
+
+_KEYS = """
+JSON keys: visits (site, period in days, samples per visit, visits_per_year), samples_per_year, visits_per_year, work
+(chips a year, visits counted in chips), lower_bound (no schedule over these periods needs less work), inspectors (at
+1,000 chips' work each a year), cost (inspectors' work times --inspector-cost, or null), detection (guaranteed),
+guaranteed_flop (2H), responses (evasion, detection, placement: chips used at each site; most dangerous first),
+impossible (evasions that need more chips than there are), sensitivity (parameter, lower, higher: work relative to the
+plan's when the parameter is halved and doubled, null if impossible; elasticity; strongest first; null without
+--sensitivity), parameters.
+"""
+
+_EVASIONS = """
+Evasions: declared; stretch=K (1/K of the chips for K times as long); rush=K (K times the chips for 1/K of the time);
+hide=X (a share X of the used chips is undeclared); tamper=X (a share X of the used chips' logs does not incriminate);
+only=SITE (the run fits that site alone). Default: declared, stretch=4, rush=4.
+"""
+
+_FORMS = "declared, stretch=K, rush=K, hide=X, tamper=X or only=SITE"
+
+_DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``plan``."""
+    plan = subparsers.add_parser(
+        "plan",
+        help="the cheapest inspection schedule, with inspectors and cost",
+        description="The cheapest schedule of inspections over sites and periods that catches a run with the wanted "
+        "probability whichever listed evasion the Prover picks and wherever it puts the run." + _EVASIONS,
+        epilog=_KEYS,
+    )
+    option = plan.add_argument
+    option("--flop", type=float, required=True, metavar="H", help="FLOP of the run to be caught")
+    where = plan.add_mutually_exclusive_group(required=True)
+    where.add_argument("--site", type=named("CHIPS"), action="append", metavar="NAME=CHIPS", help="repeat for each")
+    where.add_argument("--sites", type=Path, metavar="CSV", help="columns name, chips [, visit_work [, sample_work]]")
+    where.add_argument(
+        "--today", action="store_true", help="the owners of stocks.csv as sites, in H100 equivalents (sets A)"
+    )
+    add_scheme(plan, period=False)
+    option(
+        "--periods",
+        type=numbers,
+        default=[7.0, 14.0, 30.0, 60.0, 90.0, 180.0, 365.0],
+        metavar="TM,...",
+        help="candidate days between visits (default 7,14,30,60,90,180,365)",
+    )
+    option("--delay", type=float, metavar="D", help="longest period allowed: how late a run may be noticed")
+    option("--evasion", action="append", metavar="NAME[=X]", help="hold against this (repeat; see above)")
+    option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
+    option("--inspector-cost", type=float, metavar="M", help="money for one inspector and year")
+    option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
+    option("--out", type=Path, metavar="FIGURE", help="draw the sensitivity (.png, .svg or .pdf)")
+    add_json(plan)
+    plan.set_defaults(handler=_plan)
+
+
+def parse_evasion(text: str) -> Evasion:
+    """Return the evasion that the command line names.
+
+    Raises:
+        CallerError: an unknown name, or a value that is missing or out of range.
+    """
+    from inspector.planning import Evasion
+
+    kind, _, value = text.partition("=")
+    if text == "declared":
+        return Evasion(name="as declared")
+    if kind == "only" and value:
+        return Evasion(name=text, sites=(value,))
+    try:
+        size = float(value)
+    except ValueError:
+        raise CallerError(f"evasion {text!r}: must be {_FORMS}") from None
+    if kind in ("stretch", "rush") and not 1 <= size < math.inf:
+        raise CallerError(f"evasion {text!r}: K must be at least 1")
+    if kind in ("hide", "tamper") and not 0 <= size <= 1:
+        raise CallerError(f"evasion {text!r}: X must be between 0 and 1")
+    match kind:
+        case "stretch":
+            return Evasion(name=text, stretch=size)
+        case "rush":
+            return Evasion(name=text, stretch=1.0 / size)
+        case "hide":
+            return Evasion(name=text, visible=1.0 - size)
+        case "tamper":
+            return Evasion(name=text, readout=1.0 - size)
+    raise CallerError(f"evasion {text!r}: must be {_FORMS}")
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from inspector.planning import cheapest_plan
+
+    problem = _problem(arguments)
+    plan = cheapest_plan(problem)
+    rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out else None
+    if arguments.out:
+        _draw(arguments, rows or [])
+    data = _document(arguments, problem, plan, rows)
+    return finish(arguments, data, _text(data))
+
+
+def _problem(arguments: argparse.Namespace) -> Problem:
+    from analysis.tables import H100_FLOP_PER_DAY
+    from inspector.planning import Problem
+
+    periods = [each for each in arguments.periods if arguments.delay is None or each <= arguments.delay]
+    if not periods:
+        raise CallerError(f"no period of --periods is within --delay {arguments.delay:g}")
+    return Problem(
+        flop=arguments.flop,
+        sites=tuple(_sites(arguments)),
+        periods=tuple(periods),
+        evasions=tuple(parse_evasion(each) for each in arguments.evasion or _DEFAULT_EVASIONS),
+        days=arguments.days,
+        rate=arguments.rate,
+        confidence=arguments.confidence,
+        flop_per_day=H100_FLOP_PER_DAY if arguments.today else arguments.flop_per_day,
+    )
+
+
+def _sites(arguments: argparse.Namespace) -> list[Site]:
+    from analysis.tables import owners_today
+    from inspector.planning import Site
+
+    if arguments.sites is not None:
+        return _read_sites(arguments.sites, arguments.visit_work)
+    named_sites = owners_today() if arguments.today else arguments.site
+    return [Site(name=name, chips=chips, visit_work=arguments.visit_work) for name, chips in named_sites]
+
+
+def _read_sites(path: Path, visit_work: float) -> list[Site]:
+    import csv
+
+    from inspector.planning import Site
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CallerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    reader = csv.DictReader(text.splitlines())
+    columns = reader.fieldnames or []
+    unknown = set(columns) - {"name", "chips", "visit_work", "sample_work"}
+    if unknown or not {"name", "chips"} <= set(columns):
+        raise CallerError(f"{path}: the columns must be name, chips and, if wanted, visit_work and sample_work")
+    sites = []
+    for row in reader:
+        try:
+            sites.append(
+                Site(
+                    name=row["name"],
+                    chips=float(row["chips"]),
+                    visit_work=float(row.get("visit_work") or visit_work),
+                    sample_work=float(row.get("sample_work") or 1.0),
+                )
+            )
+        except (TypeError, ValueError):
+            raise CallerError(f"{path} line {reader.line_num}: a number is missing or malformed") from None
+        except CallerError as error:
+            raise CallerError(f"{path} line {reader.line_num}: {error}") from None
+    return sites
+
+
+def _sensitivity(problem: Problem, plan: Plan) -> list[Sensitivity]:
+    from inspector.planning import cheapest_plan, sensitivity
+
+    solved = {1.0: plan.work}
+
+    def work(parameters: Mapping[str, float]) -> float:
+        if parameters == base:
+            return solved[1.0]
+        sites = [
+            dataclasses.replace(
+                site,
+                chips=site.chips * parameters["chips C"],
+                visit_work=site.visit_work * parameters["work of a visit"],
+            )
+            for site in problem.sites
+        ]
+        changed = dataclasses.replace(
+            problem,
+            sites=tuple(sites),
+            flop=parameters["FLOP of the run H"],
+            days=parameters["days of the run T"],
+            rate=parameters["snapshot rate f"],
+            confidence=1.0 - parameters["accepted miss 1-p"],
+            flop_per_day=parameters["speed of a chip a"],
+        )
+        return cheapest_plan(changed).work
+
+    base = {
+        "FLOP of the run H": problem.flop,
+        "chips C": 1.0,
+        "speed of a chip a": problem.flop_per_day,
+        "days of the run T": problem.days,
+        "snapshot rate f": problem.rate,
+        "accepted miss 1-p": 1.0 - problem.confidence,
+        "work of a visit": 1.0,
+    }
+    return sensitivity(work, base)
+
+
+def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
+    from analysis.figures import Origin, sensitivity_figure
+
+    sensitivity_figure(
+        arguments.out,
+        rows=[(each.parameter, each.lower, each.higher) for each in rows],
+        title="What the work of the plan depends on",
+        origin=Origin(command=command_line(arguments)),
+    )
+
+
+def _document(
+    arguments: argparse.Namespace, problem: Problem, plan: Plan, rows: list[Sensitivity] | None
+) -> dict[str, Any]:
+    from inspector.detection import CHIPS_PER_INSPECTOR
+
+    price = arguments.inspector_cost
+    if price is not None and not 0 <= price < math.inf:
+        raise CallerError(f"--inspector-cost must be at least 0, not {price:g}")
+    names = [site.name for site in problem.sites]
+    return {
+        "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
+        "samples_per_year": plan.samples_per_year,
+        "visits_per_year": plan.visits_per_year,
+        "work": plan.work,
+        "lower_bound": plan.lower_bound,
+        "inspectors": plan.inspectors,
+        "cost": None if price is None else plan.work / CHIPS_PER_INSPECTOR * price,
+        "detection": plan.detection,
+        "guaranteed_flop": 2.0 * problem.flop,
+        "responses": [
+            {
+                "evasion": each.evasion,
+                "detection": each.detection,
+                "placement": dict(zip(names, each.placement, strict=True)),
+            }
+            for each in plan.responses
+        ],
+        "impossible": list(plan.impossible),
+        "sensitivity": None if rows is None else [_finite(dataclasses.asdict(each)) for each in rows],
+        "parameters": dataclasses.asdict(problem),
+    }
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+
+
+def _text(data: dict[str, Any]) -> list[str]:
+    from analysis.tables import aligned
+
+    chips = {site["name"]: site["chips"] for site in data["parameters"]["sites"]}
+    head = ["site", "chips", "samples", "every (days)", "samples a year"]
+    body = [
+        [
+            each["site"],
+            f"{chips[each['site']]:,.0f}",
+            f"{each['samples']:,}",
+            f"{each['period']:g}",
+            f"{each['samples'] * each['visits_per_year']:,.1f}",
+        ]
+        if each["samples"]
+        else [each["site"], f"{chips[each['site']]:,.0f}", "0", "-", "0"]
+        for each in data["visits"]
+    ]
+    cost = "" if data["cost"] is None else f", cost {data['cost']:,.0f} a year"
+    responses = [[f"  {each['evasion']}", f"{each['detection']:.4f}"] for each in data["responses"]]
+    lines = [
+        *aligned([head, *body]),
+        "",
+        f"{data['samples_per_year']:,} chips and {data['visits_per_year']:.1f} visits a year: "
+        f"{data['inspectors']:,} inspectors{cost} (the IAEA had 280 in 2021).",
+        f"Work {data['work']:,.0f} chips a year; no schedule over these periods needs less than "
+        f"{data['lower_bound']:,.0f}.",
+        f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
+        f"{data['detection']:.4f} at least, whichever of these the Prover picks:",
+        *aligned([["  evasion", "detection"], *responses]),
+    ]
+    if data["impossible"]:
+        lines.append(f"Not enough chips for: {', '.join(data['impossible'])}.")
+    if data["sensitivity"] is not None:
+        rows = [["parameter", "halved", "doubled", "elasticity"]]
+        for each in data["sensitivity"]:
+            figures = (each[key] for key in ("lower", "higher", "elasticity"))
+            rows.append([each["parameter"], *("-" if value is None else f"{value:.3f}" for value in figures)])
+        lines += ["", "Work relative to the plan's", *aligned(rows)]
+    return lines
