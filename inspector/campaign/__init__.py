@@ -26,7 +26,7 @@ from inspector.campaign.intervals import clopper_pearson, wilson
 from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import POLICIES, Conduct, Policy, Strategy, policy_from
 from inspector.campaign.predicted import Prediction, predict
-from inspector.campaign.rates import Bound, MeasuredRate, MissingRate, RateBook, load_rates
+from inspector.campaign.rates import Bound, MeasuredRate, MissingRate, RateBook, load_rates, save_rates
 from inspector.campaign.scenario import Catalogue, Scenario, ScenarioError, load_scenario
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "make_plan",
     "policy_from",
     "predict",
+    "save_rates",
     "simulate_agents",
     "simulate_counts",
     "wilson",

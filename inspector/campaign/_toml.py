@@ -152,7 +152,8 @@ class Table:
         path = self._path if key is None else (*self._path, key)
         while path and path not in self._lines:
             path = path[:-1]
-        where = f"{_dotted(self._path if key is None else (*self._path, key))}: " if key or self._path else ""
+        name = _dotted(self._path if key is None else (*self._path, key))
+        where = f"{name}: " if name and not message.startswith(name) else ""
         return ScenarioError(f"{self._source}, line {self._lines.get(path, 1)}: {where}{message}")
 
     def has(self, key: str) -> bool:
@@ -230,16 +231,15 @@ class Table:
             if key not in self._known:
                 raise self.fail(f"unknown key; known: {', '.join(dict.fromkeys(self._known))}", key)
 
-    def build(self, make: Callable[[], T]) -> T:
-        """Call ``make`` and pin its error on the key that the text starts with, else on the table."""
+    def build(self, make: Callable[[], T], key: str | None = None) -> T:
+        """Call ``make`` and pin its error on ``key``, else on the key that the text starts with, else on the table."""
         try:
             return make()
         except ScenarioError:
             raise
         except CallerError as error:
-            words = str(error).split()
-            key = words[0].rsplit(".", 1)[-1] if words else ""
-            raise self.fail(str(error), key if key in self._data else None) from None
+            named = key or str(error).split(" ", 1)[0].rsplit(".", 1)[-1].rstrip(":")
+            raise self.fail(str(error), named if named in self._data else None) from None
 
 
 def read_toml(path: Path) -> Table:

@@ -30,7 +30,8 @@ def wilson(successes: int, trials: int, confidence: float) -> tuple[float, float
     share = successes / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    return low, 1.0 if successes == trials else min(1.0, centre + half)
 
 
 def _check(successes: int, trials: int, confidence: float) -> None:

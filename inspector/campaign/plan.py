@@ -310,7 +310,7 @@ def _urns(fleet: Fleet, inspection: Inspection) -> tuple[tuple[Urn, ...], dict[t
     for urn in urns:
         if not inspection.replacement and urn.samples > urn.chips:
             raise CallerError(
-                f"{urn.samples} samples a period cannot be drawn from the {urn.chips} chips of {urn.name!r}"
+                f"inspection.samples: {urn.samples} cannot be drawn from the {urn.chips} chips of {urn.name!r} at once"
             )
     return urns, urn_of
 
@@ -331,12 +331,15 @@ def _periods(days: float, inspection: Inspection, urns: Sequence[Urn]) -> int:
         raise CallerError(f"days must be above 0, got {days!r}")
     periods = int(days / inspection.period_days * (1 + 1e-12))
     if periods == 0:
-        raise CallerError(f"the horizon of {days:g} days holds no period of {inspection.period_days:g} days")
+        raise CallerError(
+            f"inspection.period_days: the horizon of {days:g} days holds no period of {inspection.period_days:g} days"
+        )
     if not inspection.redraw:
         for urn in urns:
             if urn.samples * periods > urn.chips:
+                need = urn.samples * periods
                 raise CallerError(
-                    f"without redraw {periods} periods need {urn.samples * periods} chips, {urn.name!r} has {urn.chips}"
+                    f"inspection.redraw: without it {periods} periods need {need} chips, {urn.name!r} has {urn.chips}"
                 )
     return periods
 

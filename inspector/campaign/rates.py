@@ -6,7 +6,7 @@ A rate that nobody measured or assumed is an error that names the lie; there is 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -16,10 +16,10 @@ from firmware_sim.errors import CallerError
 from inspector.campaign._checks import named, probability, whole
 from inspector.campaign.intervals import clopper_pearson
 
-__all__ = ["Bound", "MeasuredRate", "MissingRate", "RateBook", "load_rates"]
+__all__ = ["Bound", "MeasuredRate", "MissingRate", "RateBook", "load_rates", "save_rates"]
 
 FORMAT = "chipwitness-rates/1"
-_ROW_KEYS = {"lie", "trials", "caught", "settings", "device"}
+_ROW_KEYS = ("lie", "trials", "caught", "settings", "device")
 
 
 class MissingRate(CallerError):
@@ -131,10 +131,25 @@ def load_rates(path: Path, *, device: str | None = None, settings: str | None = 
     return rates
 
 
+def save_rates(path: Path, rates: Iterable[MeasuredRate]) -> None:
+    """Write a table that `load_rates` reads; an existing file is replaced.
+
+    Raises:
+        CallerError: There is no rate, or the file cannot be written.
+    """
+    rows = [{key: getattr(rate, key) for key in _ROW_KEYS} for rate in rates]
+    if not rows:
+        raise CallerError("a rate table needs at least one row")
+    try:
+        path.write_text(json.dumps({"format": FORMAT, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CallerError(f"cannot write the rate table {path}: {error.strerror}") from None
+
+
 def _row(row: Any) -> MeasuredRate:
     if not isinstance(row, dict):
         raise CallerError("not an object")
-    for key in sorted(_ROW_KEYS.symmetric_difference(row)):
+    for key in sorted(set(_ROW_KEYS).symmetric_difference(row)):
         raise CallerError(f"key {key!r} is {'missing' if key in _ROW_KEYS else 'unknown'}")
     return MeasuredRate(**row)
 

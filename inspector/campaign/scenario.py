@@ -1,4 +1,23 @@
-"""Scenario files: a fleet, its runs, the inspector's regime, and the strategies to compare, in TOML."""
+"""Scenario files: a fleet, its runs, the inspector's regime, and the strategies to compare, in TOML.
+
+Keys, with their defaults; a key that is not listed is refused::
+
+    title, description = "", days                    horizon in days
+    [rule]        threshold_flop | model, times = 1; evidence = "after-threshold" | "whole-run"
+    [inspection]  period_days, snapshot_rate, samples (a period) and/or confidence = 0.9 (alone: sets the samples),
+                  sampling = "pooled" | "per-lab" | "per-site", replacement = false, redraw = true,
+                  log = "period" | "run", honest_refusal_rate = 0, refusals_allowed = 0, searches = false,
+                  loss_rate_per_year = 0, loss_alarm (none), inspectors (no limit), chips_per_inspector_year = 1000
+    [detection]   table (JSON of measured rates), device, settings (choose its rows), assumed = { lie = rate }
+    [[kind]]      name, flop_per_second, link_gbps (never limits)
+    [[lab]]       name; [[lab.site]] name, declared = true; [[lab.site.chips]] kind and count, or stock, as_of and
+                  share = 1; status = "registered" | "exempt" | "undeclared" | "lost"
+    [[run]]       name, lab, flop | model, times = 1; days, start = 0, utilisation = 1
+    [[strategy]]  name, policies = [{ policy = "stretch", factor = 2 }, ...]
+
+Models, stocks and chip kinds may come from a `Catalogue` of public figures. Policies and their parameters are those of
+`inspector.campaign.policies.POLICIES`.
+"""
 
 from __future__ import annotations
 
@@ -121,10 +140,11 @@ def load_scenario(path: Path, catalogue: Catalogue | None = None) -> Scenario:
     rule = _rule(root.table("rule"), known)
     runs = tuple(_run(table, known) for table in root.tables("run"))
     strategies = tuple(_strategy(table) for table in root.tables("strategy"))
-    names = [strategy.name for strategy in strategies]
+    seen: set[str] = set()
     for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
-        if names.count(strategy.name) > 1:
+        if strategy.name in seen:
             raise table.fail(f"two strategies are named {strategy.name!r}", "name")
+        seen.add(strategy.name)
     rates = _rates(root.table("detection"), path.parent)
     section = root.table("inspection")
     inspection, samples, wanted, busy = _inspection(section)
@@ -154,6 +174,7 @@ def load_scenario(path: Path, catalogue: Catalogue | None = None) -> Scenario:
                 f"no number of samples reaches {wanted:g} against {strategies[0].name!r}; give 'samples'", "confidence"
             )
         made = scenario(dataclasses.replace(inspection, samples=needed))
+    section.build(made.honest)
     for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
         table.build(lambda strategy=strategy: made.plan(strategy))  # type: ignore[misc]
     return made
@@ -279,14 +300,14 @@ def _rates(table: Table, folder: Path) -> RateBook:
     settings = table.text("settings", "") or None
     if table.has("table"):
         path = folder / table.text("table")
-        measured = table.build(lambda: load_rates(path, device=device, settings=settings))
+        measured = table.build(lambda: load_rates(path, device=device, settings=settings), "table")
     elif device or settings:
         raise table.fail("needs 'table'", "device" if device else "settings")
     else:
         table.text("table", "")
     assumed = table.mapping("assumed")
     table.close()
-    return table.build(lambda: RateBook(measured=measured, assumed=assumed))
+    return table.build(lambda: RateBook(measured=measured, assumed=assumed), "assumed")
 
 
 def _inspection(table: Table) -> tuple[Inspection, int | None, float, float]:

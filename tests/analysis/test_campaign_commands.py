@@ -1,0 +1,189 @@
+"""``chipwitness campaign`` and the fleet benchmark, from the outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.bench import fleet as bench
+from analysis.cli import main
+
+SCENARIO = """\
+title = "small"
+days = 60
+[rule]
+threshold_flop = 600.0
+evidence = "whole-run"
+[inspection]
+period_days = 30
+samples = 10
+snapshot_rate = 0.1
+[detection]
+assumed = { undeclared-run = 1.0 }
+[[kind]]
+name = "unit"
+flop_per_second = 1.1574074074074073e-5
+[[lab]]
+name = "A"
+site = [{ name = "s", chips = [{ kind = "unit", count = 200 }] }]
+[[run]]
+name = "r"
+lab = "A"
+flop = 1200.0
+days = 60
+[[strategy]]
+name = "plain"
+[[strategy]]
+name = "quit"
+policies = [{ policy = "quit-when-drawn" }]
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    code, out, err = run(capsys, *words, "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert isinstance(data, dict)
+    return data
+
+
+@pytest.mark.parametrize("engine", ["agents", "counts"])
+def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = document(capsys, "campaign", small, "--trials", 300, "--seed", 3, "--engine", engine)
+    assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows"}
+    assert (data["engine"], data["trials"], data["seed"]) == (engine, 300, 3)
+    assert data["scenario"] == {
+        "title": "small", "days": 60, "periods": 2, "registered_chips": 200, "samples_per_period": 10,
+        "samples_per_year": 122, "inspectors": pytest.approx(0.12166666), "wanted": 0.9,
+    }  # fmt: skip
+    honest, plain, adaptive = data["rows"]
+    assert [row["strategy"] for row in data["rows"]] == ["honest", "plain", "quit"]
+    assert set(plain) == {
+        "strategy", "detection", "miss", "predicted", "predicted_log_miss", "prediction", "completed",
+        "days_to_detection", "involved_chips", "hidden_chips", "samples_needed", "inspectors_needed", "measured_lies",
+        "assumed_lies",
+    }  # fmt: skip
+    assert honest["detection"]["value"] == honest["predicted"] == 0
+    assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
+    assert plain["involved_chips"] == 20
+    assert plain["prediction"] == "exact, without replacement"
+    assert adaptive["predicted"] is None
+    assert adaptive["prediction"].startswith("none: ")
+
+
+def test_same_seed_same_answer(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, again, other = (document(capsys, "campaign", small, "--trials", 200, "--seed", s)["rows"] for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_text_names_strategies_and_assumptions(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "campaign", small, "--trials", 200)
+    assert code == 0
+    assert "200 registered chips, 10 inspected in each of 2 periods" in out
+    assert "\nplain " in out
+    assert "measured: none; assumed: undeclared-run" in out
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_figure_holds_command_and_seed(
+    kind: str, start: bytes, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = tmp_path / f"figure.{kind}"
+    code, _, _ = run(capsys, "campaign", small, "--trials", 200, "--seed", 17, "--out", figure)
+    assert code == 0
+    data = figure.read_bytes()
+    assert data.startswith(start)
+    if kind != "pdf":
+        assert b"--seed 17" in data
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    data = document(capsys, "campaign", "--list")
+    assert [entry["name"] for entry in data["scenarios"]] == ["evasions", "paper-table-1", "real-stocks"]
+    code, out, _ = run(capsys, "campaign", "--list")
+    assert code == 0
+    assert "real-stocks" in out
+
+
+def test_a_ready_scenario_runs_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    data = document(capsys, "campaign", "paper-table-1", "--trials", 50)
+    assert data["scenario"]["registered_chips"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name a scenario, or use --list"),
+        (["--list", "x.toml"], "--list takes no scenario"),
+        (["none.toml"], "no scenario file 'none.toml'"),
+        (["SMALL", "--trials", "0"], "trials must be at least 1, got 0"),
+        (["SMALL", "--trials", "-5"], "trials must be at least 1"),
+        (["SMALL", "--seed", "-1"], "seed must be at least 0"),
+        (["SMALL", "--confidence", "1"], "confidence must lie strictly between 0 and 1"),
+        (["SMALL", "--confidence", "nan"], "confidence must be a finite number"),
+        (["SMALL", "--trials", "10", "--out", "figure.gif"], "must be .png, .svg or .pdf"),
+    ],
+)
+def test_mistakes_of_the_caller(
+    words: list[str], message: str, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "campaign", *(str(small) if word == "SMALL" else word for word in words))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("chipwitness campaign: ")
+    assert err.count("\n") == 1
+
+
+def test_a_mistake_in_the_file_names_its_line(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small.write_text(SCENARIO.replace("samples = 10", "samples = 500"), encoding="utf-8")
+    code, _, err = run(capsys, "campaign", small)
+    assert code == 2
+    assert "small.toml, line 8: inspection.samples: 500 cannot be drawn from the 200 chips" in err
+
+
+def test_a_missing_rate_names_the_lie(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small.write_text(SCENARIO.replace("undeclared-run = 1.0", "swap-weights = 1.0"), encoding="utf-8")
+    code, _, err = run(capsys, "campaign", small)
+    assert code == 2
+    assert "no measured or assumed detection rate for the lie 'undeclared-run'" in err
+
+
+def test_the_figure_is_checked_before_the_work(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "campaign", small, "--trials", 10**12, "--out", "figure.gif")
+    assert code == 2
+    assert "must be .png, .svg or .pdf" in err
+
+
+def test_benchmark_rows_at_a_small_size() -> None:
+    rows = bench.run(chips=20_000, trials=20, sizes=(1_000, 2_000), draws=(100, 200))
+    for row in rows:
+        assert {"work", "mode", "seconds", "ratio"} <= set(row)
+        assert row["seconds"] > 0
+    modes = [(row["work"], row["mode"]) for row in rows]
+    assert modes == [
+        ("a year, 20 trials", "counts"),
+        ("a year, 1 trial", "agents"),
+        ("chips", "counts"), ("chips", "counts"),
+        ("samples", "counts"), ("samples", "counts"),
+        *[("trials", "counts")] * 4,
+        ("a miss probability of 1e-9", "splitting"),
+    ]  # fmt: skip
+    rare = rows[-1]
+    assert abs(rare["relative_error"]) < 0.1
