@@ -43,7 +43,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A scalar helper of kernels, expanded where it is used so that loops stay vectorised."""
-    return _jit(function, inline="always")
+    return _jit(function, forceinline=True)
 
 
 @compiled

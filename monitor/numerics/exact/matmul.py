@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,8 +50,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.device != b.device:
         raise CallerError(f"matmul operands lie on {a.device} and {b.device}")
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except RuntimeError:
+        batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
+    except ValueError:
         raise CallerError(f"matmul can't broadcast {tuple(a.shape)} with {tuple(b.shape)}") from None
     shape = (*batch, a.shape[-2], b.shape[-1])
     result = torch.zeros(shape, dtype=torch.float32, device=a.device)

@@ -6,6 +6,7 @@ and invalid ones give 0x7FC00000; `pow` follows IEEE 754. silu and gelu are one 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from firmware_sim.errors import CallerError
 from monitor.numerics.exact._bits import canonical, check_subnormals, round_or_flag
 from monitor.numerics.exact._functions import EPSILON, KERNELS, power_kernel
 from monitor.numerics.exact._resolve import resolve
+from monitor.numerics.exact._unary_engine import power_engine, unary_engine
 
 __all__ = ["UNARY_FUNCTIONS", "power", "unary"]
 
@@ -44,8 +46,9 @@ def unary_reference(name: str, x: Tensor) -> Tensor:
     check_subnormals(x.device, x.numel())
     flat = x.reshape(-1)
     pieces = []
-    for piece in flat.split(_CHUNK if x.device.type == "cpu" else max(flat.numel(), 1)):
-        argument = piece.to(torch.float64)
+    size = _CHUNK if x.device.type == "cpu" else max(flat.numel(), 1)
+    for start in range(0, flat.numel(), size):
+        argument = flat[start : start + size].to(torch.float64)
         result, undecided = round_or_flag(KERNELS[name](argument), EPSILON[name])
         pieces.append(resolve_elements(name, result, undecided, argument))
     return torch.cat(pieces).reshape(x.shape) if pieces else torch.empty_like(x)
@@ -71,10 +74,12 @@ def unary(name: str, x: Tensor) -> Tensor:
         return canonical(torch.sqrt(x))
     if name not in KERNELS:
         raise CallerError(f"no exact function {name!r}; there are {', '.join(UNARY_FUNCTIONS)}")
+    if x.device.type == "cpu":
+        return unary_engine(name, x, unary_reference)
     return unary_reference(name, x)
 
 
-def _power_pair(x: Tensor, y: Tensor) -> Tensor:
+def power_reference(x: Tensor, y: Tensor) -> Tensor:
     """The specification of `power` on FP32 tensors of one shape."""
     flat_x, flat_y = x.reshape(-1).to(torch.float64), y.reshape(-1).to(torch.float64)
     result, undecided = round_or_flag(power_kernel(flat_x, flat_y), EPSILON["pow"])
@@ -94,19 +99,27 @@ def power(x: Tensor, y: Tensor | float) -> Tensor:
     """
     x = require_fp32(x, "pow")
     if isinstance(y, Tensor):
-        x, y = torch.broadcast_tensors(x, require_fp32(y, "pow"))
-        check_subnormals(x.device, x.numel())
-        return _power_pair(x, y)
+        return _power_tensor(x, require_fp32(y, "pow"))
     check_subnormals(x.device, x.numel())
-    return _power_constant(x, float(y))
-
-
-def _power_constant(x: Tensor, y: float) -> Tensor:
-    """Exponents in common use whose correctly rounded value is one IEEE operation."""
     if y == 2.0:
         return canonical(x * x)
-    if y == 1.0:
-        return canonical(x)
     if y == -1.0:
         return canonical(torch.ones_like(x) / x)
-    return _power_pair(x, torch.full_like(x, y))
+    if x.device.type == "cpu":
+        return power_engine(x, torch.tensor([y], dtype=torch.float32), power_reference)
+    return power_reference(x, torch.full_like(x, y))
+
+
+
+def _power_tensor(x: Tensor, y: Tensor) -> Tensor:
+    if x.device != y.device:
+        raise CallerError(f"pow operands lie on {x.device} and {y.device}")
+    try:
+        shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
+    except ValueError:
+        raise CallerError(f"pow can't broadcast {tuple(x.shape)} with {tuple(y.shape)}") from None
+    x, y = x.expand(shape), y.expand(shape)
+    if x.device.type == "cpu":
+        return power_engine(x, y, power_reference)
+    check_subnormals(x.device, x.numel())
+    return power_reference(x, y)
