@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -17,7 +17,8 @@ from firmware_sim.errors import CallerError, EvidenceError
 from ._backend import Backend
 from ._exact_backend import ExactBackend
 from .errors import UnsupportedOperator
-from .operators import Rule, functional_name, operator_table, remedy_for
+from .operators import Rule, functional_name, functional_of_out, operator_table, remedy_for
+from .operators.decomposed import decomposition
 from .rounding.engine import RoundedBackend
 from .rounding.policy import Bound, Policy
 from .statistics import Statistics
@@ -48,6 +49,20 @@ def _canonical_nan(out: Any) -> None:
     elif isinstance(out, list | tuple):
         for value in out:
             _canonical_nan(value)
+
+
+def _require_float32(name: str, values: Iterable[Any]) -> None:
+    """Order-sensitive operators are specified for FP32 operands alone."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.dtype.is_floating_point and value.dtype != torch.float32:
+                raise UnsupportedOperator(
+                    name, f"{value.dtype} operands; switch autocast off and keep to torch.float32"
+                )
+            if value.dtype.is_complex:
+                raise UnsupportedOperator(name, "complex operands; use real ones")
+        elif isinstance(value, list | tuple):
+            _require_float32(name, value)
 
 
 def _write(target: Any, result: Any) -> None:
@@ -144,34 +159,52 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._backend is None:
             return func(*args, **kwargs)
         rule = self._table.get(name)
-        in_place = False
+        target: Any = None
         if rule is None:
-            functional = functional_name(name)
-            rule = None if functional is None else self._table.get(functional)
-            in_place = rule is not None
+            rule, target = self._writing_rule(name, args, kwargs)
         if rule is None:
-            return self._compose(func, args, kwargs)
-        if rule.kind == "exact":
-            return func(*args, **kwargs)
-        if rule.kind == "arithmetic":
+            return self._compose(func, args, kwargs, func.decompose)
+        if rule.kind == "exact" or (rule.kind == "arithmetic" and "out" not in kwargs):
             out = func(*args, **kwargs)
-            _canonical_nan(out)
+            if rule.kind == "arithmetic":
+                _canonical_nan(out)
             return out
         if rule.kind == "refused":
             raise UnsupportedOperator(name, rule.remedy)
-        out = rule.run(self._backend, *args, **kwargs)
+        inputs = {key: value for key, value in kwargs.items() if key != "out"}
+        if rule.kind == "decomposed":
+            found = decomposition(func)
+            if found is None:
+                raise UnsupportedOperator(name, remedy_for(name))
+            out = self._compose(func, args, inputs, found)
+        else:
+            if not rule.any_format:
+                _require_float32(name, args)
+            out = rule.run(self._backend, *args, **inputs)
         _canonical_nan(out)
-        if not in_place:
+        if target is None:
             return out
-        _write(args[0], out)
-        return args[0] if isinstance(args[0], Tensor) else None
+        _write(target, out)
+        return None if isinstance(target, list) else target
 
-    def _compose(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _writing_rule(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Rule | None, Any]:
+        """The functional rule behind an in-place or ``out=`` overload, and what it writes to."""
+        functional = functional_name(name)
+        if functional is not None and functional in self._table:
+            return self._table[functional], args[0]
+        functional = functional_of_out(name)
+        if functional is not None and self._table[functional].kind == "implemented":
+            return self._table[functional], kwargs["out"]
+        return None, None
+
+    def _compose(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], definition: Callable[..., Any]
+    ) -> Any:
         """Run an operator that PyTorch itself defines by other operators, each of which comes back here."""
         self._depth += 1
         try:
             with self._again():
-                out = func.decompose(*args, **kwargs)
+                out = definition(*args, **kwargs)
         finally:
             self._depth -= 1
         if out is NotImplemented:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from . import elementwise, exact, indexing, linear, lists, losses, normalisation, random, reductions
+from . import decomposed, elementwise, exact, indexing, linear, lists, losses, normalisation, random, reductions
 from .rule import Kind, Rule
 
-__all__ = ["Kind", "Rule", "functional_name", "operator_table", "remedy_for"]
+__all__ = ["Kind", "Rule", "functional_name", "functional_of_out", "operator_table", "remedy_for"]
 
 _REFUSED = {
     "autocast": "switch autocast off; keep parameters in one format",
@@ -21,10 +21,13 @@ _REFUSED = {
 }
 
 
+_IN_PLACE = {"aten.pow_.Scalar": "aten.pow.Tensor_Scalar", "aten.pow_.Tensor": "aten.pow.Tensor_Tensor"}
+
+
 @functools.cache
 def operator_table() -> dict[str, Rule]:
     """Rows by functional overload name, such as ``aten.add.Tensor``; in-place overloads use their functional row."""
-    table = exact.rules()
+    table = exact.rules() | decomposed.rules()
     for module in (elementwise, reductions, linear, normalisation, indexing, losses, random):
         table.update(module.rules())
     table.update(lists.rules(table))
@@ -33,10 +36,24 @@ def operator_table() -> dict[str, Rule]:
 
 def functional_name(name: str) -> str | None:
     """``aten.add_.Tensor`` → ``aten.add.Tensor``; None for a name that is not in place."""
+    if name in _IN_PLACE:
+        return _IN_PLACE[name]
     namespace, operator, overload = name.split(".", 2)
     if not operator.endswith("_") or operator.endswith("__"):
         return None
     return f"{namespace}.{operator[:-1]}.{overload}"
+
+
+def functional_of_out(name: str) -> str | None:
+    """``aten.maximum.out`` → ``aten.maximum.default``; None for a name that writes to no ``out=``."""
+    namespace, operator, overload = name.split(".", 2)
+    if overload != "out" and not overload.endswith("_out"):
+        return None
+    known = operator_table()
+    for candidate in (overload.removesuffix("out").removesuffix("_"), "default", "Tensor"):
+        if candidate and f"{namespace}.{operator}.{candidate}" in known:
+            return f"{namespace}.{operator}.{candidate}"
+    return None
 
 
 def remedy_for(name: str) -> str:

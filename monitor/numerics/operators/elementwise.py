@@ -123,6 +123,12 @@ def _pow(backend: Backend, x: Tensor, y: Number) -> Tensor:
     return backend.power(x, float(y))
 
 
+def _pow_tensor(backend: Backend, x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype.is_floating_point or y.dtype.is_floating_point:
+        raise UnsupportedOperator("aten.pow.Tensor_Tensor", "use a constant exponent, or exp and log")
+    return torch.pow(x, y)
+
+
 def _power_of_constant(backend: Backend, base: Number, exponent: Tensor) -> Tensor:
     if not exponent.dtype.is_floating_point or not base > 0:
         raise UnsupportedOperator("aten.pow.Scalar", "use a positive base and a floating-point exponent")
@@ -220,6 +226,27 @@ def _arange(_: Backend, *args: Any, **kwargs: Any) -> Tensor:
     return torch.arange(*args, **kwargs)
 
 
+_ANY_FORMAT = (
+    "add.Tensor",
+    "add.Scalar",
+    "sub.Tensor",
+    "sub.Scalar",
+    "rsub.Scalar",
+    "rsub.Tensor",
+    "div.Tensor",
+    "div.Scalar",
+    "div.Tensor_mode",
+    "reciprocal.default",
+    "maximum.default",
+    "minimum.default",
+    "_to_copy.default",
+    "copy.default",
+    "arange.default",
+    "arange.start",
+    "arange.start_step",
+)
+
+
 def rules() -> dict[str, Rule]:
     """Rows of the operator table for this file."""
     table: dict[str, Callable[..., Any]] = {
@@ -241,6 +268,7 @@ def rules() -> dict[str, Rule]:
         "addcdiv.default": _addcdiv,
         "pow.Tensor_Scalar": _pow,
         "pow.Scalar": _power_of_constant,
+        "pow.Tensor_Tensor": _pow_tensor,
         "maximum.default": _ordered(True),
         "minimum.default": _ordered(False),
         "silu_backward.default": _silu_backward,
@@ -258,4 +286,7 @@ def rules() -> dict[str, Rule]:
     }
     for name in ("exp", "log", "log1p", "expm1", "tanh", "erf", "erfc", "sigmoid", "rsqrt", "sin", "cos", "silu"):
         table[f"{name}.default"] = _function(name)
-    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}
+    return {
+        f"aten.{name}": Rule(kind="implemented", implementation=code, any_format=name in _ANY_FORMAT)
+        for name, code in table.items()
+    }

@@ -18,12 +18,12 @@ where.self masked_fill.Scalar masked_fill.Tensor gather index_select embedding o
 eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor
 logical_and logical_or logical_not logical_xor bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar
 bitwise_xor.Tensor bitwise_xor.Scalar bitwise_not isnan isinf isfinite all all.dim any any.dim nonzero
-is_same_size set_.source_Tensor resize_ floor ceil trunc round sign
+is_same_size set_.source_Tensor resize_ floor ceil trunc round sign sgn signbit
 """
 
 _ARITHMETIC = """
 mul.Tensor mul.Scalar neg abs relu leaky_relu threshold_backward
-clamp clamp.Tensor clamp_min clamp_max hardtanh
+clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor hardtanh
 """
 
 

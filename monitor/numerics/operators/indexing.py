@@ -179,6 +179,28 @@ def _avg_pool_backward(
     return _spread_windows(backend, share[:, None].expand_as(patches), x.shape, kernel, stride, padding)
 
 
+def _adaptive_pool_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
+    """Output cell i covers inputs ⌊i·n/m⌋ … ⌈(i+1)·n/m⌉ − 1 of n; cells may overlap."""
+    height, width = x.shape[-2:]
+    rows, columns = grad.shape[-2:]
+    targets, cells, areas = [], [], []
+    for i in range(rows):
+        for j in range(columns):
+            inside = [
+                h * width + w
+                for h in range(i * height // rows, -(-(i + 1) * height // rows))
+                for w in range(j * width // columns, -(-(j + 1) * width // columns))
+            ]
+            targets += inside
+            cells += [i * columns + j] * len(inside)
+            areas.append(float(len(inside)))
+    area = torch.tensor(areas, dtype=x.dtype, device=x.device)
+    share = torch.div(grad.reshape(-1, rows * columns), area)
+    source = share[:, torch.tensor(cells, device=x.device)].t()
+    summed = backend.scatter_rows(height * width, torch.tensor(targets, device=x.device), source)
+    return summed.t().reshape(x.shape)
+
+
 def _max_pool(
     _: Backend,
     x: Tensor,
@@ -211,6 +233,9 @@ def _max_pool_backward(
     return backend.scatter_rows(planes * size, target, grad.reshape(-1, 1)).reshape(x.shape)
 
 
+_ANY_FORMAT = frozenset(("scatter.src", "scatter.value", "index.Tensor", "_unsafe_index.Tensor"))
+
+
 def rules() -> dict[str, Rule]:
     """Rows of the operator table for this file."""
     table: dict[str, Any] = {
@@ -220,11 +245,16 @@ def rules() -> dict[str, Rule]:
         "scatter.src": _scatter_src,
         "scatter.value": _scatter_value,
         "index.Tensor": _index,
+        "_unsafe_index.Tensor": _index,
         "index_put.default": _index_put,
         "_unsafe_index_put.default": _index_put,
         "avg_pool2d.default": _avg_pool,
         "avg_pool2d_backward.default": _avg_pool_backward,
+        "_adaptive_avg_pool2d_backward.default": _adaptive_pool_backward,
         "max_pool2d_with_indices.default": _max_pool,
         "max_pool2d_with_indices_backward.default": _max_pool_backward,
     }
-    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}
+    return {
+        f"aten.{name}": Rule(kind="implemented", implementation=code, any_format=name in _ANY_FORMAT)
+        for name, code in table.items()
+    }

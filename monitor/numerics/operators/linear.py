@@ -61,6 +61,11 @@ def _scores(
     return scores, factor
 
 
+def _shared_heads(query: Tensor, x: Tensor) -> Tensor:
+    """Repeat key or value heads that several query heads share."""
+    return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
+
+
 def _attention(
     backend: Backend,
     query: Tensor,
@@ -74,6 +79,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     if dropout_p:
         raise UnsupportedOperator("scaled_dot_product_attention with dropout", "the CPU kernel has none either")
+    key, value = _shared_heads(query, key), _shared_heads(query, value)
     scores, _ = _scores(backend, query, key, is_causal, attn_mask, scale)
     top = scores.amax(-1, keepdim=True) + 0.0
     top = torch.where(top.isfinite(), top, torch.zeros_like(top))
@@ -103,6 +109,8 @@ def _attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    own_heads = key.shape[1]
+    key, value = _shared_heads(query, key), _shared_heads(query, value)
     scores, factor = _scores(backend, query, key, is_causal, attn_mask, scale)
     weights = softmax(backend, scores, -1)
     grad_value = _product(backend, weights.transpose(-2, -1), grad)
@@ -111,6 +119,10 @@ def _attention_backward(
     grad_scores = (weights * (grad_weights - inner)) * factor
     grad_query = _product(backend, grad_scores, key)
     grad_key = _product(backend, grad_scores.transpose(-2, -1), query)
+    if key.shape[1] != own_heads:
+        grad_key, grad_value = (
+            backend.sum(g.reshape(g.shape[0], own_heads, -1, *g.shape[2:]), [2], False) for g in (grad_key, grad_value)
+        )
     return _like_vendor(grad_query), _like_vendor(grad_key), _like_vendor(grad_value)
 
 
@@ -133,9 +145,25 @@ def _lifted(shape: ConvolutionShape) -> ConvolutionShape:
     )
 
 
-def _require_plain(x: Tensor, transposed: bool) -> None:
-    if transposed or x.dim() not in (3, 4):
-        raise UnsupportedOperator("aten.convolution", "only 1-D and 2-D convolutions that are not transposed are built")
+def _require_plane(x: Tensor) -> None:
+    if x.dim() not in (3, 4):
+        raise UnsupportedOperator("aten.convolution", "only 1-D and 2-D convolutions are built")
+
+
+def _transposed_shape(
+    x: Tensor, weight: Tensor, shape: ConvolutionShape, output_padding: Sequence[int]
+) -> tuple[int, ...]:
+    """Shape of a transposed convolution's result, which is the input of the convolution whose gradient it is."""
+    extra = (
+        tuple(output_padding) if len(output_padding) == 2 else (0,) * (2 - len(output_padding)) + tuple(output_padding)
+    )
+    size = [
+        (n - 1) * stride - 2 * pad + step * (k - 1) + 1 + more
+        for n, k, stride, pad, step, more in zip(
+            x.shape[2:], weight.shape[2:], shape.stride, shape.padding, shape.dilation, extra, strict=True
+        )
+    ]
+    return (x.shape[0], weight.shape[1] * shape.groups, *size)
 
 
 def _convolution(
@@ -150,13 +178,17 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    _require_plain(x, transposed)
+    _require_plane(x)
     shape = _shape(x, stride, padding, dilation, groups)
-    if x.dim() == 3:
-        out = backend.convolution(x[:, :, None], weight[:, :, None], _lifted(shape))[:, :, 0]
+    flat = x.dim() == 3
+    if flat:
+        x, weight, shape = x[:, :, None], weight[:, :, None], _lifted(shape)
+    if transposed:
+        out = backend.convolution_grad_input(x, _transposed_shape(x, weight, shape, output_padding), weight, shape)
     else:
         out = backend.convolution(x, weight, shape)
-    return out if bias is None else out + bias.reshape(1, -1, *(1,) * (x.dim() - 2))
+    out = out[:, :, 0] if flat else out
+    return out if bias is None else out + bias.reshape(1, -1, *(1,) * (out.dim() - 2))
 
 
 def _convolution_backward(
@@ -173,14 +205,20 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    _require_plain(x, transposed)
+    _require_plane(x)
     shape = _shape(x, stride, padding, dilation, groups)
     grad_bias = backend.sum(grad, [0, *range(2, x.dim())], False) if output_mask[2] else None
     flat = x.dim() == 3
     if flat:
         grad, x, weight, shape = grad[:, :, None], x[:, :, None], weight[:, :, None], _lifted(shape)
-    grad_x = backend.convolution_grad_input(grad, tuple(x.shape), weight, shape) if output_mask[0] else None
-    grad_weight = backend.convolution_grad_weight(grad, x, tuple(weight.shape), shape) if output_mask[1] else None
+    grad_x = grad_weight = None
+    if output_mask[0] and transposed:
+        grad_x = backend.convolution(grad, weight, shape)
+    elif output_mask[0]:
+        grad_x = backend.convolution_grad_input(grad, tuple(x.shape), weight, shape)
+    if output_mask[1]:
+        above, below = (x, grad) if transposed else (grad, x)
+        grad_weight = backend.convolution_grad_weight(above, below, tuple(weight.shape), shape)
     if flat:
         grad_x = None if grad_x is None else grad_x[:, :, 0]
         grad_weight = None if grad_weight is None else grad_weight[:, :, 0]

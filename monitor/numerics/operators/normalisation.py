@@ -173,6 +173,64 @@ def _batch_norm_backward(
     return grad_x, projected if mask[1] else None, total if mask[2] else None
 
 
+def _safe_softmax(backend: Backend, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    if dtype is not None:
+        x = x.to(dtype)
+    masked = (x == float("-inf")).all(dim, keepdim=True)
+    return torch.where(masked, torch.zeros_like(x), softmax(backend, x, dim))
+
+
+def _grouped(x: Tensor, n: int, groups: int) -> Tensor:
+    return x.reshape(n, groups, -1)
+
+
+def _group_norm(
+    backend: Backend,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    channels: int,
+    places: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    flat = _grouped(x, n, groups)
+    centre = mean(backend, flat, [2], True)
+    rest = flat - centre
+    rstd = _inverse_root(mean(backend, rest * rest, [2], True), eps)
+    out = (rest * rstd).reshape(x.shape)
+    if weight is not None:
+        out = out * _per_channel(weight, x)
+    return (out if bias is None else out + _per_channel(bias, x)), centre.squeeze(2), rstd.squeeze(2)
+
+
+def _group_norm_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    centre: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    n: int,
+    channels: int,
+    places: int,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    hat = (_grouped(x, n, groups) - centre.reshape(n, groups, 1)) * rstd.reshape(n, groups, 1)
+    by_channel = hat.reshape(n, channels, places)
+    flat = grad.reshape(n, channels, places)
+    grad_x = None
+    if mask[0]:
+        inner = _grouped(grad if weight is None else grad * _per_channel(weight, x), n, groups)
+        first = mean(backend, inner, [2], True)
+        second = mean(backend, inner * hat, [2], True)
+        grad_x = (((inner - first) - hat * second) * rstd.reshape(n, groups, 1)).reshape(x.shape)
+    grad_weight = backend.sum(flat * by_channel, [0, 2], False) if mask[1] else None
+    return grad_x, grad_weight, backend.sum(flat, [0, 2], False) if mask[2] else None
+
+
 def rules() -> dict[str, Rule]:
     """Rows of the operator table for this file."""
     table: dict[str, Any] = {
@@ -180,6 +238,9 @@ def rules() -> dict[str, Rule]:
         "_log_softmax.default": _log_softmax,
         "_softmax_backward_data.default": _softmax_backward,
         "_log_softmax_backward_data.default": _log_softmax_backward,
+        "_safe_softmax.default": _safe_softmax,
+        "native_group_norm.default": _group_norm,
+        "native_group_norm_backward.default": _group_norm_backward,
         "native_layer_norm.default": _layer_norm,
         "native_layer_norm_backward.default": _layer_norm_backward,
         "native_batch_norm.default": _batch_norm,

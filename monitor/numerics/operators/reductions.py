@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._backend import Backend
 from ..errors import UnsupportedOperator
+from ..rounding.sums import order_free_cumsum
 from .elementwise import quotient, square_root
 from .rule import Rule
 
@@ -145,6 +146,64 @@ def _logsumexp(backend: Backend, x: Tensor, dims: Dims, keepdim: bool = False) -
     return total + (top if keepdim else top.reshape(total.shape))
 
 
+def _lowest_index(x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Tensor, Tensor]:
+    """Extreme along a dimension and the lowest index that holds it; a NaN is the extreme."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
+    top = x.amax(dim, keepdim=True) if largest else x.amin(dim, keepdim=True)
+    hit = (x == top) | x.isnan() if x.dtype.is_floating_point else x == top
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
+    index = torch.where(hit, places, x.shape[dim]).amin(dim, keepdim=True)
+    values = torch.gather(x, dim, index)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+
+
+def _max_dim(_: Backend, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _lowest_index(x, dim, keepdim, True)
+
+
+def _min_dim(_: Backend, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _lowest_index(x, dim, keepdim, False)
+
+
+def _arg(largest: bool) -> Any:
+    def find(_: Backend, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if dim is None:
+            index = _lowest_index(x.reshape(-1), 0, False, largest)[1]
+            return index.reshape([1] * x.dim()) if keepdim else index
+        return _lowest_index(x, dim, keepdim, largest)[1]
+
+    return find
+
+
+def _sort(_: Backend, x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    return _sort_stable(_, x, dim=dim, descending=descending)
+
+
+def _sort_stable(
+    _: Backend, x: Tensor, *, stable: bool | None = True, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    values, index = torch.sort(x, dim=dim, descending=descending, stable=True)
+    return values, index
+
+
+def _topk(
+    _: Backend, x: Tensor, k: int, dim: int = -1, largest: bool = True, ordered: bool = True
+) -> tuple[Tensor, Tensor]:
+    values, index = torch.sort(x, dim=dim, descending=largest, stable=True)
+    return values.narrow(dim, 0, k).contiguous(), index.narrow(dim, 0, k).contiguous()
+
+
+def _cumsum(_: Backend, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    if dtype is not None:
+        x = x.to(dtype)
+    if not x.dtype.is_floating_point:
+        return torch.cumsum(x, dim)
+    return order_free_cumsum(x, dim)
+
+
 def rules() -> dict[str, Rule]:
     """Rows of the operator table for this file."""
     table = {
@@ -162,5 +221,13 @@ def rules() -> dict[str, Rule]:
         "max.default": _extreme_all(True),
         "min.default": _extreme_all(False),
         "logsumexp.default": _logsumexp,
+        "max.dim": _max_dim,
+        "min.dim": _min_dim,
+        "argmax.default": _arg(True),
+        "argmin.default": _arg(False),
+        "sort.default": _sort,
+        "sort.stable": _sort_stable,
+        "topk.default": _topk,
+        "cumsum.default": _cumsum,
     }
     return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

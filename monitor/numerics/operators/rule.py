@@ -23,11 +23,14 @@ class Rule:
     - ``implemented``: ``implementation(backend, *args, **kwargs)``, of exact operations and the backend's primitives.
     - ``decomposed``: PyTorch's own decomposition, whose operators come back through this table.
     - ``refused``: named with a reason, so that the message can say what to do.
+
+    ``any_format``: an implementation that takes other floating-point formats than FP32.
     """
 
     kind: Kind
     implementation: Implementation | None = None
     remedy: str = ""
+    any_format: bool = False
 
     def __post_init__(self) -> None:
         if (self.kind == "implemented") != (self.implementation is not None):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .grid import exponent, power_of_two
 
-__all__ = ["order_free_scatter", "order_free_sum"]
+__all__ = ["order_free_cumsum", "order_free_scatter", "order_free_sum"]
 
 
 def _quantised(x: Tensor, largest: Tensor, terms: int) -> Tensor:
@@ -43,6 +43,18 @@ def order_free_sum(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     if not bool(largest.isfinite().all()):
         exact = torch.where(largest.isfinite(), exact, wide)
     return _settle(exact.sum(dims, keepdim=keepdim))
+
+
+def order_free_cumsum(x: Tensor, dim: int) -> Tensor:
+    """Running sums of FP32 values along ``dim``, each rounded once."""
+    if x.numel() == 0 or x.dim() == 0:
+        return x + 0.0
+    largest = x.abs().amax(dim, keepdim=True).to(torch.float64)
+    wide = x.to(torch.float64)
+    exact = _quantised(wide, largest, x.shape[dim])
+    if not bool(largest.isfinite().all()):
+        exact = torch.where(largest.isfinite(), exact, wide)
+    return _settle(exact.cumsum(dim))
 
 
 def order_free_scatter(rows: int, index: Tensor, source: Tensor) -> Tensor:

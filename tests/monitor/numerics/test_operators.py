@@ -1,0 +1,265 @@
+"""Each controlled operator against native FP64 on the same step, forward and backward; refusals by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from monitor.numerics import UnsupportedOperator, execute, recording
+
+Function = Callable[[Tensor], Tensor]
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(6, 5), (4, 6)),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3, padding=1), (2, 4, 9)),
+    "conv2d-plain": (lambda: nn.Conv2d(4, 6, 3), (2, 4, 8, 8)),
+    "conv2d-strided": (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1), (2, 4, 9, 8)),
+    "conv2d-uneven": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 3), padding=(1, 0)), (2, 4, 10, 11)),
+    "conv2d-dilated": (lambda: nn.Conv2d(4, 6, 3, dilation=2, padding=2), (2, 4, 8, 8)),
+    "conv2d-groups": (lambda: nn.Conv2d(4, 8, 3, groups=2, padding=1), (2, 4, 8, 8)),
+    "conv2d-depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4, padding=1, bias=False), (2, 4, 8, 8)),
+    "conv2d-point": (lambda: nn.Conv2d(4, 6, 1, stride=2), (2, 4, 8, 8)),
+    "conv-transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2), (2, 4, 5, 5)),
+    "layer-norm": (lambda: nn.LayerNorm((3, 6)), (4, 3, 6)),
+    "rms-norm": (lambda: nn.RMSNorm(6), (4, 6)),
+    "group-norm": (lambda: nn.GroupNorm(2, 4), (3, 4, 5, 5)),
+    "batch-norm": (lambda: nn.BatchNorm2d(4), (3, 4, 5, 5)),
+    "batch-norm-evaluation": (lambda: nn.BatchNorm1d(6).eval(), (4, 6)),
+    "max-pool": (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 9, 9)),
+    "avg-pool": (lambda: nn.AvgPool2d(3, 2, 1), (2, 3, 9, 9)),
+    "avg-pool-inside": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), (2, 3, 9, 9)),
+    "adaptive-pool": (lambda: nn.AdaptiveAvgPool2d((2, 3)), (2, 3, 7, 8)),
+    "global-pool": (lambda: nn.AdaptiveAvgPool2d(1), (2, 3, 7, 8)),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (2, 5, 8)),
+}
+
+FUNCTIONS: dict[str, Function] = {
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "log": lambda x: torch.log(x * x + 0.5),
+    "sin-cos": lambda x: torch.sin(x) * torch.cos(x),
+    "rsqrt": lambda x: torch.rsqrt(x * x + 0.5),
+    "sqrt": lambda x: torch.sqrt(x * x + 0.5),
+    "pow": lambda x: (x * x + 0.5) ** 1.3 + x**2 + x**3 + (x * x + 0.1) ** -0.5,
+    "elu": F.elu,
+    "softplus": F.softplus,
+    "leaky-relu": F.leaky_relu,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
+    "glu": lambda x: F.glu(x, -1),
+    "softmax": lambda x: x.softmax(-1) * x.softmax(0),
+    "log-softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "mean-var": lambda x: x.mean(0) + x.var(0) + x.std(0, correction=0),
+    "norms": lambda x: x.norm() + x.norm(dim=1) + x.abs().sum() + torch.linalg.vector_norm(x, 1, dim=0).sum(),
+    "extremes": lambda x: x.max(-1).values + x.amin(-1) + torch.maximum(x, -x).sum(-1),
+    "sorted": lambda x: x.sort(-1).values * x.topk(6, -1).values,
+    "cumsum": lambda x: x.cumsum(0) * x,
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x.t()[None] @ x[None], beta=0.5, alpha=2.0),
+    "lerp-addcmul": lambda x: torch.lerp(x, x * x, 0.3) + torch.addcmul(x, x, x, value=0.7),
+    "addcdiv": lambda x: torch.addcdiv(x, x, x * x + 1.0, value=-0.3) + torch.add(x, x * x, alpha=1.7),
+    "index": lambda x: x[torch.tensor([0, 2, 2, 1])] + x.index_select(0, torch.tensor([1, 1, 0, 3])),
+    "gather": lambda x: x.gather(1, torch.tensor([[0, 0, 1], [2, 1, 0], [1, 1, 1], [0, 2, 2], [3, 3, 3], [4, 0, 4]])),
+    "index-add": lambda x: torch.zeros(3, 6).to(x).index_add(0, torch.tensor([0, 2, 0, 0, 1, 1]), x),
+    "cross-entropy": lambda x: F.cross_entropy(x, torch.tensor([0, 1, -100, 3, 2, 1]), label_smoothing=0.1),
+    "nll-weighted": lambda x: F.nll_loss(x.log_softmax(-1), torch.arange(6), weight=WEIGHTS[1:7].abs().to(x)),
+    "mse": lambda x: F.mse_loss(x, x.detach() * 0.5),
+    "l1": lambda x: F.l1_loss(x, x.detach() + 0.25),
+    "huber": lambda x: F.huber_loss(x, x.detach() * 0.2) + F.smooth_l1_loss(x, x.detach() * 3),
+    "bce": lambda x: F.binary_cross_entropy_with_logits(x, torch.full_like(x, 0.25)),
+    "kl": lambda x: F.kl_div(x.log_softmax(-1), torch.full_like(x, 1 / 6), reduction="batchmean"),
+    "sdpa-causal": lambda x: F.scaled_dot_product_attention(
+        *(x.reshape(1, 2, 3, 6) * c for c in (1, 2, 3)), is_causal=True
+    ),
+    "sdpa-shared-heads": lambda x: F.scaled_dot_product_attention(
+        x.reshape(1, 2, 3, 6), x[None, None, :3], x[None, None, 3:], enable_gqa=True
+    ),
+    "sdpa-mask": lambda x: F.scaled_dot_product_attention(
+        x[None, None], x[None, None], x[None, None], attn_mask=torch.ones(6, 6, dtype=torch.bool).tril()
+    ),
+}
+WEIGHTS = (torch.arange(4096) * 0.37).sin()
+BACKENDS = ("rounded", "exact")
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(
+        actual.double(), expected, rtol=2e-5, atol=2e-5 * float(expected.detach().abs().max().clamp(min=1))
+    )
+
+
+def derivatives(function: Callable[[Tensor], Tensor], x: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    out = function(x)
+    weights = WEIGHTS[: out.numel()].reshape(out.shape).to(out.dtype)
+    return [out, *torch.autograd.grad((out * weights).sum(), [x, *parameters], allow_unused=True)]
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_agree_with_fp64(name: str, numerics: str) -> None:
+    torch.manual_seed(5)
+    make, shape = MODULES[name]
+    module = make()
+    twin = make().double()
+    twin.load_state_dict({k: v.double() for k, v in module.state_dict().items()})
+    x = torch.randn(shape)
+    with recording(numerics):
+        actual = derivatives(module, x.clone().requires_grad_(), list(module.parameters()))
+    expected = derivatives(twin, x.double().requires_grad_(), list(twin.parameters()))
+    for one, two in zip([*actual, *module.buffers()], [*expected, *twin.buffers()], strict=True):
+        close(one, two.double())
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_agree_with_fp64(name: str, numerics: str) -> None:
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(9))
+    with recording(numerics):
+        actual = derivatives(FUNCTIONS[name], x.clone().requires_grad_(), [])
+    expected = derivatives(FUNCTIONS[name], x.double().requires_grad_(), [])
+    for one, two in zip(actual, expected, strict=True):
+        close(one, two)
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True),
+        lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+        lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False, amsgrad=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, foreach=True),
+        lambda p: torch.optim.Adagrad(p, lr=0.01),
+    ],
+)
+def test_optimizers_agree_with_native(make: Callable[[list[Tensor]], torch.optim.Optimizer], numerics: str) -> None:
+    start = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+    ends = []
+    for mode in ("native", numerics):
+        parameter = nn.Parameter(start.clone())
+        optimizer = make([parameter])
+        for step in range(3):
+            with recording(mode):
+                ((parameter - step) ** 2).sum().backward()
+                nn.utils.clip_grad_norm_([parameter], 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        ends.append(parameter.detach().double())
+    close(ends[1], ends[0])
+
+
+def under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x @ x
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("autocast", under_autocast),
+        ("torch.float64", lambda x: x.double() @ x.double()),
+        ("torch.bfloat16", lambda x: x.bfloat16() @ x.bfloat16()),
+        ("aten.prod", lambda x: x.prod()),
+        ("aten._fft", lambda x: torch.fft.rfft(x)),
+        ("aten.linspace", lambda x: torch.linspace(0, 1, 7)),
+        ("aten.scatter", lambda x: x.scatter(0, torch.zeros(2, 3, dtype=torch.int64), x)),
+        ("aten._to_copy", lambda x: (x * 1e30).to(torch.int32)),
+    ],
+)
+def test_refusals_name_the_operator(name: str, function: Function) -> None:
+    x = torch.ones(3, 3)
+    with pytest.raises(UnsupportedOperator, match=name.replace(".", r"\.")), recording("rounded"):
+        function(x)
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_fused_optimizers_are_refused(numerics: str) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    parameter.grad = torch.ones(3)
+    with pytest.raises(UnsupportedOperator, match=r"_fused_adamw_.*fused=False"), recording(numerics):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_dropout_follows_the_generator_state(numerics: str) -> None:
+    """Restoring torch's generator state restores the mask, as activation checkpointing needs."""
+    x = torch.ones(4096)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    with recording(numerics):
+        first = F.dropout(x, 0.25)
+        second = F.dropout(x, 0.25)
+        torch.set_rng_state(state)
+        again = F.dropout(x, 0.25)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    # n = 4096, p = 0.25: a count 6 standard deviations off has probability below 1e-8.
+    assert abs(int((first == 0).sum()) - 1024) < 6 * (4096 * 0.25 * 0.75) ** 0.5
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_random_distributions(numerics: str) -> None:
+    """n = 20,000, seed 3: means and variances within 6 standard errors."""
+    torch.manual_seed(3)
+    n = 20_000
+    with recording(numerics):
+        normal, uniform = torch.randn(n), torch.rand(n)
+        integers, order = torch.randint(3, 11, (n,)), torch.randperm(n)
+    assert abs(float(normal.mean())) < 6 / n**0.5
+    assert abs(float(normal.var()) - 1) < 6 * (2 / n) ** 0.5
+    assert abs(float(uniform.mean()) - 0.5) < 6 * (1 / 12 / n) ** 0.5
+    assert float(uniform.min()) >= 0
+    assert float(uniform.max()) < 1
+    assert integers.unique().tolist() == list(range(3, 11))
+    assert torch.equal(order.sort().values, torch.arange(n))
+
+
+def test_every_nan_is_canonical_and_zero_sums_are_positive() -> None:
+    inf, nan = torch.tensor(torch.inf), torch.tensor([0xFF812345 - (1 << 32)], dtype=torch.int32).view(torch.float32)
+    cases: dict[str, tuple[tuple[Tensor, ...], str]] = {
+        "inf - inf": ((inf, inf), "aten.sub.Tensor"),
+        "nan * 1": ((nan, torch.ones(1)), "aten.mul.Tensor"),
+        "nan / 1": ((nan, torch.ones(1)), "aten.div.Tensor"),
+        "nan mm": ((nan.reshape(1, 1), torch.ones(1, 1)), "aten.mm.default"),
+        "inf mm": ((torch.tensor([[torch.inf, -torch.inf]]), torch.ones(2, 1)), "aten.mm.default"),
+        "nan sum": ((nan,), "aten.sum.default"),
+        "exp nan": ((nan,), "aten.exp.default"),
+        "sqrt -1": ((-torch.ones(1),), "aten.sqrt.default"),
+    }
+    for numerics in BACKENDS:
+        for name, (args, operator) in cases.items():
+            out = execute(numerics, operator, args, {}, entries=None)
+            assert out.reshape(-1).view(torch.int32).tolist() == [0x7FC00000], (numerics, name)
+        zero = execute(numerics, "aten.sum.default", (torch.full((3,), -0.0),), {}, entries=None)
+        assert zero.view(torch.int32).item() == 0
+        product = execute(numerics, "aten.mm.default", (torch.zeros(1, 2), -torch.ones(2, 1)), {}, entries=None)
+        assert product.view(torch.int32).item() == 0
+
+
+def test_list_operators_equal_their_single_forms() -> None:
+    xs = [torch.randn(4, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    ys = [x * 2 for x in xs]
+    args = {
+        "aten._foreach_add.List": (xs, ys),
+        "aten._foreach_addcdiv.ScalarList": (xs, ys, [y * y + 1 for y in ys], [0.1, 0.2, 0.3]),
+        "aten._foreach_addcmul.Tensor": (xs, ys, ys, torch.tensor([0.1, 0.2, 0.3])),
+        "aten._foreach_lerp.Scalar": (xs, ys, 0.1),
+        "aten._foreach_div.ScalarList": (xs, [3.0, 7.0, 9.0]),
+        "aten._foreach_norm.Scalar": (xs, 2),
+    }
+    for operator, values in args.items():
+        packet, overload = operator.split(".")[1:]
+        native = getattr(getattr(torch.ops.aten, packet), overload)(*values)
+        for numerics in BACKENDS:
+            for one, two in zip(execute(numerics, operator, values, {}, entries=None), native, strict=True):
+                torch.testing.assert_close(one, two)
