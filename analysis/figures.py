@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from analysis._results import (
     EvasionBar,
+    bar_size,
     cost_figure,
     evasion_figure,
     leakage_figure,
@@ -43,6 +44,7 @@ __all__ = [
     "EvasionBar",
     "Mark",
     "Origin",
+    "bar_size",
     "canvas",
     "chips_figure",
     "cost_figure",
@@ -134,7 +136,7 @@ def stretch_figure(
             axes.plot(k, ratio, **line(number), markevery=_decades(k), label=f"b = {share:g}")
             limit = float(closed.stretch_limit(share=share, confidence=confidence)) / confidence
             axes.annotate(
-                f"k→∞: {limit:.4f}", (1.01, limit), xycoords=axes.get_yaxis_transform(), va="center", fontsize=NOTE
+                f"k→∞: {limit:.4f}", (1.015, limit), xycoords=axes.get_yaxis_transform(), va="center", fontsize=NOTE
             )
         axes.set_xscale("log")
         axes.set_xlim(1, longest)
@@ -329,7 +331,7 @@ def _wanted(axes: Axes, chips: int, used: int, catch: float, confidence: float, 
     try:
         needed = closed.samples_needed_without_replacement(chips=chips, used=used, catch=catch, confidence=confidence)
         text = f"{100 * confidence:g}% takes {needed:,} chips"
-    except CallerError:
+    except closed.OutOfReachError:
         text = f"{100 * confidence:g}%: out of reach even with all chips"
     axes.annotate(
         text, (last, confidence), xytext=(0, -3), textcoords="offset points", ha="right", va="top", fontsize=NOTE

@@ -28,6 +28,7 @@ __all__ = [
     "FLOP_PER_CHIP_DAY",
     "SHARE_SLACK",
     "ChipsTooFewError",
+    "OutOfReachError",
     "alarm_probability",
     "appendix_b_log_miss",
     "chips_needed",
@@ -59,6 +60,10 @@ CHIPS_PER_INSPECTOR = 1_000
 
 SHARE_SLACK = 1e-12
 """How far b may exceed 1 by rounding before it counts as too few chips."""
+
+
+class OutOfReachError(CallerError):
+    """Even inspecting every chip does not reach the wanted probability."""
 
 
 class ChipsTooFewError(CallerError):
@@ -309,7 +314,7 @@ def samples_needed_without_replacement(
     """Return the fewest different chips per inspection that detect with ``confidence`` over ``inspections``.
 
     Raises:
-        CallerError: even drawing every chip every time is not enough.
+        OutOfReachError: even drawing every chip every time is not enough.
     """
     wanted = float(_log_of_wanted_miss(confidence, miss))
     times = float(reals("inspections", inspections, low=0, high=np.inf, open_low=True))
@@ -321,7 +326,7 @@ def samples_needed_without_replacement(
 
     low, high = -1, int(counts("chips", chips, low=1))
     if escapes(high):
-        raise CallerError(f"inspecting all {high} chips {times:g} times does not reach the wanted confidence")
+        raise OutOfReachError(f"inspecting all {high} chips {times:g} times does not reach the wanted confidence")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if escapes(middle) else (low, middle)

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+    from analysis.figures import EvasionBar
+
 __all__ = ["register"]
 
 _KEYS = """
 JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn), and the kind's own figures:
 stretch minimum (of p_d(k)/p over the grid) and limit; samples used, catch, detection (at --mark), needed (different
-chips for the confidence).
+chips for the confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form).
 """
 
 Summary = dict[str, Any]
@@ -75,6 +77,21 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     cost.add_argument(
         "--fleet", type=numbers, default=[1e5, 3e5, 1e6], metavar="C,...", help="fleets (default 1e5,3e5,1e6)"
     )
+
+    evasion = kind(
+        "evasion", "evasion strategies side by side, as a campaign measured them or in closed form", _evasion
+    )
+    add_run(evasion, flop=2.56e24, chips=1e5)
+    add_scheme(evasion)
+    evasion.add_argument("--evasion", action="append", metavar="NAME[=X]", help="as in plan (repeat; closed form)")
+    evasion.add_argument("--results", type=Path, metavar="FILE", help="what campaign --json printed, instead")
+
+    leakage = kind("leakage", "diverted chips that no census has missed yet", _leakage)
+    leakage.add_argument("--fleet", type=int, default=1_000_000, metavar="N", help="chips on record (default 1e6)")
+    leakage.add_argument("--census", type=int, default=1_000, metavar="M", help="drawn by each census (default 1000)")
+    leakage.add_argument("--diverted", type=numbers, default=[10.0, 100.0, 1000.0], metavar="N,...", help="10,100,1000")
+    leakage.add_argument("--months", type=int, default=24, metavar="T", help="default 24")
+    leakage.add_argument("--per-month", type=float, default=1.0, metavar="X", help="censuses a month (default 1)")
 
 
 def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Axes], Summary]) -> int:
@@ -172,9 +189,12 @@ def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
     if arguments.mark is not None:
         miss = closed.log_miss_without_replacement(chips=chips, used=used, samples=arguments.mark, catch=catch)
         summary["detection"] = float(closed.detection(miss))
-    summary["needed"] = closed.samples_needed_without_replacement(
-        chips=chips, used=used, catch=catch, confidence=arguments.confidence
-    )
+    try:
+        summary["needed"] = closed.samples_needed_without_replacement(
+            chips=chips, used=used, catch=catch, confidence=arguments.confidence
+        )
+    except closed.OutOfReachError:
+        summary["needed"] = None
     return summary
 
 
@@ -211,4 +231,95 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
         costs[f"{fleet:,.0f} chips"] = yearly / closed.CHIPS_PER_INSPECTOR
     unit = f"inspectors, at {closed.CHIPS_PER_INSPECTOR:,} chips each a year"
     figures.cost_figure(axes, costs=costs, confidence=confidence, unit=unit)
+    return {}
+
+
+def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
+    from dataclasses import asdict
+
+    from analysis import figures
+
+    bars, look = _measured(arguments.results) if arguments.results else _closed(arguments)
+    axes.figure.set_size_inches(*figures.bar_size(len(bars)))  # type: ignore[union-attr]
+    figures.evasion_figure(axes, estimates=bars, **look)
+    return {
+        "strategies": [{"detection" if key == "value" else key: at for key, at in asdict(bar).items()} for bar in bars]
+    }
+
+
+def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], dict[str, Any]]:
+    """Return the Prover's best responses to the schedule that Eq. 1 asks for at one site."""
+    import math
+
+    from analysis.commands._plan import parse_evasion
+    from analysis.figures import EvasionBar
+    from inspector import detection as closed
+    from inspector.planning import Problem, Site, Visits, best_response
+
+    scheme = scheme_of(arguments)
+    period = scheme.pop("period")
+    samples = closed.samples_needed(flop=arguments.flop, chips=arguments.chips, period=period, **scheme)
+    site = Site(name="all chips", chips=arguments.chips)
+    names = arguments.evasion or ["declared", "stretch=10", "rush=10", "hide=0.5", "tamper=0.5"]
+    evasions = tuple(parse_evasion(each) for each in names)
+    problem = Problem(flop=arguments.flop, sites=(site,), periods=(period,), evasions=evasions, **scheme)
+    visits = [Visits(site=site.name, period=period, samples=math.ceil(samples))]
+    found = [best_response(problem, visits, each) for each in evasions]
+    bars = [
+        EvasionBar(name=each.evasion, value=each.detection, low=each.detection, high=each.detection) for each in found
+    ]
+    title = f"What the Prover makes of {visits[0].samples:,} samples every {period:g} days"
+    return bars, {"confidence": arguments.confidence, "interval": None, "title": title}
+
+
+def _measured(path: Path) -> tuple[list[EvasionBar], dict[str, Any]]:
+    import json
+
+    from analysis.figures import EvasionBar
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        bars = [
+            EvasionBar(
+                name=row["strategy"],
+                value=row["detection"]["value"],
+                low=row["detection"]["low"],
+                high=row["detection"]["high"],
+                closed_form=row["predicted"],
+            )
+            for row in data["rows"]
+        ]
+        look = {
+            "confidence": float(data["scenario"]["wanted"]),
+            "interval": f"{100 * data['confidence']:g}% interval",
+            "title": str(data["scenario"]["title"]),
+        }
+        return bars, look
+    except OSError as error:
+        raise CallerError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise CallerError(f"{path} is not what campaign --json prints") from None
+
+
+def _leakage(arguments: argparse.Namespace, axes: Axes) -> Summary:
+    import numpy as np
+
+    from analysis import figures
+    from inspector.registry.leakage import unseen_probability
+
+    if not 1 <= arguments.months <= 1200:
+        raise CallerError(f"--months must be between 1 and 1200, not {arguments.months}")
+    months = np.arange(arguments.months + 1)
+    unseen = {
+        f"{diverted:,.0f} chips": unseen_probability(
+            diverted=diverted,
+            fleet=arguments.fleet,
+            census=arguments.census,
+            months=months,
+            per_month=arguments.per_month,
+        )
+        for diverted in arguments.diverted
+    }
+    title = f"{arguments.census:,} of {arguments.fleet:,} chips re-validated, {arguments.per_month:g} censuses a month"
+    figures.leakage_figure(axes, months=months, unseen=unseen, title=title)
     return {}

@@ -227,7 +227,8 @@ def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
     sensitivity_figure(
         arguments.out,
         rows=[(each.parameter, each.lower, each.higher) for each in rows],
-        title="What the work of the plan depends on",
+        x="work a year, relative to the plan",
+        title="What the plan depends on (each parameter halved and doubled)",
         origin=Origin(command=command_line(arguments)),
     )
 
