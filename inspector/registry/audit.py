@@ -111,10 +111,11 @@ def _check_log(connection: Connection, replay: Replay, tree: MerkleTree, found: 
 
 def _check_tables(connection: Connection, replay: Replay, tree: MerkleTree, found: _Findings) -> None:
     def compare(what: str, query: Select[Any], expected: Iterable[tuple[Any, ...]]) -> None:
-        for actual, wanted in zip_longest(_rows(connection, query), expected):
-            if actual != wanted:
-                found.add(f"{what}: the database has {_text(actual)}, the log implies {_text(wanted)}")
-                return
+        with connection.execute(query, execution_options={"yield_per": 10_000}) as result:
+            for actual, wanted in zip_longest(map(tuple, result), expected):
+                if actual != wanted:
+                    found.add(f"{what}: the database has {_text(actual)}, the log implies {_text(wanted)}")
+                    return
 
     try:
         frontier = read_frontier(connection)
@@ -216,11 +217,6 @@ def _records(connection: Connection, first: int, count: int) -> Sequence[ChipRec
         return [ChipRecord(*row) for row in connection.execute(query)]
     except (CallerError, TypeError) as error:
         raise EvidenceError(f"a genesis record is malformed: {error}") from None
-
-
-def _rows(connection: Connection, query: Select[Any]) -> Iterator[tuple[Any, ...]]:
-    for row in connection.execute(query, execution_options={"yield_per": 10_000}):
-        yield tuple(row)
 
 
 def _text(row: tuple[Any, ...] | None) -> str:

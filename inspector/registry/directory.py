@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -106,26 +106,25 @@ class Registry:
         url = database_url(where)
         if url.get_backend_name() == "sqlite" and not Path(str(url.database)).absolute().parent.is_dir():
             raise RegistryMisuse(f"{url.database}: the folder does not exist")
-        registry = cls(open_engine(url), origin=origin, registrar=registrar.verifying, signer=registrar)
-        registry.clock = clock
         enrolment = Enrolment(
             registry=origin, party="registrar", role=Role.REGISTRAR, key=registrar.verifying, time=clock()
         )
-        with writing(registry.engine, lock=False) as connection:
-            if inspect(connection).has_table(properties.name):
-                raise RegistryMisuse(f"{describe(url)} holds a registry already")
-            metadata.create_all(connection)
-            values = {
-                "schema": str(SCHEMA_VERSION),
-                "origin": origin,
-                "registrar": registrar.verifying.raw.hex(),
-            }
-            connection.execute(insert(properties), [{"name": key, "value": value} for key, value in values.items()])
-            connection.execute(insert(tail).values(id=0, size=0, frontier=b""))
-            registry.append(
-                Writer(connection=connection, signer=registrar, now=enrolment.time), sign(enrolment, registrar), chips=0
-            )
-            _insert_party(connection, enrolment, event=0)
+        values = {"schema": str(SCHEMA_VERSION), "origin": origin, "registrar": registrar.verifying.raw.hex()}
+        with ExitStack() as undo:
+            engine = open_engine(url)
+            undo.callback(engine.dispose)
+            registry = cls(engine, origin=origin, registrar=registrar.verifying, signer=registrar)
+            registry.clock = clock
+            with writing(engine, lock=False) as connection:
+                if inspect(connection).has_table(properties.name):
+                    raise RegistryMisuse(f"{describe(url)} holds a registry already")
+                metadata.create_all(connection)
+                connection.execute(insert(properties), [{"name": key, "value": value} for key, value in values.items()])
+                connection.execute(insert(tail).values(id=0, size=0, frontier=b""))
+                writer = Writer(connection=connection, signer=registrar, now=enrolment.time)
+                registry.append(writer, sign(enrolment, registrar), chips=0)
+                _insert_party(connection, enrolment, event=0)
+            undo.pop_all()
         return registry
 
     @classmethod
@@ -140,22 +139,28 @@ class Registry:
         url = database_url(where)
         if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
             raise RegistryMisuse(f"{url.database}: no such registry")
-        engine = open_engine(url)
-        with reading(engine) as connection:
-            if not inspect(connection).has_table(properties.name):
-                raise RegistryMisuse(f"{describe(url)} is not a registry")
-            values = dict.fromkeys(("schema", "origin", "registrar"), "")
-            values |= {row.name: row.value for row in connection.execute(select(properties))}
-        if values.get("schema") != str(SCHEMA_VERSION):
-            raise RegistryMisuse(f"{describe(url)} has schema {values.get('schema')}, this program {SCHEMA_VERSION}")
-        try:
-            key = VerifyingKey(bytes.fromhex(values["registrar"]))
-        except (ValueError, EvidenceError):
-            raise RegistryMisuse(f"{describe(url)} names no registrar's key") from None
-        if registrar is not None and registrar.verifying != key:
-            raise RegistryMisuse(f"{describe(url)} belongs to registrar {key.key_id}, not {registrar.verifying.key_id}")
-        registry = cls(engine, origin=values["origin"], registrar=key, signer=registrar)
-        registry.clock = clock
+        with ExitStack() as undo:
+            engine = open_engine(url)
+            undo.callback(engine.dispose)
+            with reading(engine) as connection:
+                if not inspect(connection).has_table(properties.name):
+                    raise RegistryMisuse(f"{describe(url)} is not a registry")
+                values = {row.name: row.value for row in connection.execute(select(properties))}
+            schema = values.get("schema")
+            if schema != str(SCHEMA_VERSION):
+                raise RegistryMisuse(f"{describe(url)} has schema {schema}, this program reads {SCHEMA_VERSION}")
+            try:
+                key = VerifyingKey(bytes.fromhex(values["registrar"]))
+                origin = values["origin"]
+            except (KeyError, ValueError, EvidenceError):
+                raise RegistryMisuse(f"{describe(url)} does not name its registrar") from None
+            if registrar is not None and registrar.verifying != key:
+                raise RegistryMisuse(
+                    f"{describe(url)} belongs to registrar {key.key_id}, not {registrar.verifying.key_id}"
+                )
+            registry = cls(engine, origin=origin, registrar=key, signer=registrar)
+            registry.clock = clock
+            undo.pop_all()
         return registry
 
     def __enter__(self) -> Registry:

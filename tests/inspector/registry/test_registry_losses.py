@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from firmware_sim.errors import CallerError
-from inspector.registry import SECONDS_PER_YEAR, ClaimKind, LossModel, LossRecord, LossReport, assess_losses, loss_records
+from inspector.registry import (
+    SECONDS_PER_YEAR,
+    ClaimKind,
+    LossModel,
+    LossRecord,
+    LossReport,
+    assess_losses,
+    loss_records,
+)
 
 RATE = 0.002
 
@@ -77,8 +85,8 @@ def test_losses_shared_out_among_colluding_owners_show_in_the_sum() -> None:
 def test_false_alarm_rate_is_kept() -> None:
     """20,000 innocent worlds of 12 unequal owners at the full base rate, seed 7.
 
-    An alarm is a count at or above the one that the report names, which is checked against the whole test on the first 40
-    worlds. The alarms are binomial with a probability of at most ``attained``; five standard deviations above it are
+    An alarm is a count at or above the one that the report names, which is checked against the whole test on the first
+    40 worlds. The alarms are binomial with a probability of at most ``attained``; five standard deviations above it are
     passed with probability below 1e-6. At least a third of the bound is used, so the test can fail.
     """
     chips = np.array([50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 9_000, 12_000, 15_000, 20_000])
