@@ -16,9 +16,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
 
 from firmware_sim.errors import CallerError, EvidenceError
@@ -47,7 +46,8 @@ _NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 # An arc below 2.25 belongs to the UUID it is made from; no registration.
 _MEASUREMENT_OID = x509.ObjectIdentifier("2.25.172069330871949837464236418034174153161")
-_ED25519_OID = x509.ObjectIdentifier("1.3.101.112")
+_KEY_BYTES = 32
+_SIGNATURE_BYTES = 64
 _SEQUENCE_HEADER = bytes.fromhex("30280420")
 _VERSION_HEADER = bytes.fromhex("0404")
 
@@ -107,7 +107,7 @@ class DeviceSecrets:
 
     @property
     def certificate_digest(self) -> Digest:
-        return _certificate_digest(x509.load_pem_x509_certificate(self.device_certificate))
+        return _pem_digest(self.device_certificate)
 
 
 def derive_key(secret: bytes, *labels: str) -> bytes:
@@ -120,9 +120,7 @@ class MakerCA:
 
     def __init__(self, key: SigningKey) -> None:
         self._key = key
-        name = _name(_MAKER_NAME)
-        builder = _builder(name, name, key.verifying, key.verifying, ca=True, path_length=1)
-        self.certificate = _pem(builder.sign(key.private_key, None))
+        self.certificate = _pem(_maker_builder(key.verifying).sign(key.private_key, None))
 
     @classmethod
     def create(cls, seed: bytes) -> MakerCA:
@@ -132,7 +130,7 @@ class MakerCA:
     @property
     def certificate_digest(self) -> Digest:
         """What an inspector trusts."""
-        return _certificate_digest(x509.load_pem_x509_certificate(self.certificate))
+        return _pem_digest(self.certificate)
 
     def issue_device(self, chip_id: str, seed: bytes) -> DeviceSecrets:
         """Return a chip's secrets and certificate; the UDS depends on `seed` and `chip_id`.
@@ -144,7 +142,7 @@ class MakerCA:
             raise CallerError(f"chip id {chip_id!r} is not 1 to 64 letters, digits, '.', '_' or '-'")
         uds = derive_key(hashlib.sha256(seed).digest(), "unique-device-secret", chip_id)
         device_key = SigningKey.from_private_bytes(derive_key(uds, "device-key")).verifying
-        builder = _builder(_name(chip_id), _name(_MAKER_NAME), device_key, self._key.verifying, ca=True, path_length=0)
+        builder = _device_builder(chip_id, device_key, self._key.verifying)
         return DeviceSecrets(
             chip_id=chip_id,
             uds=uds,
@@ -156,12 +154,9 @@ class MakerCA:
 def issue_alias(secrets: DeviceSecrets, firmware: Firmware) -> bytes:
     """Return the chain (alias, device, maker; PEM) that the boot layer presents for this firmware."""
     device, alias = secrets.device_key, secrets.alias_key(firmware)
-    extension = x509.UnrecognizedExtension(
-        _MEASUREMENT_OID, _encode_measurement(firmware.measurement, firmware.security_version)
+    builder = _alias_builder(
+        secrets.chip_id, alias.verifying, device.verifying, firmware.measurement, firmware.security_version
     )
-    builder = _builder(
-        _name(f"{secrets.chip_id} alias"), _name(secrets.chip_id), alias.verifying, device.verifying, ca=False
-    ).add_extension(extension, critical=True)
     return _pem(builder.sign(device.private_key, None)) + secrets.device_certificate + secrets.maker_certificate
 
 
@@ -208,29 +203,53 @@ def check_firmware(
 
 
 def read_chain(chain_pem: bytes) -> ChipIdentity:
-    """Return the identity a chain claims under its own maker certificate; whom to trust is for the caller to check."""
+    """Return the identity a chain claims under its own maker certificate; whom to trust is for the caller to check.
+
+    Issuing leaves no choice, so each certificate is rebuilt from its subject, keys and measurement and must come out
+    byte for byte; only then is its signature looked at.
+
+    Raises:
+        IdentityError: names the certificate that is malformed or not signed by the next one.
+    """
     alias, device, maker = _load_chain(chain_pem)
-    maker_key, device_key, alias_key = (_public_key(certificate) for certificate in (maker, device, alias))
-    chip_id = _common_name(device)
+    chip_id = device.common_name
     if not _is_chip_id(chip_id):
         raise IdentityError(f"device certificate names the malformed chip id {chip_id!r:.100}")
-    _check_issued(maker, _MAKER_NAME, maker_key, _MAKER_NAME, maker_key, ca=True, path_length=1)
-    _check_issued(device, chip_id, device_key, _MAKER_NAME, maker_key, ca=True, path_length=0)
-    measured = _check_issued(alias, f"{chip_id} alias", alias_key, chip_id, device_key, ca=False)
-    measurement, security_version = _decode_measurement(measured)
+    measurement, security_version = _decode_measurement(alias.measurement)
+    _check_issued(maker, _maker_builder(maker.key), maker.key, _MAKER_NAME)
+    _check_issued(device, _device_builder(chip_id, device.key, maker.key), maker.key, _MAKER_NAME)
+    _check_issued(
+        alias, _alias_builder(chip_id, alias.key, device.key, measurement, security_version), device.key, chip_id
+    )
     return ChipIdentity(
         chip_id=chip_id,
-        maker_digest=_certificate_digest(maker),
-        certificate_digest=_certificate_digest(device),
-        alias_key=alias_key,
+        maker_digest=_certificate_digest(maker.der),
+        certificate_digest=_certificate_digest(device.der),
+        alias_key=alias.key,
         measurement=measurement,
         security_version=security_version,
     )
 
 
+def _maker_builder(key: VerifyingKey) -> x509.CertificateBuilder:
+    return _builder(_MAKER_NAME, _MAKER_NAME, key, key, ca=True, path_length=1)
+
+
+def _device_builder(chip_id: str, key: VerifyingKey, maker_key: VerifyingKey) -> x509.CertificateBuilder:
+    return _builder(chip_id, _MAKER_NAME, key, maker_key, ca=True, path_length=0)
+
+
+def _alias_builder(
+    chip_id: str, key: VerifyingKey, device_key: VerifyingKey, measurement: Digest, security_version: int
+) -> x509.CertificateBuilder:
+    extension = x509.UnrecognizedExtension(_MEASUREMENT_OID, _encode_measurement(measurement, security_version))
+    builder = _builder(f"{chip_id} alias", chip_id, key, device_key, ca=False)
+    return builder.add_extension(extension, critical=True)
+
+
 def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
+    subject: str,
+    issuer: str,
     key: VerifyingKey,
     issuer_key: VerifyingKey,
     *,
@@ -238,12 +257,12 @@ def _builder(
     path_length: int | None = None,
 ) -> x509.CertificateBuilder:
     """Return a certificate without any choice in it: the serial number is derived from names and keys."""
-    content = length_prefixed(subject.rfc4514_string(), issuer.rfc4514_string(), key.raw, issuer_key.raw)
+    content = length_prefixed(subject, issuer, key.raw, issuer_key.raw)
     serial = int.from_bytes(digest_bytes("certificate-serial", content).value[:16], "big") | 1
     return (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
+        .subject_name(_name(subject))
+        .issuer_name(_name(issuer))
         .public_key(Ed25519PublicKey.from_public_bytes(key.raw))
         .serial_number(serial)
         .not_valid_before(_NOT_BEFORE)
@@ -267,90 +286,62 @@ def _key_usage(ca: bool) -> x509.KeyUsage:
     )
 
 
-def _load_chain(chain_pem: bytes) -> list[x509.Certificate]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Certificate:
+    """What a certificate says of itself, nothing of it checked yet."""
+
+    common_name: str
+    key: VerifyingKey
+    measurement: bytes | None
+    der: bytes
+
+
+def _load_chain(chain_pem: bytes) -> list[_Certificate]:
     if len(chain_pem) > _MAX_CHAIN_BYTES:
         raise IdentityError(f"certificate chain has {len(chain_pem)} bytes, more than {_MAX_CHAIN_BYTES}")
     try:
         chain = x509.load_pem_x509_certificates(chain_pem)
-    except ValueError:
-        raise IdentityError("certificate chain is not PEM") from None
+        encoded = b"".join(_pem(certificate) for certificate in chain)
+        opened = [_open(certificate) for certificate in chain]
+    except EvidenceError:
+        raise
+    except Exception as error:  # the parser's errors on hostile bytes have no common class
+        raise IdentityError(f"certificate chain can't be parsed: {error}".splitlines()[0]) from None
     if len(chain) != _CHAIN_LENGTH:
         raise IdentityError(f"certificate chain holds {len(chain)} certificates, expected {_CHAIN_LENGTH}")
-    if b"".join(_pem(certificate) for certificate in chain) != chain_pem:
+    if encoded != chain_pem:
         raise IdentityError("certificate chain is not byte-equal to its canonical encoding")
-    return chain
+    return opened
+
+
+def _open(certificate: x509.Certificate) -> _Certificate:
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if len(names) != 1 or not isinstance(names[0].value, str):
+        raise IdentityError("certificate does not name one subject")
+    key = certificate.public_key()
+    if not isinstance(key, Ed25519PublicKey):
+        raise IdentityError("certificate's key is not Ed25519")
+    measured = [e.value for e in certificate.extensions if isinstance(e.value, x509.UnrecognizedExtension)]
+    return _Certificate(
+        common_name=names[0].value,
+        key=VerifyingKey(key.public_bytes_raw()),
+        measurement=measured[0].value if len(measured) == 1 else None,
+        der=certificate.public_bytes(serialization.Encoding.DER),
+    )
 
 
 def _check_issued(
-    certificate: x509.Certificate,
-    subject: str,
-    key: VerifyingKey,
-    issuer: str,
-    issuer_key: VerifyingKey,
-    *,
-    ca: bool,
-    path_length: int | None = None,
-) -> bytes | None:
-    """Check that the certificate is exactly what the issuer would issue, and return its measurement extension.
-
-    The issuer's signing is deterministic and leaves no choice, so the body is compared with a rebuilt one.
-    """
-    extensions = _extensions(certificate, subject)
-    expected = {
-        x509.BasicConstraints.oid: x509.BasicConstraints(ca=ca, path_length=path_length),
-        x509.KeyUsage.oid: _key_usage(ca),
-    }
-    measured: bytes | None = None
-    if not ca:
-        value = extensions.pop(_MEASUREMENT_OID, None)
-        if not isinstance(value, x509.UnrecognizedExtension):
-            raise IdentityError(f"certificate of {subject!r} carries no firmware measurement")
-        measured = value.value
-    if extensions != expected:
-        raise IdentityError(f"certificate of {subject!r} has missing or unknown extensions")
-    if (certificate.subject, certificate.issuer) != (_name(subject), _name(issuer)):
-        raise IdentityError(f"certificate of {subject!r} names another subject or issuer than {issuer!r}")
-    if (certificate.not_valid_before_utc, certificate.not_valid_after_utc) != (_NOT_BEFORE, _NOT_AFTER):
-        raise IdentityError(f"certificate of {subject!r} has other dates than a chip's certificate has")
-    if certificate.signature_algorithm_oid != _ED25519_OID:
-        raise IdentityError(f"certificate of {subject!r} is not signed with Ed25519")
+    certificate: _Certificate, builder: x509.CertificateBuilder, issuer_key: VerifyingKey, issuer: str
+) -> None:
+    """Check that the certificate is what the issuer issues, and that the issuer signed it."""
+    rebuilt = builder.sign(Ed25519PrivateKey.from_private_bytes(bytes(_KEY_BYTES)), None)
+    unsigned = rebuilt.public_bytes(serialization.Encoding.DER)[:-_SIGNATURE_BYTES]
+    if certificate.der[:-_SIGNATURE_BYTES] != unsigned:
+        raise IdentityError(f"certificate of {certificate.common_name!r:.100} is not as {issuer!r} issues it")
     try:
-        Ed25519PublicKey.from_public_bytes(issuer_key.raw).verify(
-            certificate.signature, certificate.tbs_certificate_bytes
-        )
-    except (InvalidSignature, ValueError):
-        raise IdentityError(f"certificate of {subject!r} is not signed by {issuer!r}") from None
-    return measured
-
-
-def _extensions(certificate: x509.Certificate, subject: str) -> dict[x509.ObjectIdentifier, x509.ExtensionType]:
-    try:
-        parsed = list(certificate.extensions)
-    except ValueError:  # a duplicate or malformed extension
-        raise IdentityError(f"certificate of {subject!r} has malformed extensions") from None
-    if not all(extension.critical for extension in parsed):
-        raise IdentityError(f"certificate of {subject!r} has an extension that is not critical")
-    return {extension.oid: extension.value for extension in parsed}
-
-
-def _public_key(certificate: x509.Certificate) -> VerifyingKey:
-    try:
-        key = certificate.public_key()
-    except Exception:  # the library's errors for an unknown key type have no common class
-        raise IdentityError("certificate has an unreadable public key") from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise IdentityError("certificate's key is not Ed25519")
-    return VerifyingKey(key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw))
-
-
-def _common_name(certificate: x509.Certificate) -> str:
-    try:
-        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    except ValueError:
-        names = []
-    if len(names) != 1 or not isinstance(names[0].value, str):
-        raise IdentityError("certificate does not name one subject")
-    return names[0].value
+        issuer_key.verify(certificate.der[-_SIGNATURE_BYTES:], rebuilt.tbs_certificate_bytes)
+    except EvidenceError:
+        raise IdentityError(f"certificate of {certificate.common_name!r} is not signed by {issuer!r}") from None
 
 
 def _encode_measurement(measurement: Digest, security_version: int) -> bytes:
@@ -360,7 +351,7 @@ def _encode_measurement(measurement: Digest, security_version: int) -> bytes:
 
 def _decode_measurement(data: bytes | None) -> tuple[Digest, int]:
     if data is None or len(data) != 42 or data[:4] != _SEQUENCE_HEADER or data[36:38] != _VERSION_HEADER:
-        raise IdentityError("firmware measurement in the alias certificate is malformed")
+        raise IdentityError("alias certificate carries no well-formed firmware measurement")
     return Digest("sha256", data[4:36]), int.from_bytes(data[38:], "big")
 
 
@@ -376,5 +367,9 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _certificate_digest(certificate: x509.Certificate) -> Digest:
-    return digest_bytes("x509-certificate", certificate.public_bytes(serialization.Encoding.DER))
+def _certificate_digest(der: bytes) -> Digest:
+    return digest_bytes("x509-certificate", der)
+
+
+def _pem_digest(pem: bytes) -> Digest:
+    return _certificate_digest(x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER))

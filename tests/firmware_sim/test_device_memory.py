@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from firmware_sim import (
+    BLAKE3,
+    DTYPE_SIZES,
+    REGION_KINDS,
+    CallerError,
+    DeviceMemory,
+    EvidenceError,
+    Region,
+    RegionEntry,
+    canonical,
+    parse_table,
+    table_digest,
+)
+
+TORCH_DTYPES = [
+    name for name in DTYPE_SIZES if (hasattr(torch, name) and not name.startswith("uint")) or name == "uint8"
+]
+
+
+def _table():
+    return DeviceMemory([Region.of("w", torch.zeros(4, 3), offset=2, elements=5)]).table()
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_every_dtype_is_read_without_a_copy_of_its_values(dtype):
+    tensor = torch.zeros(3, 4, dtype=getattr(torch, dtype))
+    memory = DeviceMemory([Region.of("x", tensor, offset=5, elements=4)])
+    before = memory.digest()
+    assert memory.byte_count == 4 * tensor.element_size() == 4 * DTYPE_SIZES[dtype]
+    tensor.view(-1)[4] = 1  # before the slice
+    tensor.view(-1)[9] = 1  # behind it
+    assert memory.digest() == before
+    tensor.view(-1)[5] = 1
+    assert memory.digest() != before
+
+
+def test_bits_count_not_values():
+    """±0 and two NaNs compare equal or unequal as floats; as memory they are what their bits are."""
+    for left, right in [(0x0000_0000, 0x8000_0000), (0x7FC0_0000, 0x7FC0_0001)]:
+        bits = [np.array([value], dtype=np.uint32).view(np.float32) for value in (left, right)]
+        digests = {DeviceMemory([Region.of("x", array)]).digest() for array in bits}
+        assert len(digests) == 2
+
+
+def test_torch_and_numpy_agree():
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    tensor = torch.from_numpy(array.copy())
+    for algorithm in ("sha256-tree/1048576", BLAKE3):
+        assert DeviceMemory([Region.of("x", array)]).digest(algorithm) == DeviceMemory([Region.of("x", tensor)]).digest(
+            algorithm
+        )
+
+
+def test_training_tensors_are_read_as_they_are_now():
+    layer = torch.nn.Linear(3, 2)
+    memory = DeviceMemory([Region.of(name, parameter) for name, parameter in layer.named_parameters()])
+    first = memory.digest()
+    copied = memory.copy()
+    torch.optim.SGD(layer.parameters(), lr=0.1).zero_grad()
+    layer(torch.ones(1, 3)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    second = memory.digest()
+    assert second != first
+    layer.weight.data = torch.ones(2, 3)
+    assert memory.digest() not in (first, second)
+    assert copied.digest() == first
+
+
+def test_scalars_and_empty_slices_have_digests():
+    step = torch.tensor(7, dtype=torch.int64)
+    memory = DeviceMemory([Region.of("step", step, kind="optimizer"), Region.of("none", torch.zeros(0))])
+    before = memory.digest()
+    step += 1
+    assert memory.digest() != before
+    assert memory.byte_count == 8
+
+
+def test_digest_does_not_depend_on_order_but_on_every_region():
+    weight, moment = torch.arange(6.0), torch.arange(6.0)
+    regions = [
+        Region.of("w", weight, elements=3),
+        Region.of("w", weight, offset=3),
+        Region.of("w", moment, kind="optimizer"),
+    ]
+    digest = DeviceMemory(regions).digest()
+    assert DeviceMemory(regions[::-1]).digest() == digest
+    assert DeviceMemory(regions[::-1]).table_digest() != DeviceMemory(regions).table_digest()
+    others = [
+        regions[:2],
+        [Region.of("w", weight), regions[2]],
+        [*regions[:2], Region.of("v", moment, kind="optimizer")],
+        [*regions[:2], Region.of("w2", moment)],
+        [*regions[:2], Region.of("w", moment, kind="gradient")],
+        [*regions[:2], Region.of("w", moment.view(2, 3), kind="optimizer")],
+    ]
+    assert len({DeviceMemory(other).digest() for other in others} | {digest}) == len(others) + 1
+
+
+def test_copy_names_the_region_that_differs():
+    weight = torch.zeros(4)
+    memory = DeviceMemory([Region.of("a", weight, elements=2), Region.of("a", weight, offset=2)])
+    before = memory.copy().region_digests()
+    weight[3] = 1
+    after = memory.copy().region_digests()
+    assert [key for key in before if before[key] != after[key]] == ["weight/a@2"]
+
+
+def test_table_rebuilds_the_memory():
+    weight, moment = torch.randn(4, 3, generator=torch.manual_seed(1)), torch.ones(12, dtype=torch.float64)
+    memory = DeviceMemory([Region.of("w", weight, offset=4, elements=4), Region.of("w", moment, kind="optimizer")])
+    table = canonical.decode(canonical.encode(memory.table()))
+    again = DeviceMemory.from_table(table, {("weight", "w"): weight.clone(), ("optimizer", "w"): moment.clone()})
+    assert again.digest() == memory.digest()
+    assert table_digest(table) == memory.table_digest() == again.table_digest()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({}, "names the weight 'w', which does not exist"),
+        ({("buffer", "w"): torch.zeros(4, 3)}, "names the weight 'w', which does not exist"),
+        ({("weight", "w"): torch.zeros(3, 4)}, r"tensor has shape \(3, 4\), not \(4, 3\)"),
+        ({("weight", "w"): torch.zeros(4, 3).double()}, "tensor is float64, not float32"),
+        ({("weight", "w"): torch.zeros(3, 4).T}, "tensor is not contiguous"),
+    ],
+)
+def test_table_that_does_not_fit_is_the_labs_fault(tensors, message):
+    with pytest.raises(EvidenceError, match=message):
+        DeviceMemory.from_table(_table(), tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "secret"}, "kind 'secret' is none of weight, gradient, optimizer, buffer"),
+        ({"dtype": "float31"}, "unknown dtype"),
+        ({"name": ""}, "needs a name"),
+        ({"name": 1}, "malformed"),
+        ({"offset": 8}, "elements 8 to 13 do not lie in shape"),
+        ({"offset": -1}, "negative"),
+        ({"elements": True}, "malformed size"),
+        ({"elements": 2**63}, "malformed size"),
+        ({"shape": "12"}, "malformed"),
+        ({"shape": [-4, -3]}, "negative"),
+        ({"shape": [1] * 33}, "malformed"),
+        ({"more": 1}, "fields are missing or unknown"),
+    ],
+)
+def test_malformed_table_is_the_labs_fault(change, message):
+    with pytest.raises(EvidenceError, match=message):
+        parse_table([{**_table()[0], **change}])
+
+
+@pytest.mark.parametrize("table", [None, [], {}, "x", [7], [None]])
+def test_table_must_have_lines(table):
+    with pytest.raises(EvidenceError, match="region table"):
+        parse_table(table)
+
+
+def test_duplicate_regions_are_refused():
+    with pytest.raises(EvidenceError, match="two regions are 'weight/w@2'"):
+        parse_table(_table() * 2)
+    tensor = torch.zeros(2)
+    with pytest.raises(CallerError, match="two regions are 'weight/w@0'"):
+        DeviceMemory([Region.of("w", tensor), Region.of("w", tensor, elements=1)])
+    with pytest.raises(CallerError, match="at least one region"):
+        DeviceMemory([])
+
+
+def test_regions_of_the_wrong_kind_are_the_callers_mistake():
+    with pytest.raises(CallerError, match="not contiguous"):
+        Region.of("w", torch.zeros(3, 4).T)
+    with pytest.raises(CallerError, match="do not lie in shape"):
+        Region.of("w", torch.zeros(3), offset=2, elements=2)
+    with pytest.raises(CallerError, match="kind"):
+        Region.of("w", torch.zeros(3), kind="other")
+    tensor = torch.zeros(3)
+    region = Region.of("w", tensor)
+    tensor.resize_(4)
+    with pytest.raises(CallerError, match=r"shape \(4,\), not \(3,\)"):
+        region.view()
+
+
+def test_table_lines_are_complete():
+    assert set(_table()[0]) == set(RegionEntry.__dataclass_fields__)
+    assert REGION_KINDS == ("weight", "gradient", "optimizer", "buffer")
+
+
+@pytest.mark.cuda
+def test_cuda_tensors_are_copied_to_the_host():
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    tensor = torch.arange(6, dtype=torch.bfloat16)
+    assert DeviceMemory([Region.of("w", tensor.cuda())]).digest() == DeviceMemory([Region.of("w", tensor)]).digest()

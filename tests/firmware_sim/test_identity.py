@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import base64
+import datetime
+import re
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+
+from firmware_sim import (
+    CURRENT_FIRMWARE,
+    CallerError,
+    EvidenceError,
+    Firmware,
+    IdentityError,
+    MakerCA,
+    check_firmware,
+    check_maker,
+    digest_bytes,
+    issue_alias,
+    read_chain,
+    verify_chain,
+)
+from firmware_sim.identity import _builder
+
+MAKER = MakerCA.create(b"maker")
+SECRETS = MAKER.issue_device("chip-1", b"seed")
+CHAIN = issue_alias(SECRETS, CURRENT_FIRMWARE)
+PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\n.*?-----END CERTIFICATE-----\n", re.DOTALL)
+
+
+def _verify(chain, **changes):
+    trust = {
+        "trusted_ca_digests": [MAKER.certificate_digest],
+        "allowed_measurements": [CURRENT_FIRMWARE.measurement],
+        "minimum_security_version": 1,
+    }
+    return verify_chain(chain, **{**trust, **changes})
+
+
+def test_chain_proves_the_identity():
+    identity = _verify(CHAIN)
+    assert identity.chip_id == "chip-1"
+    assert identity.maker_digest == MAKER.certificate_digest
+    assert identity.certificate_digest == SECRETS.certificate_digest
+    assert identity.alias_key == SECRETS.alias_key(CURRENT_FIRMWARE).verifying
+    assert identity.measurement == CURRENT_FIRMWARE.measurement
+    assert identity.security_version == 1
+
+
+def test_everything_follows_from_the_seeds():
+    assert issue_alias(MakerCA.create(b"maker").issue_device("chip-1", b"seed"), CURRENT_FIRMWARE) == CHAIN
+    others = [
+        MakerCA.create(b"other").issue_device("chip-1", b"seed"),
+        MAKER.issue_device("chip-2", b"seed"),
+        MAKER.issue_device("chip-1", b"other"),
+    ]
+    assert len({other.certificate_digest for other in others} | {SECRETS.certificate_digest}) == 4
+
+
+def test_alias_key_depends_on_the_firmware_and_the_device_key_does_not():
+    update = Firmware(name="firmware 2", security_version=2)
+    updated = issue_alias(SECRETS, update)
+    identity = _verify(updated, allowed_measurements=[update.measurement])
+    assert identity.alias_key != _verify(CHAIN).alias_key
+    assert identity.certificate_digest == _verify(CHAIN).certificate_digest
+    assert identity.security_version == 2
+
+
+def test_certificates_never_expire_and_are_no_leaf_that_signs():
+    alias, device, maker = x509.load_pem_x509_certificates(CHAIN)
+    for certificate in (alias, device, maker):
+        assert certificate.not_valid_after_utc == datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+    usages = [c.extensions.get_extension_for_class(x509.KeyUsage).value for c in (alias, device, maker)]
+    assert [usage.key_cert_sign for usage in usages] == [False, True, True]
+    assert [usage.digital_signature for usage in usages] == [True, False, False]
+
+
+def test_other_verifiers_accept_the_signatures():
+    alias, device, maker = x509.load_pem_x509_certificates(CHAIN)
+    alias.verify_directly_issued_by(device)
+    device.verify_directly_issued_by(maker)
+    maker.verify_directly_issued_by(maker)
+
+
+def test_untrusted_parts_are_named():
+    other = MakerCA.create(b"other")
+    with pytest.raises(IdentityError, match=f"chip chip-1: maker CA {MAKER.certificate_digest} is not trusted"):
+        _verify(CHAIN, trusted_ca_digests=[other.certificate_digest])
+    with pytest.raises(IdentityError, match=f"chip chip-1: firmware measurement {CURRENT_FIRMWARE.measurement} is not"):
+        _verify(CHAIN, allowed_measurements=[digest_bytes("x", b"")])
+    with pytest.raises(IdentityError, match="chip chip-1: firmware security version 1 is below 2"):
+        _verify(CHAIN, minimum_security_version=2)
+
+
+def test_empty_trust_is_the_callers_mistake():
+    identity = read_chain(CHAIN)
+    with pytest.raises(CallerError, match="no trusted maker CA"):
+        check_maker(identity, [])
+    with pytest.raises(CallerError, match="no allowed firmware measurement"):
+        check_firmware(identity, [], 1)
+
+
+def test_forged_signatures_are_refused():
+    for which, named in [
+        (0, "'chip-1 alias' is not signed by 'chip-1'"),
+        (1, "'chip-1' is not signed by 'Chipwitness"),
+    ]:
+        ders = [c.public_bytes(serialization.Encoding.DER) for c in x509.load_pem_x509_certificates(CHAIN)]
+        ders[which] = ders[which][:-64] + bytes(64)
+        with pytest.raises(IdentityError, match=named):
+            read_chain(b"".join(map(_pem, ders)))
+
+
+def test_every_flipped_byte_is_refused():
+    for index in range(len(CHAIN)):
+        altered = bytearray(CHAIN)
+        altered[index] ^= 1 << index % 7
+        with pytest.raises(EvidenceError):
+            read_chain(bytes(altered))
+
+
+def test_every_flipped_bit_of_the_certificates_is_refused():
+    """Below the PEM: each byte of each certificate's DER, re-encoded cleanly."""
+    ders = [c.public_bytes(serialization.Encoding.DER) for c in x509.load_pem_x509_certificates(CHAIN)]
+    for which, der in enumerate(ders):
+        for index in range(len(der)):
+            altered = bytearray(der)
+            altered[index] ^= 1 << index % 8
+            chain = b"".join(_pem(bytes(altered) if i == which else other) for i, other in enumerate(ders))
+            with pytest.raises(EvidenceError):
+                _verify(chain)
+
+
+def _pem(der):
+    text = base64.b64encode(der).decode()
+    lines = "\n".join(text[start : start + 64] for start in range(0, len(text), 64))
+    return f"-----BEGIN CERTIFICATE-----\n{lines}\n-----END CERTIFICATE-----\n".encode()
+
+
+def _parts(chain=CHAIN):
+    return PEM.findall(chain)
+
+
+@pytest.mark.parametrize(
+    ("chain", "message"),
+    [
+        (lambda: b"", "can't be parsed"),
+        (lambda: b"x" * 20000, "has 20000 bytes, more than 16384"),
+        (lambda: b"".join(_parts()[:2]), "holds 2 certificates, expected 3"),
+        (lambda: CHAIN + _parts()[2], "holds 4 certificates, expected 3"),
+        (lambda: CHAIN + b"\n", "not byte-equal"),
+        (lambda: b"comment\n" + CHAIN, "not byte-equal"),
+        (lambda: CHAIN.replace(b"\n", b"\r\n"), "not byte-equal"),
+        (lambda: b"".join(reversed(_parts())), "no well-formed firmware measurement"),
+        (lambda: _mixed(maker=MakerCA.create(b"other")), "'chip-1' is not as 'Chipwitness maker' issues it"),
+        (lambda: _mixed(device=MAKER.issue_device("chip-1", b"other")), "'chip-1 alias' is not as 'chip-1' issues it"),
+        (lambda: _mixed(device=MAKER.issue_device("chip-2", b"seed")), "'chip-1 alias' is not as 'chip-2' issues it"),
+    ],
+)
+def test_chain_that_does_not_hang_together_is_refused(chain, message):
+    with pytest.raises(IdentityError, match=message):
+        read_chain(chain())
+
+
+def _mixed(maker=MAKER, device=SECRETS):
+    return _parts()[0] + device.device_certificate + maker.certificate
+
+
+def _alias(change=lambda builder: builder, *, name="chip-1 alias", ca=False, measured=True, critical=True, value=None):
+    """A chain whose alias certificate a device key holder signed freely."""
+    device, alias = SECRETS.device_key, SECRETS.alias_key(CURRENT_FIRMWARE)
+    builder = _builder(name, "chip-1", alias.verifying, device.verifying, ca=ca)
+    if measured:
+        good = x509.load_pem_x509_certificate(CHAIN).extensions[2]
+        extension = x509.UnrecognizedExtension(good.oid, good.value.value if value is None else value)
+        builder = builder.add_extension(extension, critical=critical)
+    certificate = change(builder).sign(device.private_key, None)
+    return certificate.public_bytes(serialization.Encoding.PEM) + SECRETS.device_certificate + MAKER.certificate
+
+
+def test_freely_signed_alias_can_be_the_real_one():
+    assert _alias() == CHAIN
+
+
+def _with(**changes):
+    def change(builder):
+        for name, value in changes.items():
+            setattr(builder, name, value)
+        return builder
+
+    return change
+
+
+ALTERNATIVE = x509.SubjectAlternativeName([x509.DNSName("a")])
+NOT_AS_ISSUED = "is not as 'chip-1' issues it"
+
+
+@pytest.mark.parametrize(
+    ("chain", "message"),
+    [
+        (lambda: _alias(measured=False), "no well-formed firmware measurement"),
+        (lambda: _alias(value=b""), "no well-formed firmware measurement"),
+        (lambda: _alias(value=bytes(42)), "no well-formed firmware measurement"),
+        (lambda: _alias(critical=False), NOT_AS_ISSUED),
+        (lambda: _alias(ca=True), NOT_AS_ISSUED),
+        (lambda: _alias(name="chip-2 alias"), NOT_AS_ISSUED),
+        (lambda: _alias(lambda b: b.add_extension(ALTERNATIVE, critical=False)), NOT_AS_ISSUED),
+        (lambda: _alias(_with(_not_valid_after=datetime.datetime(2030, 1, 1))), NOT_AS_ISSUED),
+        (lambda: _alias(_with(_serial_number=7)), NOT_AS_ISSUED),
+        (lambda: _alias(_with(_public_key=generate_private_key(SECP256R1()).public_key())), "key is not Ed25519"),
+    ],
+)
+def test_alias_that_the_boot_layer_would_not_issue_is_refused(chain, message):
+    with pytest.raises(IdentityError, match=message):
+        read_chain(chain())
+
+
+@pytest.mark.parametrize("chip_id", ["", "a b", "x" * 65, "chip/1", "é", "a\n"])
+def test_malformed_chip_ids_are_refused(chip_id):
+    with pytest.raises(CallerError, match="is not 1 to 64 letters"):
+        MAKER.issue_device(chip_id, b"seed")
+
+
+def test_security_version_is_bounded():
+    for version in (-1, 2**32):
+        with pytest.raises(CallerError, match="security version"):
+            Firmware(name="x", security_version=version)

@@ -1,0 +1,218 @@
+"""Power loss at every system call, torn at several places, and real kills of a real process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from firmware_sim import (
+    CURRENT_FIRMWARE,
+    DEFAULT_ALGORITHM,
+    RECORD_BYTES,
+    ChipTrust,
+    DeviceMemory,
+    FirmwareChip,
+    MailboxError,
+    MakerCA,
+    RecordKind,
+    Region,
+    check_chip,
+    check_life,
+    collect_evidence,
+    parse_log,
+    records_of,
+)
+from firmware_sim.nvram import PosixDisk
+
+RUN = hashlib.sha256(b"run").digest()
+MAKER = MakerCA.create(b"maker")
+
+
+class PowerLoss(Exception):
+    """The process ends here, as far as the disk is concerned."""
+
+
+class FaultyDisk(PosixDisk):
+    """Loses power at call number `fatal`, having written the first `kept` per mille of its bytes."""
+
+    def __init__(self, fatal: int = 0, kept: int = 0) -> None:
+        super().__init__()
+        self.calls = 0
+        self._fatal = fatal
+        self._kept = kept
+
+    def write_at(self, descriptor, data, offset):
+        if self._dies():
+            super().write_at(descriptor, data[: len(data) * self._kept // 1000], offset)
+            raise PowerLoss
+        super().write_at(descriptor, data, offset)
+
+    def truncate(self, descriptor, size):
+        if self._dies():
+            raise PowerLoss
+        super().truncate(descriptor, size)
+
+    def _dies(self) -> bool:
+        self.calls += 1
+        return self.calls == self._fatal
+
+
+def _order(folder, disk):
+    return FirmwareChip.manufacture(
+        folder, maker=MAKER, chip_id="chip-1", seed=b"s", snapshot_rate=Fraction(1, 2), disk=disk
+    )
+
+
+def _live(chip, acknowledged):
+    """A short life; `acknowledged` keeps the log after each command that returned."""
+    memory = DeviceMemory([Region.of("w", np.arange(6, dtype=np.float32))])
+    commands = [
+        lambda: chip.attach(memory, RUN, 0),
+        lambda: chip.commit(RUN, 0, bytes(32)),
+        *[lambda step=step: chip.tick(RUN, step) for step in range(12)],
+        chip.close_epoch,
+        lambda: chip.quote(bytes(16), "v"),
+        lambda: chip.idle(2),
+        chip.power_off,
+    ]
+    for command in commands:
+        command()
+        if command != chip.power_off:
+            acknowledged.append(chip.log_bytes())
+
+
+def _count_calls(tmp_path):
+    disk = FaultyDisk()
+    _live(_order(tmp_path / "whole", disk), [])
+    return disk.calls
+
+
+@pytest.mark.parametrize("kept", [0, 1, 500, 999, 1000])
+def test_power_loss_at_any_write_leaves_the_old_log_or_the_new(tmp_path, kept):
+    total = _count_calls(tmp_path)
+    assert total > 30
+    for fatal in range(1, total + 1):
+        folder = tmp_path / f"chip {fatal}"
+        disk = FaultyDisk(fatal, kept)
+        acknowledged: list[bytes] = [b""]
+        with pytest.raises(PowerLoss):
+            _live(_order(folder, disk), acknowledged)
+        again = FirmwareChip.power_on(folder)
+        data = again.log_bytes()
+        again.close_epoch()
+        assert data.startswith(acknowledged[-1]), f"call {fatal}: an acknowledged record is gone"
+        records = parse_log(again.log_bytes())
+        check_life(records, chip="chip-1")
+        assert again.boot == len(records_of(records, RecordKind.BOOT)) == records[-1].boot
+        _inspect(again)
+        again.cut_power()
+
+
+def test_power_loss_while_booting_leaves_a_chip_that_boots(tmp_path):
+    folder = tmp_path / "chip"
+    _order(folder, PosixDisk()).cut_power()
+    boots = 0
+    for fatal in range(1, 12):
+        disk = FaultyDisk(fatal, 1000)
+        try:
+            FirmwareChip.power_on(folder, disk=disk).cut_power()
+            boots += 1
+        except PowerLoss:
+            pass
+    assert boots >= 3
+    chip = FirmwareChip.power_on(folder)
+    chip.close_epoch()
+    check_life(parse_log(chip.log_bytes()), chip="chip-1")
+    _inspect(chip)
+    chip.cut_power()
+
+
+def test_failed_write_ends_the_session_with_the_chip(tmp_path):
+    disk = FaultyDisk()
+    chip = _order(tmp_path / "chip", disk)
+    disk._fatal = disk.calls + 1
+    with pytest.raises(PowerLoss):
+        chip.commit(RUN, 0, bytes(32))
+    with pytest.raises(MailboxError, match="POWERED_OFF"):
+        chip.commit(RUN, 0, bytes(32))
+    FirmwareChip.power_on(tmp_path / "chip").cut_power()
+
+
+def test_interrupted_snapshot_shows_in_the_power_gap(tmp_path):
+    folder = tmp_path / "chip"
+    disk = FaultyDisk()
+    chip = FirmwareChip.manufacture(
+        folder, maker=MAKER, chip_id="chip-1", seed=b"s", snapshot_rate=Fraction(1), disk=disk
+    )
+    chip.tick(RUN, 0)
+    disk._fatal = disk.calls + 2  # the first write says that a snapshot is under way, the second is its record
+    with pytest.raises(PowerLoss):
+        chip.tick(RUN, 1)
+    again = FirmwareChip.power_on(folder)
+    gap = records_of(parse_log(again.log_bytes()), RecordKind.POWER_GAP)[0]
+    assert (gap.boot, gap.tick, gap.op) == (1, 1, 2)
+    audit = _inspect(again, rate=Fraction(1))
+    assert audit.cut_snapshots == (gap,)
+    again.cut_power()
+
+
+def _inspect(chip, rate=Fraction(1, 2)):
+    evidence = collect_evidence(chip, bytes(32), "v")
+    trust = ChipTrust(
+        ca_digests=[MAKER.certificate_digest],
+        measurements=[CURRENT_FIRMWARE.measurement],
+        minimum_security_version=1,
+        snapshot_rate=rate,
+        snapshot_algorithm=DEFAULT_ALGORITHM,
+    )
+    return check_chip(evidence, chip_id="chip-1", trust=trust, nonce=bytes(32), verifier_id="v", last=None).audit
+
+
+CHILD = """
+import sys
+from fractions import Fraction
+from firmware_sim import FirmwareChip, MakerCA
+folder = sys.argv[1]
+if sys.argv[2] == "new":
+    chip = FirmwareChip.manufacture(
+        folder, maker=MakerCA.create(b"maker"), chip_id="chip-1", seed=b"s", snapshot_rate=Fraction(1, 2)
+    )
+else:
+    chip = FirmwareChip.power_on(folder)
+step = 0
+while True:
+    event = chip.tick(bytes(32), step)
+    record = chip.commit(bytes(32), step, bytes(32))
+    print(record.counter, flush=True)
+    step += 1
+"""
+
+
+def test_killed_process_loses_nothing_that_was_acknowledged(tmp_path):
+    folder = tmp_path / "chip"
+    for number, lines in enumerate([1, 7, 40, 200]):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(folder), "new" if number == 0 else "again"], stdout=subprocess.PIPE
+        )
+        try:
+            for _ in range(lines):
+                last = child.stdout.readline()
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+            rest = child.communicate()[0]
+        complete = (last + rest).split(b"\n")[:-1]
+        acknowledged = int(complete[-1])
+        size = (folder / "log.bin").stat().st_size // RECORD_BYTES
+        assert size > acknowledged
+    chip = FirmwareChip.power_on(folder)
+    assert chip.boot == 5
+    assert len(records_of(parse_log(chip.log_bytes()), RecordKind.POWER_GAP)) == 4
+    _inspect(chip)
+    chip.cut_power()
