@@ -27,6 +27,8 @@ from firmware_sim.errors import CallerError
 
 __all__ = ["EvasionBar", "bar_size", "cost_figure", "evasion_figure", "leakage_figure", "sensitivity_figure"]
 
+_BAR: dict[str, Any] = {"height": 0.62, "edgecolor": "#08306b", "linewidth": 0.8}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvasionBar:

@@ -36,6 +36,7 @@ __all__ = [
     "hit_probability",
     "incriminating_days",
     "incriminating_flop",
+    "log_escape",
     "log_miss",
     "log_miss_without_replacement",
     "replay_log_miss",
@@ -123,6 +124,25 @@ def hit_probability(*, share: ArrayLike, snapshot: ArrayLike = 1.0, readout: Arr
     return np.asarray(product * reals("readout", readout, low=0, high=1))[()]
 
 
+def log_escape(*, share: ArrayLike, rate: ArrayLike, days: ArrayLike, readout: ArrayLike = 1.0) -> Floats:
+    """Return log(1 - b·r·(1-e^(-f·t))): one randomly sampled chip does not incriminate the run.
+
+    The same as log(1 - ``hit_probability``), but without its loss of digits where the hit is close to 1.
+
+    Args:
+        share: b.
+        rate: f, snapshots per chip and day.
+        days: t, window of the log.
+        readout: r, as in ``hit_probability``.
+    """
+    used = hit_probability(share=share, readout=readout)
+    hit = used * snapshot_probability(rate=rate, days=days)
+    with np.errstate(divide="ignore", over="ignore"):
+        mean = np.asarray(rate, np.float64) * np.asarray(days, np.float64)
+        near_one = np.logaddexp(np.log1p(-used), np.log(used) - mean)
+        return np.where(hit < 0.5, np.log1p(-hit), near_one)[()]
+
+
 def log_miss(*, hit: ArrayLike, samples: ArrayLike) -> Floats:
     """Return s·log(1 - q): all of ``samples`` draws with replacement miss. Real ``samples`` are meant as an average."""
     return np.asarray(xlog1py(reals("samples", samples, low=0, high=np.inf), -reals("hit", hit, low=0, high=1)))[()]
@@ -147,12 +167,9 @@ def samples_for(*, hit: ArrayLike, confidence: ArrayLike = 0.9, miss: ArrayLike 
     Raises:
         CallerError: p = 1 or q = 0, which no finite number of draws can satisfy.
     """
-    wanted = _log_of_wanted_miss(confidence, miss)
-    chance = reals("hit", hit, low=0, high=1)
-    if (chance == 0).any():
-        raise CallerError("no number of samples is enough: a sampled chip incriminates with probability 0")
     with np.errstate(divide="ignore"):
-        return np.asarray(wanted / np.log1p(-chance))[()]
+        escape = np.log1p(-reals("hit", hit, low=0, high=1))
+    return _draws(_log_of_wanted_miss(confidence, miss), escape)
 
 
 def samples_needed(
@@ -191,12 +208,9 @@ def samples_needed(
     between = reals("period", period, low=0, high=np.inf, open_low=True)
     if (np.asarray(rate) == 0).any():
         raise CallerError("rate 0: no chip ever takes a snapshot, so no number of samples is enough")
-    hit = hit_probability(
-        share=used_share(flop=flop, chips=chips, days=time, flop_per_day=flop_per_day),
-        snapshot=snapshot_probability(rate=rate, days=between),
-        readout=readout,
-    )
-    return np.asarray(samples_for(hit=hit, confidence=confidence, miss=miss) * (between / time))[()]
+    share = used_share(flop=flop, chips=chips, days=time, flop_per_day=flop_per_day)
+    escape = log_escape(share=share, rate=rate, days=between, readout=readout)
+    return np.asarray(_draws(_log_of_wanted_miss(confidence, miss), escape) * (between / time))[()]
 
 
 def samples_per_year(*, per_period: ArrayLike, period: ArrayLike) -> Floats:
@@ -222,12 +236,10 @@ def appendix_b_log_miss(
     only if every period misses), and its last line turns both the inequality and the ratio of T and T_m around.
     The ceiling counts the last, shorter period as a full one; Eq. 1 and ``timing.log_miss_by_day`` do not.
     """
-    hit = hit_probability(
-        share=used_share(flop=flop, chips=chips, days=days, flop_per_day=flop_per_day),
-        snapshot=snapshot_probability(rate=rate, days=period),
-    )
+    share = used_share(flop=flop, chips=chips, days=days, flop_per_day=flop_per_day)
+    escape = log_escape(share=share, rate=rate, days=period)
     inspections = np.ceil(np.asarray(days, np.float64) / reals("period", period, low=0, high=np.inf, open_low=True))
-    return np.asarray(inspections * log_miss(hit=hit, samples=samples))[()]
+    return np.asarray(inspections * reals("samples", samples, low=0, high=np.inf) * escape)[()]
 
 
 def stretch_detection(*, stretch: ArrayLike, share: ArrayLike, confidence: ArrayLike = 0.9) -> Floats:
@@ -267,11 +279,9 @@ def short_run_detection(
     Raises:
         ChipsTooFewError: t is too short even for all chips.
     """
-    hit = hit_probability(
-        share=used_share(flop=flop, chips=chips, days=days, flop_per_day=flop_per_day),
-        snapshot=snapshot_probability(rate=rate, days=days),
-    )
-    return detection(log_miss(hit=hit, samples=samples))
+    share = used_share(flop=flop, chips=chips, days=days, flop_per_day=flop_per_day)
+    escape = log_escape(share=share, rate=rate, days=days)
+    return detection(reals("samples", samples, low=0, high=np.inf) * escape)
 
 
 def log_miss_without_replacement(
@@ -383,6 +393,12 @@ def _log_miss_one(chips: int, used: int, samples: int, catch: float) -> float:
     if catch == 1:
         return log_none_drawn(chips, used, samples)
     return log_pgf_hypergeometric(chips, used, samples, float(np.log1p(-catch)))
+
+
+def _draws(log_wanted: Floats, log_escape: Floats) -> Floats:
+    if (log_escape == 0).any():
+        raise CallerError("no number of samples is enough: a sampled chip incriminates with probability 0")
+    return np.asarray(log_wanted / log_escape)[()]
 
 
 def _log_of_wanted_miss(confidence: ArrayLike, miss: ArrayLike | None) -> Floats:

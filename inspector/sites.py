@@ -23,6 +23,7 @@ from inspector.detection import (
 __all__ = ["collusion_log_miss", "sites_log_miss", "worst_placement"]
 
 _BISECTIONS = 200
+_NEGLIGIBLE = 1e-270
 
 
 def sites_log_miss(*, used: ArrayLike, chips: ArrayLike, samples: ArrayLike, catch: ArrayLike = 1.0) -> Floats:
@@ -59,7 +60,7 @@ def worst_placement(*, total: float, chips: ArrayLike, samples: ArrayLike, catch
     wanted = float(reals("total", total, low=0, high=np.inf))
     if wanted > fleet.sum() * (1.0 + SHARE_SLACK):
         raise ChipsTooFewError(f"the run needs {wanted:.6g} chips but the sites hold {fleet.sum():.6g}")
-    free = drawn * chance == 0
+    free = drawn * chance < _NEGLIGIBLE * fleet
     placed = np.where(free, fleet * min(1.0, wanted / fleet[free].sum()) if free.any() else 0.0, 0.0)
     rest = wanted - placed.sum()
     if rest <= 0 or free.all():

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from firmware_sim.errors import CallerError
 from inspector._logspace import Floats, reals
-from inspector.detection import hit_probability, log_miss, snapshot_probability
+from inspector.detection import log_escape
 
 __all__ = ["TimeToDetection", "log_miss_by_day", "time_to_detection"]
 
@@ -102,17 +102,15 @@ def log_miss_by_day(
     left = np.where(left < _ROUNDING * between, 0.0, left)
     seen = np.floor((now - to_first) / between + _ROUNDING) + 1.0
 
-    def one(window: Floats) -> Floats:
-        hit = hit_probability(share=share, snapshot=snapshot_probability(rate=rate, days=window), readout=readout)
-        return log_miss(hit=hit, samples=samples)
+    drawn = reals("samples", samples, low=0, high=np.inf)
 
-    with np.errstate(invalid="ignore"):
-        parts = (
-            np.where(seen >= 1, one(np.minimum(length, to_first)), 0.0),
-            _times(np.clip(seen - 1.0, 0.0, full), one(between)),
-            np.where((seen >= full + 2.0) & (left > 0), one(left), 0.0),
-        )
-    return np.asarray(parts[0] + parts[1] + parts[2])[()]
+    def one(window: Floats) -> Floats:
+        return drawn * log_escape(share=share, rate=rate, days=window, readout=readout)
+
+    first = np.where(seen >= 1, one(np.minimum(length, to_first)), 0.0)
+    middle = np.clip(seen - 1.0, 0.0, full) * one(between)
+    last = np.where((seen >= full + 2.0) & (left > 0), one(left), 0.0)
+    return np.asarray(first + middle + last)[()]
 
 
 def time_to_detection(
@@ -147,8 +145,3 @@ def time_to_detection(
         offset=offset,
     )
     return TimeToDetection(days=schedule, log_miss=np.broadcast_to(values, schedule.shape))
-
-
-def _times(number: Floats, value: Floats) -> Floats:
-    """Return number·value with 0·(-infinity) = 0."""
-    return np.where(number == 0, 0.0, number * np.where(number == 0, 0.0, value))

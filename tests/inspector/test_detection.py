@@ -161,6 +161,13 @@ def test_stable_far_into_both_tails(miss: float) -> None:
     assert float(np.exp(closed.log_miss(hit=1e-9, samples=samples))) == pytest.approx(miss, rel=1e-12)
 
 
+@pytest.mark.parametrize(("share", "mean"), [(1.0, 32.0), (1.0, 500.0), (1 - 1e-12, 40.0), (0.3, 2.0), (1e-9, 1e-9)])
+def test_escape_near_certain_hits_keeps_its_digits(share: float, mean: float) -> None:
+    with mpmath.workdps(400):
+        exact = float(mpmath.log(1 - mpmath.mpf(share) * (1 - mpmath.exp(-mean))))
+    assert float(closed.log_escape(share=share, rate=mean, days=1)) == pytest.approx(exact, rel=1e-12)
+
+
 def test_tiny_detection_keeps_its_digits() -> None:
     assert closed.detection(closed.log_miss(hit=1e-300, samples=3)) == pytest.approx(3e-300, rel=1e-15)
     assert closed.snapshot_probability(rate=1e-300, days=2) == pytest.approx(2e-300, rel=1e-15)
@@ -333,7 +340,8 @@ def test_extreme_but_sensible_values_take_their_limit() -> None:
     assert closed.snapshot_probability(rate=1e200, days=1e200) == 1
     assert closed.samples_needed(**GOOD, confidence=0) == 0
     full = float(closed.chips_needed(flop=3.14e23, days=365))
-    assert closed.samples_needed(flop=3.14e23, chips=full, rate=1e6) == 0
+    samples = float(closed.samples_needed(flop=3.14e23, chips=full, rate=1e6))
+    assert samples == pytest.approx(math.log(10) / (1e6 * 365), rel=1e-9)
     assert closed.samples_per_year(per_period=0, period=30) == 1
     with pytest.raises(closed.ChipsTooFewError, match="needs inf chips"):
         closed.used_share(flop=1e308, chips=1, days=1, flop_per_day=1e-300)

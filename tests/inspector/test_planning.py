@@ -1,0 +1,175 @@
+"""The plan holds against every placement and evasion, and is as cheap as exhaustive search says."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from firmware_sim.errors import CallerError
+from inspector import detection as closed
+from inspector.planning import (
+    AS_DECLARED,
+    Evasion,
+    Problem,
+    Site,
+    Visits,
+    best_response,
+    cheapest_plan,
+    sensitivity,
+)
+from inspector.sites import sites_log_miss
+
+PALM = 2.56e24
+EVASIONS = (
+    AS_DECLARED,
+    Evasion(name="longer", stretch=4),
+    Evasion(name="shorter", stretch=0.25),
+    Evasion(name="hidden", visible=0.7),
+    Evasion(name="tampered", readout=0.8),
+)
+
+
+def problem(*sites: tuple[str, float, float], **changes: object) -> Problem:
+    places = tuple(Site(name=name, chips=chips, visit_work=work) for name, chips, work in sites)
+    return Problem(**({"flop": PALM, "sites": places} | changes))
+
+
+def test_one_site_one_period_is_eq_1() -> None:
+    plan = cheapest_plan(problem(("all", 1e5, 0), periods=(30.0,)))
+    exact = float(closed.samples_needed(flop=PALM, chips=1e5, period=30))
+    assert plan.visits == (Visits(site="all", period=30.0, samples=math.ceil(exact)),)
+    assert plan.lower_bound == pytest.approx(exact * 365 / 30, rel=1e-3)
+    assert plan.detection >= 0.9
+
+
+def test_whole_plan_is_consistent(capfd: pytest.CaptureFixture[str]) -> None:
+    given = problem(("a", 1e5, 10), ("b", 3e4, 100), ("c", 1e3, 5), evasions=EVASIONS)
+    plan = cheapest_plan(given)
+    assert capfd.readouterr().out == ""
+    work = sum(v.per_year * (s.visit_work + v.samples) for s, v in zip(given.sites, plan.visits, strict=True))
+    assert plan.work == pytest.approx(work)
+    assert plan.lower_bound <= plan.work <= plan.lower_bound * 1.005
+    assert plan.inspectors == math.ceil(work / 1000)
+    assert plan.samples_per_year == math.ceil(sum(v.per_year * v.samples for v in plan.visits))
+    assert plan.responses[0].evasion == "hidden"
+    assert sorted(r.evasion for r in plan.responses) == sorted(e.name for e in EVASIONS)
+    assert plan.detection == min(r.detection for r in plan.responses) >= 0.9
+    assert plan.impossible == ()
+
+
+def test_no_random_placement_beats_the_plan() -> None:
+    """2,000 placements (numpy PCG64, seed 20261120), every one of them caught with the confidence; none may escape."""
+    given = problem(("a", 1e5, 10), ("b", 3e4, 100), ("c", 1e3, 5))
+    plan = cheapest_plan(given)
+    chips = np.array([site.chips for site in given.sites])
+    total = float(closed.chips_needed(flop=PALM, days=365))
+    rng = np.random.default_rng(20261120)
+    used = np.minimum(rng.dirichlet([0.5, 0.5, 0.5], size=2000) * total, chips)
+    samples = [each.samples * max(1.0, 365 / each.period) for each in plan.visits]
+    catch = [closed.snapshot_probability(rate=0.1, days=min(365.0, each.period)) for each in plan.visits]
+    caught = closed.detection(sites_log_miss(used=used, chips=chips, samples=samples, catch=catch))
+    assert (caught >= 0.9 - 1e-12).all()
+
+
+def test_cheaper_schedules_do_not_hold() -> None:
+    """Every schedule over two small sites, three periods each: the cheapest that holds costs what the plan does."""
+    sites = (("a", 40.0, 3.0), ("b", 25.0, 8.0))
+    given = problem(*sites, flop=6 * closed.FLOP_PER_CHIP_DAY * 365, periods=(90.0, 180.0, 365.0), confidence=0.7)
+    plan = cheapest_plan(given, gap=0.0)
+    choices = [
+        [Visits(site=name, period=365.0, samples=0)]
+        + [
+            Visits(site=name, period=period, samples=samples)
+            for period in given.periods
+            for samples in range(1, int(chips) + 1)
+        ]
+        for name, chips, _ in sites
+    ]
+
+    def work(schedule: tuple[Visits, ...]) -> float:
+        return sum(v.per_year * (s[2] + v.samples) for s, v in zip(sites, schedule, strict=True))
+
+    for schedule in sorted(itertools.product(*choices), key=work):
+        if best_response(given, schedule, AS_DECLARED).detection >= 0.7:
+            break
+    assert plan.detection >= 0.7
+    assert work(schedule) <= plan.work + 1e-9
+    assert plan.lower_bound <= work(schedule) + 1e-6
+    assert plan.work <= work(schedule) + 1.0 + 1e-9
+
+
+def test_dear_visits_make_them_rarer() -> None:
+    cheap = cheapest_plan(problem(("a", 1e5, 0), rate=0.01))
+    dear = cheapest_plan(problem(("a", 1e5, 1e4), rate=0.01))
+    assert dear.visits_per_year <= cheap.visits_per_year
+    assert dear.work > cheap.work
+
+
+def test_unreachable_site_is_not_sampled() -> None:
+    given = problem(("a", 1e5, 10), ("b", 1e5, 10), evasions=(Evasion(name="only a", sites=("a",)),))
+    assert [each.samples > 0 for each in cheapest_plan(given).visits] == [True, False]
+
+
+def test_best_response_goes_where_nobody_looks() -> None:
+    given = problem(("a", 1e5, 10), ("b", 1e5, 10))
+    visits = [Visits(site="a", period=30.0, samples=300), Visits(site="b", period=30.0, samples=0)]
+    response = best_response(given, visits, AS_DECLARED)
+    assert response.detection == 0
+    assert response.placement[0] == 0
+    with pytest.raises(CallerError, match="one line for each site"):
+        best_response(given, visits[:1], AS_DECLARED)
+
+
+def test_impossible_evasions_are_named() -> None:
+    given = problem(("a", 100, 10), evasions=(AS_DECLARED, Evasion(name="rush", stretch=0.1)))
+    assert cheapest_plan(given).impossible == ("rush",)
+    with pytest.raises(closed.ChipsTooFewError, match="under every evasion"):
+        cheapest_plan(dataclasses.replace(given, evasions=(Evasion(name="rush", stretch=0.1),)))
+
+
+def test_out_of_reach_is_said() -> None:
+    with pytest.raises(CallerError, match=r"no schedule reaches 0\.9: examining every chip every 7 days"):
+        cheapest_plan(problem(("a", 100, 10), rate=1e-6))
+    with pytest.raises(CallerError, match="no schedule reaches"):
+        cheapest_plan(problem(("a", 1e5, 10), evasions=(Evasion(name="all hidden", visible=0),)))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"sites": ()}, "at least one site"),
+        ({"evasions": ()}, "at least one evasion"),
+        ({"evasions": (AS_DECLARED, AS_DECLARED)}, "evasion names must be unique"),
+        ({"evasions": (Evasion(name="x", sites=("nowhere",)),)}, "names a site that is not in the plan"),
+        ({"confidence": 1.0}, "confidence must be above 0 and below 1"),
+        ({"confidence": 0.0}, "confidence must be above 0 and below 1"),
+        ({"rate": 0.0}, "rate must be above 0"),
+        ({"periods": (0.0,)}, "periods must be above 0"),
+        ({"periods": ()}, "periods"),
+        ({"flop": math.nan}, "flop must be a finite number"),
+    ],
+)
+def test_nonsense(change: dict[str, object], text: str) -> None:
+    with pytest.raises(CallerError, match=text):
+        problem(("a", 1e5, 10), **change)
+    with pytest.raises(CallerError, match="chips of site 'a' must be at least 1"):
+        Site(name="a", chips=0)
+
+
+def test_sensitivity_ranks_by_elasticity() -> None:
+    def answer(at: dict[str, float]) -> float:
+        if at["limited"] > 15:
+            raise CallerError("too much")
+        return at["square"] ** 2 / at["inverse"] * at["nothing"] ** 0 * at["limited"] ** 0.5
+
+    rows = sensitivity(answer, {"nothing": 4.0, "inverse": 2.0, "square": 3.0, "limited": 10.0})
+    assert [row.parameter for row in rows] == ["square", "inverse", "limited", "nothing"]
+    assert [row.elasticity for row in rows] == pytest.approx([2, -1, 0.5, 0])
+    assert (rows[0].lower, rows[0].higher) == (0.25, 4)
+    assert math.isnan(rows[2].higher)
+    with pytest.raises(CallerError, match="factor must be above 1"):
+        sensitivity(answer, {"square": 1.0}, factor=1.0)
