@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from firmware_sim.errors import CallerError
+from firmware_sim.lies import parse_lie
 
-__all__ = ["at_least", "fraction", "named", "positive", "probability", "whole"]
+__all__ = ["at_least", "fraction", "known_lie", "named", "positive", "probability", "whole"]
 
 
 def _number(name: str, value: float) -> float:
@@ -51,3 +52,12 @@ def named(name: str, value: str) -> None:
     """Refuse an empty name."""
     if not isinstance(value, str) or not value.strip():
         raise CallerError(f"{name} must be a non-empty text, got {value!r}")
+
+
+def known_lie(name: str, value: str) -> None:
+    """Refuse a lie that is not on the closed list of `firmware_sim.lies`."""
+    named(name, value)
+    try:
+        parse_lie(value)
+    except CallerError as error:
+        raise CallerError(f"{name}: {error}") from None

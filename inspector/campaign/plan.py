@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firmware_sim.errors import CallerError
+from firmware_sim.lies import LabLie
 from inspector.campaign._allocate import Share, allocate
 from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Rule, Run, Sampling, Status
 from inspector.campaign.policies import Conduct, Strategy
@@ -22,7 +23,7 @@ from inspector.campaign.reactions import Control, Reaction
 
 __all__ = ["HIDDEN_LIE", "LossTest", "Plan", "Search", "Stratum", "Urn", "honest_plan", "make_plan"]
 
-HIDDEN_LIE = "undeclared-chips"
+HIDDEN_LIE = LabLie.UNDECLARED_CHIPS.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._checks import at_least, named, positive, probability, whole
+from firmware_sim.lies import ChipLie, LabLie
+from inspector.campaign._checks import at_least, known_lie, named, positive, probability, whole
 from inspector.campaign.fleet import Status
 from inspector.campaign.reactions import HideInInspected, PauseWhenDrawn, QuitWhenDrawn, Reaction, ShrinkWhenDrawn
 
@@ -37,8 +38,6 @@ __all__ = [
     "WeightSwap",
     "policy_from",
 ]
-
-UNDECLARED_RUN = "undeclared-run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ class Conduct:
     reference_gbps: float = 900.0
     flop_cap: float | None = None
     parts: int = 1
-    snapshot_lie: str = UNDECLARED_RUN
+    snapshot_lie: str = LabLie.UNDECLARED_RUN.value
     chip_lie: str | None = None
     snapshot_share: float = 1.0
     refuse: bool = False
@@ -173,11 +172,11 @@ class ConsumerChips:
 class Firmware:
     """Involved chips run tampered or rolled-back firmware: snapshots (partly) go missing, the chip keeps a trace."""
 
-    lie: str = "old-firmware"
+    lie: str = ChipLie.RUN_OLD_FIRMWARE.value
     snapshot_share: float = 0.0
 
     def __post_init__(self) -> None:
-        named("firmware.lie", self.lie)
+        known_lie("firmware.lie", self.lie)
         probability("firmware.snapshot_share", self.snapshot_share)
 
     def __call__(self, conduct: Conduct, /) -> Conduct:
@@ -196,10 +195,10 @@ class HideLogs:
 class WeightSwap:
     """Innocuous weights are swapped in before a snapshot is hashed."""
 
-    lie: str = "swap-weights"
+    lie: str = ChipLie.SWAP_WEIGHTS.value
 
     def __post_init__(self) -> None:
-        named("weight-swap.lie", self.lie)
+        known_lie("weight-swap.lie", self.lie)
 
     def __call__(self, conduct: Conduct, /) -> Conduct:
         return dataclasses.replace(conduct, snapshot_lie=self.lie)
@@ -209,10 +208,10 @@ class WeightSwap:
 class Spoof:
     """A spoofed transcript explains the snapshots; ``lie`` names how."""
 
-    lie: str = "fake-surrounding-layers"
+    lie: str = LabLie.FAKE_LAYERS.value
 
     def __post_init__(self) -> None:
-        named("spoof.lie", self.lie)
+        known_lie("spoof.lie", self.lie)
 
     def __call__(self, conduct: Conduct, /) -> Conduct:
         return dataclasses.replace(conduct, snapshot_lie=self.lie)
@@ -223,11 +222,11 @@ class ChainRuns:
     """The run is reported as a chain of ``parts`` runs, each of which alone stays under the threshold."""
 
     parts: int
-    lie: str = "chained-runs"
+    lie: str = LabLie.CHAINED_RUNS.value
 
     def __post_init__(self) -> None:
         whole("chain.parts", self.parts, 2)
-        named("chain.lie", self.lie)
+        known_lie("chain.lie", self.lie)
 
     def __call__(self, conduct: Conduct, /) -> Conduct:
         return dataclasses.replace(conduct, parts=conduct.parts * self.parts, snapshot_lie=self.lie)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._checks import named, probability, whole
+from inspector.campaign._checks import known_lie, named, probability, whole
 from inspector.campaign.intervals import clopper_pearson
 
 __all__ = ["Bound", "MeasuredRate", "MissingRate", "RateBook", "load_rates", "save_rates"]
@@ -45,7 +45,7 @@ class MeasuredRate:
     device: str
 
     def __post_init__(self) -> None:
-        named("lie", self.lie)
+        known_lie("lie", self.lie)
         whole(f"trials of lie {self.lie!r}", self.trials, 1)
         whole(f"caught of lie {self.lie!r}", self.caught)
         named(f"settings of lie {self.lie!r}", self.settings)
@@ -67,6 +67,7 @@ class RateBook:
 
     def __post_init__(self) -> None:
         for lie, rate in self.assumed.items():
+            known_lie("assumed", lie)
             probability(f"assumed rate of lie {lie!r}", rate)
             if lie in self.measured:
                 raise CallerError(f"lie {lie!r} has both a measured and an assumed rate")

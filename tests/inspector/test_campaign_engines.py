@@ -140,12 +140,12 @@ EXACT = {
         hidden=((Status.LOST, 8),),
         regime={"loss_rate_per_year": 0.05, "loss_alarm": 0.05},
     ),
-    "tampered": case(policies={"firmware": {}}, rates={"old-firmware": 0.4}),
+    "tampered": case(policies={"firmware": {}}, rates={"run-old-firmware": 0.4}),
     "tampered, half the snapshots": case(
-        policies={"firmware": {"snapshot_share": 0.5}}, rates={"old-firmware": 0.1, "undeclared-run": 0.7}
+        policies={"firmware": {"snapshot_share": 0.5}}, rates={"run-old-firmware": 0.1, "undeclared-run": 0.7}
     ),
     "weight swap": case(policies={"weight-swap": {}}, rates={"swap-weights": 0.5}, regime={"samples": 6}),
-    "spoof": case(policies={"spoof": {}}, rates={"fake-surrounding-layers": 0.8}),
+    "spoof": case(policies={"spoof": {}}, rates={"fake-layers": 0.8}),
     "chain": case(policies={"chain": {"parts": 3}}, rates={"chained-runs": 0.6}, evidence=Evidence.AFTER_THRESHOLD),
     "stay under": case(policies={"stay-under": {"times": 1.5}}, evidence=Evidence.AFTER_THRESHOLD),
     "lawful": case(policies={"stay-under": {"times": 1.0}}),
@@ -211,7 +211,7 @@ UNSOLVED = {
     "quit": case(policies={"quit-when-drawn": {"limit": 2}}, rates={"undeclared-run": 0.3}, regime={"samples": 8}),
     "hidden logs, imperfect": case(
         policies={"hide-logs": {}, "firmware": {"snapshot_share": 0.5}},
-        rates={"undeclared-run": 0.7, "old-firmware": 0.2},
+        rates={"undeclared-run": 0.7, "run-old-firmware": 0.2},
         regime={"refusals_allowed": 2, "samples": 20, "honest_refusal_rate": 0.02},
     ),
     "hidden logs, replacement": case(

@@ -40,7 +40,7 @@ from inspector.campaign.plan import Search
 
 UNIT = Kind(name="unit", flop_per_day=1.0, link_gbps=900.0)
 SLOW = Kind(name="slow", flop_per_day=1.0, link_gbps=64.0)
-RATES = RateBook(assumed=dict.fromkeys(("undeclared-run", "old-firmware", "undeclared-chips", "swap-weights"), 0.5))
+RATES = RateBook(assumed=dict.fromkeys(("undeclared-run", "run-old-firmware", "undeclared-chips", "swap-weights"), 0.5))
 REGIME: dict[str, Any] = {"period_days": 30.0, "samples": 5, "snapshot_rate": 0.1}
 
 
@@ -143,6 +143,7 @@ NONSENSE: dict[str, tuple[Callable[[], object], str]] = {
     "share above 1": (lambda: policy_from("divert", {"status": "lost", "share": 1.1}), "between 0 and 1"),
     "labs as text": (lambda: policy_from("collude", {"labs": "B"}), "non-empty list"),
     "no lie": (lambda: policy_from("spoof", {"lie": ""}), "non-empty text"),
+    "unknown lie": (lambda: policy_from("spoof", {"lie": "magic"}), "unknown lie 'magic'"),
     "chain of one": (lambda: policy_from("chain", {"parts": 1}), "at least 2"),
     "two reactions": (lambda: plan(("pause-when-drawn", {}), ("quit-when-drawn", {})), "one reaction"),
     "no trial, agents": (lambda: simulate_agents(plan(), 0, None), "trials must be at least 1"),  # type: ignore[arg-type]
@@ -276,7 +277,7 @@ def test_two_runs_never_share_a_chip() -> None:
 
 
 def test_an_unknown_rate_names_the_lie() -> None:
-    with pytest.raises(MissingRate, match="for the lie 'fake-surrounding-layers'"):
+    with pytest.raises(MissingRate, match="for the lie 'fake-layers'"):
         plan(("spoof", {}))
     with pytest.raises(MissingRate, match="for the lie 'undeclared-run'; known: none"):
         plan(rates=RateBook())

@@ -142,7 +142,8 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {
     "too late": ("days = 120\ndesc", "days = 90\ndesc", '^name = "plain"', "after the horizon of 90 days"),
     "samples above stock": ("samples = 4", "samples = 101", "samples = 101", "101 cannot be drawn from the 100 chips"),
     "horizon below a period": ("period_days = 30", "period_days = 121", "period_days", "holds no period of 121 days"),
-    "unknown lie": ('"swap-weights" = 0.5', '"swap" = 0.5', '^name = "swap"', "for the lie 'swap-weights'"),
+    "unrated lie": ('"swap-weights" = 0.5', '"edit-record" = 0.5', '^name = "swap"', "for the lie 'swap-weights'"),
+    "unknown lie": ('"swap-weights" = 0.5', '"swap" = 0.5', '"swap" =', "unknown lie 'swap'; there are"),
     "rate above 1": ("undeclared-run = 1.0", "undeclared-run = 1.5", "undeclared-run", "between 0 and 1"),
     "twin strategies": ('name = "swap"', 'name = "plain" # twin', "# twin", "two strategies are named 'plain'"),
     "unknown model": ("flop = 2400.0", 'model = "GPT-9"', "GPT-9", "unknown model 'GPT-9'"),
@@ -277,12 +278,15 @@ def test_a_measured_table(tmp_path: Path) -> None:
     low, high = (book.rate("swap-weights", bound, 0.9) for bound in (Bound.LOW, Bound.HIGH))
     assert low < 0.95 < high
     assert book.is_measured("swap-weights")
-    with pytest.raises(MissingRate, match="'old-firmware'; known: swap-weights"):
-        book.rate("old-firmware")
+    with pytest.raises(MissingRate, match="'run-old-firmware'; known: swap-weights"):
+        book.rate("run-old-firmware")
 
 
 def test_a_saved_table_is_read_back(tmp_path: Path) -> None:
-    rates = [MeasuredRate(lie=lie, trials=9, caught=4, settings="s", device="d") for lie in ("x", "y")]
+    rates = [
+        MeasuredRate(lie=lie, trials=9, caught=4, settings="s", device="d")
+        for lie in ("skip-snapshots", "reorder-data")
+    ]
     save_rates(tmp_path / "rates.json", rates)
     assert list(load_rates(tmp_path / "rates.json").values()) == rates
     with pytest.raises(CallerError, match="at least one row"):
@@ -292,9 +296,9 @@ def test_a_saved_table_is_read_back(tmp_path: Path) -> None:
 
 
 def test_none_caught_of_ten_is_not_a_rate_of_zero() -> None:
-    rate = MeasuredRate(lie="x", trials=10, caught=0, settings="s", device="d")
+    rate = MeasuredRate(lie="skip-snapshots", trials=10, caught=0, settings="s", device="d")
     assert rate.interval(0.95) == (0.0, pytest.approx(1 - 0.025 ** (1 / 10)))
-    everyone = MeasuredRate(lie="x", trials=10, caught=10, settings="s", device="d")
+    everyone = MeasuredRate(lie="skip-snapshots", trials=10, caught=10, settings="s", device="d")
     assert everyone.interval(0.95) == (pytest.approx(0.025 ** (1 / 10)), 1.0)
 
 
@@ -324,6 +328,8 @@ def test_a_device_chooses_among_rows(tmp_path: Path) -> None:
         (rows({**ROW, "caught": -1}), "must be at least 0"),
         (rows({**ROW, "lie": ""}), "lie must be a non-empty text"),
         (rows({**ROW, "device": None}), "device of lie"),
+        (rows({**ROW, "lie": "swap"}), "row 1: lie: unknown lie 'swap'; there are"),
+        (rows({**ROW, "lie": 5}), "lie must be a non-empty text"),
     ],
 )
 def test_a_wrong_table_is_refused(document: object, message: str, tmp_path: Path) -> None:
