@@ -112,4 +112,6 @@ def _translated(engine: Engine) -> Iterator[None]:
         yield
     except DBAPIError as error:
         reason = " ".join(str(error.orig).split())
+        if getattr(error.orig, "sqlite_errorname", "") == "SQLITE_NOTADB":
+            raise RegistryMisuse(f"{describe(engine.url)} is not a registry: {reason}") from error
         raise RegistryUnavailable(f"registry {describe(engine.url)}: {reason}") from error
