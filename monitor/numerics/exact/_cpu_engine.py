@@ -19,7 +19,7 @@ from monitor.numerics.exact.matmul_reference import CHUNK
 
 __all__ = ["cpu_matmul", "int8_serves"]
 
-_INT8_WORK = 1 << 21
+_INT8_WORK = 1 << 22
 """Multiplications from which four int8 products and their digits beat one FP64 product."""
 
 _TILE_ELEMENTS = 1 << 22

@@ -19,7 +19,7 @@ import torch
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["compiled", "inlined", "run_pieces"]
+__all__ = ["compiled", "inlined", "reordered", "run_pieces"]
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -44,6 +44,11 @@ def compiled(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """A scalar helper of kernels, expanded where it is used so that loops stay vectorised."""
     return _jit(function, forceinline=True)
+
+
+def reordered(function: Callable[..., Any]) -> Any:
+    """A kernel whose additions LLVM may reorder into vector lanes: for sums whose error bound holds in any order."""
+    return _jit(function, fastmath={"reassoc"})
 
 
 @compiled

@@ -49,17 +49,19 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         raise CallerError(f"matmul can't multiply shapes {tuple(a.shape)} and {tuple(b.shape)}")
     if a.device != b.device:
         raise CallerError(f"matmul operands lie on {a.device} and {b.device}")
-    try:
-        batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    except ValueError:
-        raise CallerError(f"matmul can't broadcast {tuple(a.shape)} with {tuple(b.shape)}") from None
+    if a.dim() == 2 and b.dim() == 2:
+        batch: tuple[int, ...] = ()
+    else:
+        try:
+            batch = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
+        except ValueError:
+            raise CallerError(f"matmul can't broadcast {tuple(a.shape)} with {tuple(b.shape)}") from None
     shape = (*batch, a.shape[-2], b.shape[-1])
-    result = torch.zeros(shape, dtype=torch.float32, device=a.device)
-    if result.numel() == 0 or a.shape[-1] == 0:
-        return result
-    check_subnormals(a.device, a.numel() + b.numel())
-    left = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
-    right = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
+    if a.shape[-1] == 0 or 0 in shape:
+        return torch.zeros(shape, dtype=torch.float32, device=a.device)
+    left = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:]) if batch else a[None]
+    right = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:]) if batch else b[None]
     if a.device.type == "cpu":
         return cpu_matmul(left, right).reshape(shape)
+    check_subnormals(a.device, a.numel() + b.numel())
     return fp64_matmul(left, right).reshape(shape)

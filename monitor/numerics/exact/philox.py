@@ -6,12 +6,15 @@ word i of the stream is word i mod 4 of block i div 4.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor.numerics.exact._bits import round_or_flag
 from monitor.numerics.exact._functions import EPSILON, box_muller
+from monitor.numerics.exact._jit import run_pieces
+from monitor.numerics.exact._philox_kernel import philox_words
 from monitor.numerics.exact.unary import resolve_elements
 
 __all__ = ["bernoulli", "bits", "normal", "uniform"]
@@ -63,6 +66,15 @@ def bits(key: int, counter: int, count: int, device: torch.device = _CPU) -> Ten
         CallerError: a key, counter or count out of range.
     """
     _require(key, counter, count)
+    if device.type == "cpu":
+        out = torch.empty(((count + 3) // 4, 4), dtype=torch.int64)
+        run_pieces(philox_words, out.shape[0], out.numel() * 4, np.uint64(counter), np.uint64(key), out.numpy())
+        return out.reshape(-1)[:count]
+    return bits_reference(key, counter, count, device)
+
+
+def bits_reference(key: int, counter: int, count: int, device: torch.device = _CPU) -> Tensor:
+    """The specification of `bits` in eager PyTorch on any device."""
     block = torch.arange((count + 3) // 4, dtype=torch.int64, device=device)
     low = block + (counter & _WORD)
     high = (low >> 32) + (counter >> 32)

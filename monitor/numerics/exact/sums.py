@@ -12,23 +12,21 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor.numerics.exact._bits import canonical, check_subnormals
 from monitor.numerics.exact._resolve import round_fraction
+from monitor.numerics.exact._sum_engine import accumulate_cpu, sum_blocks
 from monitor.numerics.exact.unary import require_fp32
 
 __all__ = ["embedding_backward", "index_add", "mean", "scatter_add", "scatter_rows", "sum"]
 
 _UNIT = 2.0**-52
 """Twice the unit roundoff of FP64: covers the rounding of the bound itself."""
-
-
-def _exact_total(terms: Tensor) -> Fraction:
-    """The exact sum of finite FP32 terms."""
-    return sum_of_doubles(terms.to(torch.float64).tolist())
 
 
 def sum_of_doubles(values: Sequence[float]) -> Fraction:
@@ -61,35 +59,52 @@ def _decide(total: Tensor, magnitude: Tensor, count: Tensor | int, divisor: int)
     low, high = low.to(torch.float32), high.to(torch.float32)
     undecided = (low.view(torch.int32) != high.view(torch.int32)) & torch.isfinite(total)
     value = torch.where(torch.isfinite(total), high.to(torch.float64), total).to(torch.float32)
+    undecided |= (slack > 0) & (slack >= total.abs())
     return canonical(torch.where(total == 0, 0.0, value)), undecided
 
 
-def _sum_rows(rows: Tensor, divisor: int) -> Tensor:
-    """Sums over the last dimension of a 2-D FP32 tensor, divided by `divisor` before the one rounding."""
+def _resolve_values(values: NDArray[np.float32], divisor: int) -> float:
+    return round_fraction(sum_of_doubles(values.astype(np.float64).tolist()) / divisor)
+
+
+def sum_rows_reference(rows: Tensor, divisor: int) -> Tensor:
+    """Sums over the last dimension of a 2-D FP32 tensor, divided by `divisor` before the one rounding, on any device."""
     check_subnormals(rows.device, rows.numel())
     wide = rows.to(torch.float64)
     result, undecided = _decide(wide.sum(dim=1), wide.abs().sum(dim=1), rows.shape[1], divisor)
     positions = torch.nonzero(undecided).reshape(-1)
     if positions.numel() == 0:
         return result
-    values = [round_fraction(_exact_total(rows[i]) / divisor) for i in positions.tolist()]
+    values = [_resolve_values(rows[i].cpu().numpy(), divisor) for i in positions.tolist()]
     return result.index_copy(0, positions, torch.tensor(values, dtype=torch.float32, device=rows.device))
 
 
-def _as_rows(x: Tensor, dims: Sequence[int] | None) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
-    """(2-D view or copy with the reduced dimensions last, kept shape, shape with ones)."""
+def _reduce(x: Tensor, dims: Sequence[int] | None, keepdim: bool, average: bool) -> Tensor:
+    """Sum or mean over `dims`; a block of neighbouring dimensions of a contiguous tensor is summed where it lies."""
     rank = x.dim()
-    chosen = (
-        set(range(rank)) if not dims else {d % rank if rank else 0 for d in dims if -max(rank, 1) <= d < max(rank, 1)}
-    )
-    if dims and len(chosen) != len(dims):
-        raise CallerError(f"dimensions {list(dims)} are repeated or out of range for a tensor of rank {rank}")
+    listed = list(range(rank)) if not dims else list(dims)
+    if any(not -max(rank, 1) <= d < max(rank, 1) for d in listed):
+        raise CallerError(f"dimensions {listed} are out of range for a tensor of rank {rank}")
+    chosen = sorted({d % rank for d in listed}) if rank else []
+    if rank and len(chosen) != len(listed):
+        raise CallerError(f"dimensions {listed} are repeated")
     kept = [d for d in range(rank) if d not in chosen]
-    reduced = sorted(d for d in chosen if d < rank)
-    kept_shape = tuple(x.shape[d] for d in kept)
-    ones_shape = tuple(1 if d in chosen else x.shape[d] for d in range(rank))
-    rows = x.permute((*kept, *reduced)).reshape(math.prod(kept_shape), math.prod(x.shape[d] for d in reduced))
-    return rows, kept_shape, ones_shape
+    shape = tuple(1 if d in chosen else x.shape[d] for d in range(rank)) if keepdim else tuple(x.shape[d] for d in kept)
+    count = math.prod(x.shape[d] for d in chosen)
+    if count == 0:
+        return canonical(torch.full(shape, torch.nan if average else 0.0, dtype=torch.float32, device=x.device))
+    divisor = count if average else 1
+    block = bool(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen) and x.is_contiguous()
+    if block:
+        inner = math.prod(x.shape[chosen[-1] + 1 :])
+        blocks = x.reshape(math.prod(x.shape[: chosen[0]]), count, inner)
+    else:
+        blocks = x.permute((*kept, *chosen)).reshape(-1, count, 1)
+    if blocks.numel() == 0:
+        return torch.zeros(shape, dtype=torch.float32, device=x.device)
+    if x.device.type == "cpu":
+        return sum_blocks(blocks.contiguous(), divisor, _resolve_values).reshape(shape)
+    return sum_rows_reference(blocks.transpose(1, 2).reshape(-1, count), divisor).reshape(shape)
 
 
 def sum(x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
@@ -104,19 +119,15 @@ def sum(x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False) -> 
         CallerError: another dtype, or a dimension out of range or repeated.
         DeviceError: the device flushes subnormal numbers.
     """
-    rows, kept, ones = _as_rows(require_fp32(x, "sum"), dims)
-    return _sum_rows(rows, 1).reshape(ones if keepdim else kept)
+    return _reduce(require_fp32(x, "sum"), dims, keepdim, average=False)
 
 
 def mean(x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """FP32(Σ x / n) over `dims`, rounded once; the mean of nothing is NaN. Arguments and errors as in `sum`."""
-    rows, kept, ones = _as_rows(require_fp32(x, "mean"), dims)
-    if rows.shape[1] == 0:
-        return canonical(torch.full(ones if keepdim else kept, torch.nan, dtype=torch.float32, device=x.device))
-    return _sum_rows(rows, rows.shape[1]).reshape(ones if keepdim else kept)
+    return _reduce(require_fp32(x, "mean"), dims, keepdim, average=True)
 
 
-def _accumulate(base: Tensor, slots: Tensor, source: Tensor) -> Tensor:
+def accumulate_reference(base: Tensor, slots: Tensor, source: Tensor) -> Tensor:
     """base (R, D) plus source (n, D) added to the rows `slots` (n,): one rounding for each element.
 
     Rows that receive nothing keep their bits. The touched rows are gathered first, so that FP64 accumulators exist for
@@ -133,8 +144,15 @@ def _accumulate(base: Tensor, slots: Tensor, source: Tensor) -> Tensor:
     result, undecided = _decide(total, magnitude, (count - zero.to(torch.float64)).unsqueeze(1), 1)
     for row, column in torch.nonzero(undecided).tolist():
         terms = torch.cat([base[touched[row], column].reshape(1), source[inverse == row, column]])
-        result[row, column] = round_fraction(_exact_total(terms))
+        result[row, column] = _resolve_values(terms.cpu().numpy(), 1)
     return base.index_copy(0, touched, result)
+
+
+def _accumulate(base: Tensor | None, rows: int, slots: Tensor, source: Tensor) -> Tensor:
+    if source.device.type == "cpu":
+        return accumulate_cpu(base, rows, slots, source, _resolve_values)
+    start = torch.zeros((rows, source.shape[1]), device=source.device) if base is None else base
+    return accumulate_reference(start, slots, source)
 
 
 def _require_index(index: Tensor, size: int, what: str) -> Tensor:
@@ -157,8 +175,7 @@ def scatter_rows(rows: int, index: Tensor, source: Tensor) -> Tensor:
         raise CallerError(
             f"scatter_rows needs index (n,) and source (n, d), not {tuple(index.shape)}, {tuple(source.shape)}"
         )
-    base = torch.zeros((rows, source.shape[1]), dtype=torch.float32, device=source.device)
-    return _accumulate(base, _require_index(index, rows, "scatter_rows"), source)
+    return _accumulate(None, rows, _require_index(index, rows, "scatter_rows"), source)
 
 
 def embedding_backward(grad: Tensor, indices: Tensor, rows: int, padding_idx: int = -1) -> Tensor:
@@ -189,7 +206,7 @@ def index_add(base: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     size = front.shape[0]
     width = math.prod(front.shape[1:])
     slots = _require_index(index, size, "index_add")
-    result = _accumulate(front.reshape(size, width), slots, front_source.reshape(index.shape[0], width))
+    result = _accumulate(front.reshape(size, width), size, slots, front_source.reshape(index.shape[0], width))
     return result.reshape(front.shape).movedim(0, dim).contiguous()
 
 
@@ -210,4 +227,4 @@ def scatter_add(base: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     slots = torch.arange(base.numel(), device=base.device).reshape(base.shape)
     slots = slots[tuple(slice(0, n) if d != dim % base.dim() else slice(None) for d, n in enumerate(index.shape))]
     flat = torch.gather(slots, dim, index).reshape(-1)
-    return _accumulate(base.reshape(-1, 1), flat, source.reshape(-1, 1)).reshape(base.shape)
+    return _accumulate(base.reshape(-1, 1), base.numel(), flat, source.reshape(-1, 1)).reshape(base.shape)

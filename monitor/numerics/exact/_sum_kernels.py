@@ -1,0 +1,134 @@
+"""Compiled CPU kernels of the sums: FP64 totals with Ziv's test on the bound that holds for any order of additions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from monitor.numerics.exact._jit import compiled, inlined, reordered
+
+__all__ = ["sum_groups", "sum_last", "sum_middle", "two_sum"]
+
+_UNIT = 2.0**-52
+_BLOCK = 1024
+_NAN = np.float32(np.nan)
+
+
+@inlined
+def _rounded(total: Any, magnitude: Any, count: Any, divisor: Any) -> Any:
+    """(FP32 of total/divisor, whether that is undecided): a term passes through < `count` additions, Σ|x| = magnitude."""
+    slack = magnitude * (_UNIT * count) if count > 1 else 0.0
+    low, high = total - slack, total + slack
+    if divisor != 1.0:
+        low, high = low / divisor, high / divisor
+        low, high = low - abs(low) * _UNIT, high + abs(high) * _UNIT
+    if not abs(total) < np.inf:
+        return (np.float32(total) if total == total else _NAN), False
+    below, above = np.float32(low), np.float32(high)
+    value = np.float32(0.0) if total == 0.0 else above
+    return value, (below != above) | ((slack > 0.0) & (slack >= abs(total)))
+
+
+@reordered
+def _total_and_magnitude(row: Any) -> Any:
+    total = 0.0
+    magnitude = 0.0
+    for i in range(row.shape[0]):
+        value = np.float64(row[i])
+        total += value
+        magnitude += abs(value)
+    return total, magnitude
+
+
+@compiled
+def sum_last(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: Any) -> Any:
+    """Sums of the rows of x (R, N) over N, divided by `divisor` before the one rounding.
+
+    Blocks keep the number of additions that any term passes through, and so the error bound, near √N.
+    """
+    n = x.shape[1]
+    depth = min(n, _BLOCK + (n + _BLOCK - 1) // _BLOCK)
+    for i in range(begin, end):
+        total, magnitude = 0.0, 0.0
+        for start in range(0, n, _BLOCK):
+            part, size = _total_and_magnitude(x[i, start : start + _BLOCK])
+            total += part
+            magnitude += size
+        out[i], undecided[i] = _rounded(total, magnitude, depth, divisor)
+
+
+@compiled
+def sum_middle(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: Any) -> Any:
+    """Sums of x (O, N, I) over N for inner positions [begin, end), in the manner of `sum_last`."""
+    width = end - begin
+    total, magnitude = np.empty(width), np.empty(width)
+    for o in range(x.shape[0]):
+        total[:] = 0.0
+        magnitude[:] = 0.0
+        for n in range(x.shape[1]):
+            row = x[o, n, begin:end]
+            for i in range(width):
+                value = np.float64(row[i])
+                total[i] += value
+                magnitude[i] += abs(value)
+        for i in range(width):
+            out[o, begin + i], undecided[o, begin + i] = _rounded(total[i], magnitude[i], x.shape[1], divisor)
+
+
+@compiled
+def sum_groups(
+    begin: Any, end: Any, order: Any, starts: Any, slots: Any, source: Any, out: Any, add: Any, undecided: Any
+) -> Any:
+    """Group g sums the rows order[starts[g]:starts[g+1]] of source (n, D), and row slots[g] of out if `add`, into that row.
+
+    Groups with an undecided element keep their row of `out` and are flagged.
+    """
+    width = source.shape[1]
+    total, magnitude, result = np.empty(width), np.empty(width), np.empty(width, np.float32)
+    for g in range(begin, end):
+        first, last, slot = starts[g], starts[g + 1], slots[g]
+        if add:
+            for i in range(width):
+                total[i] = np.float64(out[slot, i])
+                magnitude[i] = abs(total[i])
+        else:
+            total[:] = 0.0
+            magnitude[:] = 0.0
+        for p in range(first, last):
+            row = source[order[p]]
+            for i in range(width):
+                value = np.float64(row[i])
+                total[i] += value
+                magnitude[i] += abs(value)
+        count = last - first + (1 if add else 0)
+        open_elements = 0
+        for i in range(width):
+            result[i], unknown = _rounded(total[i], magnitude[i], count, 1.0)
+            open_elements += unknown
+        undecided[g] = open_elements > 0
+        if open_elements == 0:
+            for i in range(width):
+                out[slot, i] = result[i]
+
+
+@compiled
+def two_sum(values: Any) -> Any:
+    """(total, error, Σ|x|, exact): total + error ≈ Σ x with the error of each addition found exactly (Knuth).
+
+    `exact` says that no addition rounded, so that `total` is the sum.
+    """
+    total = 0.0
+    error = 0.0
+    magnitude = 0.0
+    exact = True
+    for i in range(values.shape[0]):
+        value = np.float64(values[i])
+        new = total + value
+        back = new - total
+        lost = (total - (new - back)) + (value - back)
+        exact = exact and lost == 0.0
+        error += lost
+        magnitude += abs(value)
+        total = new
+    return total, error, magnitude, exact
