@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from firmware_sim import (
+    EMPTY_MEMORY,
+    RECORD_BYTES,
+    ZERO_DIGEST,
+    Beacon,
+    CallerError,
+    ChipFailure,
+    DeviceError,
+    DeviceMemory,
+    ErrorCode,
+    EvidenceError,
+    Firmware,
+    FirmwareChip,
+    MailboxError,
+    NvramError,
+    RecordKind,
+    Region,
+    SigningKey,
+    beacon_digest,
+    open_beacon,
+    open_quote,
+    parse_log,
+    read_chain,
+    records_of,
+    seal_beacon,
+)
+
+RUN = hashlib.sha256(b"run").digest()
+
+
+def _records(chip, kind=None):
+    records = parse_log(chip.log_bytes())
+    return records if kind is None else records_of(records, kind)
+
+
+def _kinds(chip):
+    return [record.kind.name for record in _records(chip)]
+
+
+def test_new_chip_boots_once(world):
+    chip = world.make()
+    assert _kinds(chip) == ["GENESIS", "BOOT", "EPOCH"]
+    assert (chip.chip_id, chip.boot, chip.time) == ("chip-1", 1, 0)
+
+
+def test_snapshot_is_of_the_memory_at_its_tick_and_is_logged_before_it_returns(world):
+    chip = world.make(snapshot_rate=Fraction(1))
+    memory = world.memory
+    attached = chip.attach(memory, RUN, 5)
+    assert attached.digest == memory.table_digest().value
+    for step in range(5, 8):
+        world.set_step(step)
+        event = chip.tick(RUN, step, op=step * 10)
+        record = _records(chip)[-1]
+        assert event.digest == memory.digest(chip.algorithm)
+        assert (record.kind, record.counter, record.digest) == (RecordKind.SNAPSHOT, event.record, event.digest.value)
+        assert (record.run_id, record.step, record.op) == (RUN, step, step * 10) == (event.run_id, event.step, event.op)
+        assert (record.boot, record.tick) == (1, step - 4) == (event.boot, event.tick)
+    assert event.bytes_hashed == memory.byte_count == 12 * 4 + 12 * 8
+    assert chip.utilisation.busy_ticks == chip.utilisation.snapshots == 3
+    assert chip.utilisation.bytes_hashed == 3 * memory.byte_count
+
+
+def test_writes_during_a_snapshot_do_not_reach_it(world, monkeypatch):
+    """The chip hashes a copy of its own: who writes to the tensor while it hashes changes nothing."""
+    chip = world.make(snapshot_rate=Fraction(1))
+    world.set_step(1)
+    chip.attach(world.memory, RUN, 0)
+    expected = world.memory.digest()
+    from firmware_sim.memory import MemoryCopy
+
+    original = MemoryCopy.digest
+
+    def tampering(self, algorithm):
+        world.set_step(99)
+        return original(self, algorithm)
+
+    monkeypatch.setattr(MemoryCopy, "digest", tampering)
+    assert chip.tick(RUN, 0).digest == expected
+    assert world.memory.digest() != expected
+
+
+def test_idle_chip_is_watched_too(world):
+    chip = world.make(snapshot_rate=Fraction(1))
+    events = chip.idle(2)
+    assert [event.digest for event in events] == [EMPTY_MEMORY] * 2
+    chip.attach(world.memory, RUN, 3)
+    chip.tick(RUN, 4)
+    [event] = chip.idle(1)
+    assert (event.run_id, event.step, event.tick) == (RUN, 4, 4)
+    assert event.digest == world.memory.digest()
+    utilisation = chip.utilisation
+    assert (utilisation.busy_ticks, utilisation.idle_ticks) == (1, 3)
+
+
+def test_unscheduled_ticks_leave_no_trace_but_time(world):
+    chip = world.make(snapshot_rate=Fraction(0))
+    size = len(chip.log_bytes())
+    assert [chip.tick(RUN, step) for step in range(50)] == [None] * 50
+    assert len(chip.log_bytes()) == size
+    assert chip.time == 50
+    assert chip.commit(RUN, 50, bytes(32)).tick == 50
+
+
+def test_closing_an_epoch_reveals_its_key_and_no_other(world):
+    chip = world.make()
+    assert chip.reveal() == ()
+    chip.tick(RUN, 0)
+    chip.idle(3)
+    assert chip.close_epoch() == 0
+    assert chip.close_epoch() == 1
+    assert [key.epoch for key in chip.reveal()] == [0, 1]
+    closes = _records(chip, RecordKind.CLOSE_EPOCH)
+    assert [(record.step, record.op, record.tick) for record in closes] == [(0, 1, 4), (1, 0, 4)]
+    assert [record.step for record in _records(chip, RecordKind.EPOCH)] == [0, 1, 2]
+
+
+def test_epochs_and_chips_have_their_own_keys(world):
+    keys = set()
+    for chip_id in ("chip-1", "chip-2"):
+        chip = world.make(chip_id)
+        chip.close_epoch()
+        chip.close_epoch()
+        keys |= {key.key for key in chip.reveal()}
+    assert len(keys) == 4
+
+
+def test_clean_shutdown_leaves_no_gap_and_a_crash_does(world):
+    chip = world.make()
+    chip.power_off()
+    chip = FirmwareChip.power_on(world.folder / "chip-1")
+    assert _kinds(chip)[3:] == ["CLOSE_EPOCH", "POWER_OFF", "BOOT", "EPOCH"]
+    chip.idle(7)
+    chip.commit(RUN, 0, bytes(32))
+    epoch = _records(chip, RecordKind.EPOCH)[-1]
+    chip.cut_power()
+    chip = FirmwareChip.power_on(world.folder / "chip-1")
+    world.chips.append(chip)
+    [gap] = _records(chip, RecordKind.POWER_GAP)
+    assert (gap.boot, gap.step, gap.digest) == (2, 1, epoch.digest)
+    assert [record.op for record in _records(chip, RecordKind.BOOT)] == [1, 1, 0]
+    assert (chip.boot, chip.time) == (3, 0)
+    assert [key.epoch for key in chip.reveal()] == [0, 1]
+
+
+def test_chip_that_is_off_answers_nothing(world):
+    chip = world.make()
+    chip.power_off()
+    for command in (
+        lambda: chip.commit(RUN, 0, bytes(32)),
+        lambda: chip.tick(RUN, 0),
+        lambda: chip.idle(1),
+        lambda: chip.quote(bytes(16), "v"),
+        chip.log_bytes,
+        chip.close_epoch,
+        chip.power_off,
+    ):
+        with pytest.raises(MailboxError, match="chip-1: chip is powered off") as caught:
+            command()
+        assert caught.value.code is ErrorCode.POWERED_OFF
+
+
+def test_chip_runs_only_once_at_a_time(world):
+    chip = world.make()
+    with pytest.raises(MailboxError, match="chip chip-1 is powered on already") as caught:
+        FirmwareChip.power_on(world.folder / "chip-1")
+    assert caught.value.code is ErrorCode.ALREADY_POWERED
+    assert _kinds(chip) == ["GENESIS", "BOOT", "EPOCH"]
+
+
+def test_forgotten_chip_loses_its_power(world):
+    FirmwareChip.manufacture(world.folder / "x", maker=world.maker, chip_id="x", seed=b"", snapshot_rate=Fraction(0))
+    FirmwareChip.power_on(world.folder / "x").cut_power()
+
+
+def test_folder_is_made_once(world):
+    world.make()
+    with pytest.raises(MailboxError, match="exists already") as caught:
+        world.make()
+    assert caught.value.code is ErrorCode.ALREADY_MANUFACTURED
+
+
+def test_quote_covers_its_own_record_and_shows_each_request(world):
+    chip = world.make()
+    identity = read_chain(chip.certificate_chain())
+    first = open_quote(chip.quote(b"n" * 16, "v"), identity.alias_key)
+    second = open_quote(chip.quote(b"m" * 16, "v"), identity.alias_key)
+    assert (first.log_size, second.log_size) == (4, 5)
+    assert second.counter > first.counter
+    assert first.log_head == _records(chip)[3].hash()
+    assert len({record.digest for record in _records(chip, RecordKind.QUOTE)}) == 2
+    assert (second.boot, second.epoch, second.nonce, second.verifier_id) == (1, 0, b"m" * 16, "v")
+
+
+def test_firmware_update_changes_the_measurement_and_rollback_is_refused(world):
+    update = Firmware(name="firmware 2", security_version=2)
+    world.make().power_off()
+    folder = world.folder / "chip-1"
+    chip = FirmwareChip.power_on(folder, firmware=update)
+    assert read_chain(chip.certificate_chain()).measurement == update.measurement
+    chip.power_off()
+    with pytest.raises(MailboxError, match="security version 1 is below 2, which it has booted") as caught:
+        FirmwareChip.power_on(folder, firmware=Firmware(name="firmware 1", security_version=1))
+    assert caught.value.code is ErrorCode.FIRMWARE_ROLLBACK
+    chip = FirmwareChip.power_on(folder)
+    world.chips.append(chip)
+    assert [record.step for record in _records(chip, RecordKind.BOOT)] == [1, 2, 2]
+
+
+def test_flood_of_commits_leaves_room_for_snapshots(world):
+    chip = world.make(snapshot_rate=Fraction(1), quotas={RecordKind.COMMIT: 3, RecordKind.SNAPSHOT: 5})
+    for step in range(3):
+        chip.commit(RUN, step, bytes(32))
+    with pytest.raises(MailboxError, match="all 3 COMMIT records are used") as caught:
+        chip.commit(RUN, 3, bytes(32))
+    assert caught.value.code is ErrorCode.QUOTA_EXCEEDED
+    assert all(chip.tick(RUN, step) is not None for step in range(5))
+
+
+def test_chip_without_room_for_a_snapshot_does_not_compute(world):
+    """Whether the next tick is due must not show: the chip stops at the first tick that it could not record."""
+    chip = world.make(snapshot_rate=Fraction(1), quotas={RecordKind.SNAPSHOT: 2})
+    chip.idle(2)
+    with pytest.raises(ChipFailure, match="all 2 SNAPSHOT records are used") as caught:
+        chip.tick(RUN, 0)
+    assert caught.value.code is ErrorCode.LOG_FULL
+    assert isinstance(caught.value, DeviceError)
+    assert chip.time == 2
+
+
+def test_quotas_outlast_a_power_cut(world):
+    world.make(quotas={RecordKind.COMMIT: 1}).commit(RUN, 0, bytes(32))
+    world.chips.pop().cut_power()
+    chip = FirmwareChip.power_on(world.folder / "chip-1")
+    world.chips.append(chip)
+    with pytest.raises(MailboxError, match="QUOTA_EXCEEDED"):
+        chip.commit(RUN, 1, bytes(32))
+
+
+def test_beacons_are_checked_and_never_go_back(world):
+    chip = world.make(beacon_key=world.beacon_key.verifying)
+    signed = seal_beacon(Beacon(time=100, number=1), world.beacon_key)
+    record = chip.beacon(signed)
+    assert (record.kind, record.step, record.digest) == (RecordKind.BEACON, 100, beacon_digest(signed).value)
+    chip.beacon(seal_beacon(Beacon(time=100, number=2), world.beacon_key))
+    for bad, message in [
+        (seal_beacon(Beacon(time=99, number=3), world.beacon_key), "beacon of 99 is older than the last of 100"),
+        (seal_beacon(Beacon(time=101, number=3), SigningKey.generate(b"x" * 32)), "signed by key"),
+        (signed[:-1], "JSON"),
+    ]:
+        with pytest.raises(MailboxError, match=message) as caught:
+            chip.beacon(bad)
+        assert caught.value.code is ErrorCode.BAD_BEACON
+    chip.cut_power()
+    chip = FirmwareChip.power_on(world.folder / "chip-1")
+    world.chips.append(chip)
+    with pytest.raises(MailboxError, match="beacon of 99 is older than the last of 100"):
+        chip.beacon(seal_beacon(Beacon(time=99, number=3), world.beacon_key))
+
+
+def test_chip_without_a_beacon_key_takes_none(world):
+    chip = world.make()
+    with pytest.raises(MailboxError, match="no verifier's beacon key") as caught:
+        chip.beacon(seal_beacon(Beacon(time=1, number=1), world.beacon_key))
+    assert caught.value.code is ErrorCode.NO_BEACON_KEY
+
+
+def test_malformed_beacons_are_refused():
+    from firmware_sim.beacon import BEACON_PAYLOAD_TYPE
+    from firmware_sim.evidence import seal
+
+    key = SigningKey.generate(b"x" * 32)
+    assert open_beacon(seal_beacon(Beacon(time=5, number=6), key), key.verifying) == Beacon(time=5, number=6)
+    for payload in (
+        [],
+        {"time": 1},
+        {"number": "1", "time": 1},
+        {"number": 1, "time": -1},
+        {"number": 1, "time": True},
+    ):
+        with pytest.raises(EvidenceError):
+            open_beacon(seal(BEACON_PAYLOAD_TYPE, payload, key), key.verifying)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda chip: chip.tick(b"short", 0),
+        lambda chip: chip.tick(RUN, -1),
+        lambda chip: chip.tick(RUN, 0, op=2**64),
+        lambda chip: chip.commit(RUN, 0, b"short"),
+        lambda chip: chip.commit(b"", 0, bytes(32)),
+        lambda chip: chip.attach(DeviceMemory([Region.of("w", np.zeros(1))]), b"", 0),
+        lambda chip: chip.idle(-1),
+        lambda chip: chip.quote(b"short", "v"),
+        lambda chip: chip.quote(bytes(65), "v"),
+        lambda chip: chip.quote(bytes(16), ""),
+        lambda chip: chip.quote(bytes(16), "v" * 201),
+    ],
+)
+def test_bad_arguments_change_nothing(world, command):
+    chip = world.make()
+    with pytest.raises(MailboxError, match=r"mailbox error 101, BAD_ARGUMENT") as caught:
+        command(chip)
+    assert isinstance(caught.value, CallerError)
+    assert _kinds(chip) == ["GENESIS", "BOOT", "EPOCH"]
+    assert chip.time == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"snapshot_rate": Fraction(2)}, "not between 0 and 1"),
+        ({"algorithm": "sha256"}, "unknown snapshot digest 'sha256'"),
+        ({"quotas": {RecordKind.COMMIT: 0}}, "quota is at least 1"),
+        ({"chip_id": "a/b"}, "is not 1 to 64 letters"),
+    ],
+)
+def test_orders_that_make_no_sense_leave_no_folder(world, options, message):
+    settings = {"maker": world.maker, "chip_id": "x", "seed": b"", "snapshot_rate": Fraction(0), **options}
+    with pytest.raises(CallerError, match=message):
+        FirmwareChip.manufacture(world.folder / "x", **settings)
+    assert not (world.folder / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["fuses.json", "firmware.json", "nvram.bin", "log.bin"])
+def test_altered_chip_does_not_boot_as_if_nothing_had_happened(world, name):
+    """Every seventh byte of the chip's files flipped: an error, or a boot that loses the last NVRAM write at most."""
+    chip = world.make(snapshot_rate=Fraction(1))
+    chip.tick(RUN, 0)
+    chip.power_off()
+    path = world.folder / "chip-1" / name
+    good = {file: file.read_bytes() for file in path.parent.iterdir()}
+    log = good[path.with_name("log.bin")]
+    for index in range(0, len(good[path]), 7):
+        altered = bytearray(good[path])
+        altered[index] ^= 1 << index % 8
+        path.write_bytes(altered)
+        try:
+            again = FirmwareChip.power_on(path.parent)
+        except EvidenceError:
+            path.write_bytes(good[path])
+        else:
+            data = again.log_bytes()
+            again.cut_power()
+            if name == "nvram.bin":
+                assert data.startswith(log[:-RECORD_BYTES])
+            else:
+                assert name == "firmware.json"
+                measured = records_of(parse_log(data), RecordKind.BOOT)
+                assert measured[0].digest != measured[1].digest
+            for file, content in good.items():
+                file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["shorten", "remove"])
+def test_shortened_log_is_refused_at_boot(world, damage):
+    world.make().cut_power()
+    path = world.folder / "chip-1" / "log.bin"
+    if damage == "shorten":
+        path.write_bytes(path.read_bytes()[:-RECORD_BYTES])
+        message = r"log\.bin has 268 bytes, fewer than its 3 acknowledged records"
+    else:
+        path.unlink()
+        message = "can't be opened"
+    with pytest.raises(NvramError, match=message):
+        FirmwareChip.power_on(path.parent)
+
+
+def test_missing_chip_is_named(world):
+    with pytest.raises(NvramError, match="can't be read: No such file"):
+        FirmwareChip.power_on(world.folder / "none")
+
+
+def test_self_test_runs_before_service(world, monkeypatch):
+    world.make().cut_power()
+    monkeypatch.setattr("firmware_sim.firmware._RFC8032_SIGNATURE", "00" * 32)
+    with pytest.raises(ChipFailure, match="self-test failed") as caught:
+        FirmwareChip.power_on(world.folder / "chip-1")
+    assert caught.value.code is ErrorCode.SELF_TEST_FAILED
+
+
+def test_secrets_stay_in_the_chip(world):
+    chip = world.make()
+    world.train(chip)
+    evidence = world.collect(chip)
+    secrets = chip._fuses.secrets
+    hidden = [
+        secrets.uds,
+        secrets.device_key.private_bytes(),
+        chip._alias_key().private_bytes(),
+        chip._fuses.schedule_secret,
+        chip._epoch_key,
+        world.maker._key.private_bytes(),
+    ]
+    shown = evidence.chain + evidence.log + evidence.quote + evidence.epoch_keys
+    assert not any(secret in shown or secret.hex().encode() in shown for secret in hidden)
+    files = b"".join(file.read_bytes() for file in (world.folder / "chip-1").iterdir())
+    assert world.maker._key.private_bytes() not in files
+    assert world.maker._key.private_bytes().hex().encode() not in files
+
+
+def test_first_record_ties_the_log_to_the_chip(world):
+    first = _records(world.make())[0]
+    assert first.previous == ZERO_DIGEST
+    assert first.run_id != _records(world.make("chip-2"))[0].run_id
