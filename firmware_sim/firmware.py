@@ -31,7 +31,7 @@ from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
 from firmware_sim.evidence.quote import Quote
 from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, MakerCA, issue_alias
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError, checked_quotas
-from firmware_sim.memory import DeviceMemory
+from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.nvram import Disk, NvramError, PosixDisk
 from firmware_sim.schedule import EpochKey, commit_epoch, derive_epoch_key, is_scheduled, threshold
 
@@ -77,6 +77,7 @@ class FirmwareChip(Chip):
         self._firmware = firmware
         self._finalizer = weakref.finalize(self, silicon.close)
         self._memory: DeviceMemory | None = None
+        self._copy: MemoryCopy | None = None
         self._coordinate = (NO_RUN, 0, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
@@ -194,7 +195,7 @@ class FirmwareChip(Chip):
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
         self._check_coordinate(run_id, step, 0)
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
-        self._memory = memory
+        self._memory, self._copy = memory, None
         self._coordinate = (run_id, step, 0)
         return record
 
@@ -314,8 +315,8 @@ class FirmwareChip(Chip):
         """Return the digest of an owned copy of the memory and its size in bytes."""
         if self._memory is None:
             return EMPTY_MEMORY, 0
-        copy = self._memory.copy()
-        return copy.digest(self._fuses.algorithm), self._memory.byte_count
+        self._copy = self._memory.copy(self._copy)
+        return self._copy.digest(self._fuses.algorithm), self._memory.byte_count
 
     def _alias_key(self) -> SigningKey:
         return self._fuses.secrets.alias_key(self._firmware)

@@ -138,6 +138,12 @@ class MemoryCopy:
     def __init__(self, parts: Sequence[tuple[RegionEntry, _Bytes]]) -> None:
         self._parts = tuple(parts)
 
+    def refill(self, views: Sequence[_Bytes]) -> MemoryCopy:
+        """Copy `views` into this copy's buffers, region by region."""
+        for (_, buffer), view in zip(self._parts, views, strict=True):
+            np.copyto(buffer, view)
+        return self
+
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:
         """Return the same digest as the memory had."""
         return _digest(self._parts, algorithm)
@@ -200,8 +206,13 @@ class DeviceMemory:
     def table_digest(self) -> Digest:
         return table_digest(self.table())
 
-    def copy(self) -> MemoryCopy:
-        """Return an owned copy of all regions' bytes."""
+    def copy(self, reuse: MemoryCopy | None = None) -> MemoryCopy:
+        """Return an owned copy of all regions' bytes; it takes over the buffers of `reuse`, an older copy, if given.
+
+        Fresh buffers cost more than the copying: the system hands them out page by page.
+        """
+        if reuse is not None:
+            return reuse.refill([region.view() for region in self._regions])
         return MemoryCopy([(region.entry, region.view().copy()) for region in self._regions])
 
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:

@@ -72,6 +72,21 @@ def test_training_tensors_are_read_as_they_are_now():
     assert copied.digest() == first
 
 
+def test_copy_into_an_older_copys_buffers_is_the_new_memory():
+    first, second = torch.zeros(5), torch.zeros(3, dtype=torch.bfloat16)
+    memory = DeviceMemory([Region.of("a", first), Region.of("b", second, offset=1)])
+    copied = memory.copy()
+    first += 1
+    second += 2
+    assert copied.digest() != memory.digest()
+    again = memory.copy(copied)
+    assert again.digest() == memory.digest()
+    first += 1
+    assert again.digest() != memory.digest()
+    with pytest.raises(ValueError, match="zip"):
+        DeviceMemory([Region.of("a", first)]).copy(again)
+
+
 def test_scalars_and_empty_slices_have_digests():
     step = torch.tensor(7, dtype=torch.int64)
     memory = DeviceMemory([Region.of("step", step, kind="optimizer"), Region.of("none", torch.zeros(0))])
