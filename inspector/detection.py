@@ -62,6 +62,8 @@ CHIPS_PER_INSPECTOR = 1_000
 SHARE_SLACK = 1e-12
 """How far b may exceed 1 by rounding before it counts as too few chips."""
 
+_TIE = 1e-12
+
 
 class OutOfReachError(CallerError):
     """Even inspecting every chip does not reach the wanted probability."""
@@ -323,6 +325,8 @@ def samples_needed_without_replacement(
 ) -> int:
     """Return the fewest different chips per inspection that detect with ``confidence`` over ``inspections``.
 
+    A tie within 1e-12 of the logarithm counts as reached.
+
     Raises:
         OutOfReachError: even drawing every chip every time is not enough.
     """
@@ -330,9 +334,8 @@ def samples_needed_without_replacement(
     times = float(reals("inspections", inspections, low=0, high=np.inf, open_low=True))
 
     def escapes(samples: int) -> bool:
-        return (
-            times * float(log_miss_without_replacement(chips=chips, used=used, samples=samples, catch=catch)) > wanted
-        )
+        miss = times * float(log_miss_without_replacement(chips=chips, used=used, samples=samples, catch=catch))
+        return miss > wanted * (1.0 - _TIE)
 
     low, high = -1, int(counts("chips", chips, low=1))
     if escapes(high):

@@ -86,8 +86,8 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
 
     Args:
         problem: what to plan for.
-        gap: stop when the plan's work is within this share of the lower bound; after 200 rounds the best one so far is
-            returned, and ``Plan.lower_bound`` tells.
+        gap: stop when the plan's work is within this share of the lower bound. The search also ends when it repeats
+            itself (whole samples may leave a wider gap on a tiny problem); ``Plan.lower_bound`` tells.
 
     Raises:
         ChipsTooFewError: no evasion is possible: the run does not fit the sites at all.
@@ -104,6 +104,7 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
     best = _proportional_plan(problem)
     programme = _Programme(problem)
     bound = 0.0
+    tried: set[tuple[Visits, ...]] = set()
     for _ in range(_ROUNDS):
         responses = [best_response(problem, best, each) for each in possible]
         programme.cut(responses)
@@ -113,8 +114,9 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
         repaired = _scaled(problem, visits)
         if repaired is not None:
             best = min(best, _trimmed(problem, repaired), key=lambda each: _work(problem, each))
-        if _work(problem, best) <= bound * (1.0 + gap):
+        if _work(problem, best) <= bound * (1.0 + gap) or tuple(visits) in tried:
             break
+        tried.add(tuple(visits))
     ranked = sorted((best_response(problem, best, each) for each in possible), key=lambda each: each.detection)
     return Plan(
         visits=tuple(best),

@@ -76,9 +76,9 @@ def test_no_random_placement_beats_the_plan() -> None:
 
 
 def test_cheaper_schedules_do_not_hold() -> None:
-    """Every schedule over two small sites, three periods each: the cheapest that holds costs what the plan does."""
-    sites = (("a", 40.0, 3.0), ("b", 25.0, 8.0))
-    given = problem(*sites, flop=6 * closed.FLOP_PER_CHIP_DAY * 365, periods=(90.0, 180.0, 365.0), confidence=0.7)
+    """Every schedule over two small sites, two periods each: the cheapest that holds costs what the plan does."""
+    sites = (("a", 24.0, 3.0), ("b", 15.0, 8.0))
+    given = problem(*sites, flop=5 * closed.FLOP_PER_CHIP_DAY * 365, periods=(90.0, 365.0), confidence=0.7)
     plan = cheapest_plan(given, gap=0.0)
     choices = [
         [Visits(site=name, period=365.0, samples=0)]
