@@ -6,6 +6,7 @@ Exit codes: 0 accepted or done, 1 rejected (evidence at fault), 2 the caller's m
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -32,6 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; an error is one line on stderr, never a traceback."""
+    # Threads that spin while they wait stall each other as soon as two processes share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     arguments = build_parser().parse_args(argv)
     handler: Handler = arguments.handler
     try:

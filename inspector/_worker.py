@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 from firmware_sim.errors import DeviceError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
 from inspector.devices import current_device, device
+from inspector.drift import native_weights, replay_decisions
 from inspector.replay import initial_state, replay_segment
 from monitor.environment import check_subnormals, fingerprint, settings, versions
 from monitor.transcript import RunFolder
@@ -47,7 +49,19 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
     return {"replays": replays, "initial_state": initial_state(run.task).to_json()}
 
 
-_ACTIONS = {"fingerprint": _fingerprint, "replay": _replay}
+def _drift(job: dict[str, Any]) -> dict[str, Any]:
+    run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
+    data = run.data()
+    weights, digests = native_weights(run.task, data, run.task.steps)
+    logs = [bytes.fromhex(log) for log in job["logs"]]
+    return {
+        "native_weights": base64.b64encode(weights.astype("<f4").tobytes()).decode(),
+        "native_digests": digests,
+        "decisions": replay_decisions(run.task, data, logs),
+    }
+
+
+_ACTIONS = {"drift": _drift, "fingerprint": _fingerprint, "replay": _replay}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -63,12 +63,11 @@ def compare_replay(
             return
     contradiction = replay["contradiction"]
     if contradiction is not None:
-        step = contradiction["step"]
-        findings.add(
-            Guard.REPLAY,
-            f"step {step}: {contradiction['text']} (replay on {device})",
-            **{**contradiction, **where},
-        )
+        place = {key: value for key, value in contradiction.items() if key != "text"}
+        rows = _declared_samples(transcript, contradiction["step"])
+        text = f"step {contradiction['step']}: training on the declared samples {rows} fails when replayed on {device}"
+        text = f"{text}: {contradiction['text']}"
+        findings.add(Guard.REPLAY, text, **place, **where)
     elif len(leaves) != len(steps):
         raise ValueError(f"{len(leaves)} steps were replayed, not {len(steps)}")
 
@@ -80,7 +79,7 @@ def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: 
         for index, (mine, theirs) in enumerate(zip(reached.state.shards, committed.state.shards, strict=True))
         if mine != theirs
     ]
-    rows = ", ".join(str(row) for row in transcript.data.order[step - 1])
+    rows = _declared_samples(transcript, step)
     if chips:
         what = f"does not reach the committed state (shards of {', '.join(chips)} differ)"
     else:
@@ -89,3 +88,7 @@ def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: 
         ]
         what = f"differs in {', '.join(names)}"
     return f"step {step}: training on the declared samples {rows} {what} when replayed on {device}"
+
+
+def _declared_samples(transcript: Transcript, step: int) -> str:
+    return ", ".join(str(row) for row in transcript.data.order[step - 1])

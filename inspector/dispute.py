@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from inspector.messages import Failure, Party, Traffic
 from inspector.replay import initial_state
 from inspector.verdict import Outcome, Reason, Verdict
 from monitor import numerics
-from monitor.numerics import UnsupportedOperator
+from monitor.numerics import LogContradiction
 from monitor.numerics.session import resolve
 from monitor.program import step_flop, step_specification
 from monitor.prover import Prover
@@ -195,8 +196,13 @@ def _settle_operator(
     for slot, (mine, theirs) in enumerate(zip(first.inputs, second.inputs, strict=True)):
         if mine != theirs:
             right = _true_input(parties, step, first.sources[slot], data)
-            return _compare(parties, lambda party, s=slot: nodes[party.name].inputs[s] == right, operator, "input")
+            is_right = partial(_has_input, nodes, slot, right)
+            return _compare(parties, is_right, operator, "input")
     return _execute(parties, step, nodes, task)
+
+
+def _has_input(nodes: dict[str, Node], slot: int, digest: str, party: Party) -> bool:
+    return nodes[party.name].inputs[slot] == digest
 
 
 def _compare(parties: tuple[Party, Party], is_right: Callable[[Party], bool], operator: str, what: str) -> _Ruling:
@@ -260,9 +266,7 @@ def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], ta
         entries = party.rounding_entries(step, first.index) if task.numerics == "rounded" else None
         try:
             reached[party.name] = _outputs(first, inputs, task, entries)
-        except UnsupportedOperator:
-            raise
-        except EvidenceError as error:
+        except LogContradiction as error:
             reasons.append(str(error))
         if reached.get(party.name) != nodes[party.name].outputs:
             guilty.append(party.name)

@@ -64,9 +64,7 @@ class SegmentReplay:
 def segments(task: Task) -> list[Segment]:
     """All segments of a run, in order."""
     starts = range(0, task.steps, task.checkpoint_every)
-    return [
-        Segment(index, start, min(start + task.checkpoint_every, task.steps)) for index, start in enumerate(starts)
-    ]
+    return [Segment(index, start, min(start + task.checkpoint_every, task.steps)) for index, start in enumerate(starts)]
 
 
 def initial_state(task: Task) -> StateDigest:
@@ -124,5 +122,5 @@ def replay_segment(run: RunFolder, index: int) -> SegmentReplay:
 def _explain(step: int, error: EvidenceError) -> dict[str, Any]:
     where: dict[str, Any] = {"step": step, "text": str(error)}
     if isinstance(error, LogContradiction):
-        where |= {"call": error.call, "operator": error.operator, "element": error.element}
+        where |= {"operator": error.operator, "operator_index": error.call, "element": error.element}
     return where

@@ -42,7 +42,7 @@ class Node:
     """One operator call of a step.
 
     Attributes:
-        arguments: positional and keyword arguments; a tensor is ``{"tensor": slot}``.
+        arguments: positional and keyword arguments; a tensor is ``{"$tensor": slot}``.
         sources: for each slot, where it comes from and how it lies there: source, dtype, shape, stride, offset.
         results: for each output, its dtype, shape and stride.
         inputs: digest of each slot before the call.
@@ -292,19 +292,19 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
     """Arguments as JSON-able values, with tensors taken out into ``tensors``."""
     if isinstance(value, Tensor):
         tensors.append(value)
-        return {"tensor": len(tensors) - 1}
+        return {"$tensor": len(tensors) - 1}
     if isinstance(value, list | tuple):
         return [_describe(item, tensors) for item in value]
     if isinstance(value, dict):
         return {key: _describe(item, tensors) for key, item in value.items()}
     if isinstance(value, float):
-        return {"float": value.hex()}
+        return {"$float": value.hex()}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, torch.device):
-        return {"device": "any"}
+        return {"$device": "any"}
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-        return {type(value).__name__: str(value)}
+        return {f"${type(value).__name__}": str(value)}
     raise EvidenceError(f"an operator has an argument of type {type(value).__name__}, which a trace cannot hold")
 
 
@@ -316,13 +316,13 @@ def restore_arguments(arguments: Any, tensors: list[Tensor]) -> tuple[tuple[Any,
             return [build(item) for item in value]
         if not isinstance(value, dict):
             return value
-        if set(value) == {"tensor"}:
-            return tensors[value["tensor"]]
-        if set(value) == {"float"}:
-            return float.fromhex(value["float"])
-        if set(value) == {"device"}:
+        if set(value) == {"$tensor"}:
+            return tensors[value["$tensor"]]
+        if set(value) == {"$float"}:
+            return float.fromhex(value["$float"])
+        if set(value) == {"$device"}:
             return torch.device("cpu")
-        for kind in ("dtype", "layout", "memory_format"):
+        for kind in ("$dtype", "$layout", "$memory_format"):
             if set(value) == {kind}:
                 return getattr(torch, value[kind].removeprefix("torch."))
         return {key: build(item) for key, item in value.items()}

@@ -23,9 +23,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("second", type=Path, metavar="RUN_B")
     add_trust(parser)
     add_json(parser)
-    parser.epilog = (
-        "JSON keys: outcome, reasons, evidence, step, operator, guilty, case, rounds, bytes, operators_executed"
-    )
+    parser.epilog = "JSON keys: outcome, reasons, evidence, step, operator, guilty, rounds, bytes, operators_executed"
     parser.set_defaults(handler=_dispute)
 
 

@@ -1,0 +1,77 @@
+"""``demo`` and ``bench``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.commands._common import add_json, print_json
+from firmware_sim.errors import DeviceError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+BENCHES = ("demo", "numerics", "fleet", "registry")
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the subcommands."""
+    parser = subparsers.add_parser("demo", help="the main job: labs, inspections, verdicts, curves, report")
+    parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where to write (default: demo)")
+    add_json(parser)
+    parser.epilog = "JSON: the content of summary.json; exit code 0 if every verdict is the right one"
+    parser.set_defaults(handler=_demo)
+
+    parser = subparsers.add_parser("bench", help="measure in one run, with ratios to the native figure")
+    parser.add_argument("work", choices=BENCHES)
+    add_json(parser)
+    parser.epilog = "JSON: a list of rows with work, mode, seconds, ratio and what else was measured"
+    parser.set_defaults(handler=_bench)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from inspector.devices import enter
+
+    enter("native")
+    from tqdm import tqdm
+
+    from analysis.demo import LABS, as_expected, run_demo
+
+    with tqdm(total=len(LABS) + 3, desc="demo", disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def say(line: str) -> None:
+            if not arguments.json:
+                bar.write(line)
+                sys.stdout.flush()
+
+        demo = run_demo(arguments.out, say=say, advance=lambda: bar.update() and None)
+    if arguments.json:
+        print_json(demo.summary)
+    else:
+        print(f"summary  {arguments.out / 'summary.json'}")
+        print(f"report   {arguments.out / 'report.html'}")
+    if not as_expected(demo.summary):
+        raise DeviceError("a verdict of the demo is not the expected one; see summary.json")
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from inspector.devices import enter
+
+    if arguments.work in ("demo", "numerics"):
+        enter("native")
+    rows = importlib.import_module(f"analysis.bench.{arguments.work}").run()
+    if arguments.json:
+        print_json(rows)
+    else:
+        for row in rows:
+            rest = {key: value for key, value in row.items() if key not in ("work", "mode", "seconds", "ratio")}
+            ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}×"
+            print(f"{row['work']:36} {row['mode']:20} {row['seconds']:10.3f} s {ratio:>8}  {rest or ''}")
+    return 0

@@ -1,0 +1,251 @@
+"""The main job: honest and cheating labs train, are inspected and judged; then the report (``chipwitness demo``)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firmware_sim.errors import CallerError
+from inspector.devices import run_worker
+from inspector.dispute import Claim, settle
+from inspector.drift import DRIFT_POLICY, native_weights, record_decisions
+from inspector.guards import Settings
+from inspector.session import inspect
+from inspector.transcripts import open_run
+from inspector.trust import Trust
+from inspector.verdict import Outcome
+from monitor.lab import train
+from monitor.prover import LabProver
+from monitor.site import Site, SiteConfig, new_site_config
+from monitor.task import Task
+
+__all__ = ["LABS", "Demo", "Lab", "run_demo"]
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lab:
+    """One lab of the demo."""
+
+    name: str
+    lie: str | None
+    story: str
+
+
+LABS = (
+    Lab(name="honest", lie=None, story="trains what it declares"),
+    Lab(name="swapped-sample", lie="change-sample", story="trains one step on another sample than it committed to"),
+    Lab(name="hidden-steps", lie="extra-steps", story="trains secretly in between and puts the declared state back"),
+    Lab(name="edited-log", lie="edit-log", story="trains secretly, then edits the chips' logs to hide it"),
+    Lab(
+        name="forged-start", lie="forge-initialisation", story="starts from other weights than the declared seed gives"
+    ),
+)
+
+SEED = 2026
+STEPS = 12
+CHIPS = 8
+SAMPLES = 4
+SNAPSHOT_RATE = Fraction(1, 3)
+HIDDEN_TICKS = 6
+REPLAY_DEVICES = ("sse41", "mkl-compatible")
+DISPUTE_STEPS = 6
+
+
+@dataclass(slots=True, kw_only=True)
+class Demo:
+    """Everything that the demo found, and how long each part took."""
+
+    out: Path
+    summary: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time of the block to a part."""
+        started = time.perf_counter()
+        yield
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - started
+
+
+def run_demo(out: Path, *, say: Say, advance: Callable[[], None]) -> Demo:
+    """Run all scenes and write ``summary.json``, the figures and ``report.html`` under ``out``.
+
+    Args:
+        say: called with a line for the person who watches.
+        advance: called after each of ``len(LABS)`` + 3 parts.
+    Raises:
+        CallerError: ``out`` exists and is not empty.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise CallerError(f"{out} is not empty; choose another --out")
+    runs, inspectorate = out / "runs", out / "inspectorate"
+    runs.mkdir(parents=True, exist_ok=True)
+    inspectorate.mkdir(exist_ok=True)
+    demo = Demo(out=out)
+    labs = []
+    trusts: dict[str, Trust] = {}
+    for lab in LABS:
+        say(f"{lab.name}: {lab.story}")
+        trusts[lab.name] = _train(demo, runs / lab.name, inspectorate, lab)
+        row = _inspect(demo, runs / lab.name, trusts[lab.name], lab)
+        say(f"  {row['outcome']}: {row['reasons'][0]['text']}")
+        labs.append(row)
+        advance()
+    honest = runs / LABS[0].name
+    say("without control: the honest run again in plain FP32, and with rounding decisions taken freely")
+    control = _control(demo, honest, trusts[LABS[0].name], labs[0])
+    say(f"  {control['text']}")
+    advance()
+    say("a dispute: two labs, one task, one wrong operator result")
+    dispute = _dispute(demo, runs, inspectorate)
+    say(f"  {dispute['reasons'][0]['text']}")
+    advance()
+    replays = labs[0]["evidence"]["replays"]
+    demo.summary = {
+        "labs": labs,
+        "training_device": labs[0]["evidence"]["runs"][0]["training_device"],
+        "replay_devices": [{"name": each["device"], "fingerprint": each["fingerprint"]} for each in replays],
+        "equal_on": [each["device"] for each in replays if each["equal"]],
+        "control": control,
+        "dispute": dispute,
+        "detection": _detection(),
+    }
+    with demo.timed("figures and report"):
+        from analysis.report import write_report
+
+        write_report(demo.out, demo.summary)
+    demo.summary["seconds"] = {part: round(value, 3) for part, value in demo.seconds.items()}
+    (out / "summary.json").write_text(json.dumps(demo.summary, indent=2) + "\n", encoding="utf-8")
+    advance()
+    return demo
+
+
+def as_expected(summary: dict[str, Any]) -> bool:
+    """Tell whether the honest lab was accepted, each cheat rejected, and the dispute settled against the liar."""
+    outcomes = all(
+        row["outcome"] == (Outcome.ACCEPT if row["lie"] is None else Outcome.REJECT).value for row in summary["labs"]
+    )
+    return outcomes and len(summary["equal_on"]) >= 2 and summary["dispute"]["evidence"]["guilty"] == "wrong-operator"
+
+
+def _train(demo: Demo, run: Path, inspectorate: Path, lab: Lab) -> Trust:
+    task = Task.for_preset("tiny-gpt", seed=SEED, steps=STEPS, checkpoint_every=4, shards=CHIPS)
+    with demo.timed("training with snapshots"):
+        return _train_task(task, run, inspectorate, lab, STEPS // 2)
+
+
+def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: int) -> Trust:
+    config: SiteConfig = new_site_config(
+        lab=lab.name,
+        seed=SEED,
+        chips=task.shards,
+        lie=lab.lie,
+        lie_step=lie_step,
+        snapshot_rate=SNAPSHOT_RATE,
+        started=datetime.now(UTC),
+        duration=timedelta(hours=1),
+    )
+    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    trust_file = inspectorate / f"{run.name}.trust.json"
+    trust_file.write_text(json.dumps(trust.to_json(), indent=2) + "\n", encoding="utf-8")
+    train(task, run, config, device="native")
+    return Trust.load([trust_file], [run])
+
+
+def _inspect(demo: Demo, run: Path, trust: Trust, lab: Lab) -> dict[str, Any]:
+    settings = Settings(samples=SAMPLES, seed=f"inspection {SEED}", devices=REPLAY_DEVICES)
+    with demo.timed("inspection with replay"):
+        verdict = inspect([run], trust, settings, now=datetime.now(UTC))
+    return {"lab": lab.name, "lie": lab.lie, "story": lab.story, **verdict.to_json()}
+
+
+def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> dict[str, Any]:
+    """How far native FP32 drifts on another device, and how many free decisions would have gone the other way."""
+    run = open_run(folder, trust)
+    data = run.data()
+    with demo.timed("native training"):
+        weights, digests = native_weights(run.task, data, STEPS)
+    with demo.timed("without control"):
+        logs = record_decisions(run.task, data, STEPS)
+        job = {
+            "action": "drift",
+            "run": str(folder.resolve()),
+            "lab_key": trust.key_of(run.metadata.lab).raw.hex(),
+            "logs": [log.hex() for log in logs],
+        }
+        name = REPLAY_DEVICES[0]
+        result = run_worker(name, job)
+    other = np.frombuffer(base64.b64decode(result["native_weights"]), dtype="<f4")
+    pairs = zip(digests, result["native_digests"], strict=True)
+    parted = next((step for step, (mine, theirs) in enumerate(pairs, start=1) if mine != theirs), None)
+    decisions = result["decisions"]
+    replays = honest["evidence"]["replays"]
+    drift = float(np.abs(weights.astype(np.float64) - other).max())
+    differing = float(np.mean(weights != other))
+    logged, turned = sum(decisions["logged"]), sum(decisions["turned"])
+    return {
+        "device": name,
+        "native_first_different_step": parted,
+        "native_drift_max": drift,
+        "native_weights_different": differing,
+        "native_step_digests_equal": sum(a == b for a, b in zip(digests, result["native_digests"], strict=True)),
+        "rounded_logged_decisions": replays[0]["logged_decisions"],
+        "rounded_turned_decisions": replays[0]["turned_decisions"],
+        "policy": [DRIFT_POLICY.compute, DRIFT_POLICY.grid],
+        "logged_decisions": logged,
+        "turned_decisions": turned,
+        "turned_by_step": decisions["turned"],
+        "diverges_from_step_without_log": decisions["first_turned_step"],
+        "text": (
+            f"in plain FP32 {name} parts from the training device at step {parted} and ends {drift:.1e} away "
+            f"({100 * differing:.0f} % of the weights differ); under {DRIFT_POLICY.compute} → {DRIFT_POLICY.grid}, "
+            f"{turned} of {logged} logged roundings would have gone the other way, the first in step "
+            f"{decisions['first_turned_step']}"
+        ),
+    }
+
+
+def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
+    task = Task.for_preset(
+        "tiny-gpt", seed=SEED, steps=DISPUTE_STEPS, checkpoint_every=3, shards=2, batch_size=4, numerics="exact"
+    )
+    labs = (
+        Lab(name="right-operator", lie=None, story="computes what it should"),
+        Lab(name="wrong-operator", lie="wrong-operator", story="returns one wrong element of one operator"),
+    )
+    with demo.timed("dispute"):
+        claims = []
+        for lab in labs:
+            run = runs / lab.name
+            trust = _train_task(task, run, inspectorate, lab, lie_step=4)
+            claims.append(Claim(run=open_run(run, trust), prover=LabProver(run)))
+        verdict = settle(*claims)
+    return verdict.to_json()
+
+
+def _detection() -> dict[str, Any]:
+    """The predicted chance that this inspection catches the hidden steps, and what it rests on."""
+    from inspector import detection
+
+    catch = float(1 - (1 - SNAPSHOT_RATE) ** HIDDEN_TICKS)
+    miss = detection.log_miss_without_replacement(chips=CHIPS, used=CHIPS, samples=SAMPLES, catch=catch)
+    return {
+        "chips": CHIPS,
+        "drawn": SAMPLES,
+        "snapshot_rate_per_tick": str(SNAPSHOT_RATE),
+        "hidden_ticks": HIDDEN_TICKS,
+        "catch_per_chip": catch,
+        "predicted_probability": float(detection.detection(miss)),
+    }
