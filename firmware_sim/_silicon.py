@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import ChipwitnessError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.chiplog import RECORD_BYTES, RecordKind
 from firmware_sim.evidence.digest import digest_bytes
@@ -99,7 +99,7 @@ class Fuses:
                 beacon_key=None if beacon_key is None else VerifyingKey(bytes.fromhex(beacon_key)),
                 quotas={RecordKind[name]: count for name, count in content["quotas"].items()},
             )
-        except (KeyError, TypeError, ValueError, EvidenceError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, ChipwitnessError) as error:
             raise NvramError(f"chip fuses are malformed: {error}") from None
 
 
@@ -123,7 +123,7 @@ class Silicon:
         try:
             document = canonical.decode(_read(self.folder / _FIRMWARE))
             return Firmware(name=document["name"], security_version=document["security_version"])
-        except (KeyError, TypeError, EvidenceError):
+        except (LookupError, TypeError, ChipwitnessError):
             raise NvramError("chip firmware is malformed") from None
 
     @firmware.setter

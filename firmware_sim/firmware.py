@@ -294,7 +294,11 @@ class FirmwareChip(Chip):
 
     def _snapshot(self) -> SnapshotEvent:
         self._store(pending=self._tick)
-        digest, hashed = self._memory_digest()
+        try:
+            digest, hashed = self._memory_digest()
+        except BaseException:
+            self._finalizer()  # a snapshot that can't be taken must show: as a power gap that names this tick
+            raise
         run_id, step, op = self._coordinate
         record = self._append(RecordKind.SNAPSHOT, run_id=run_id, step=step, op=op, digest=digest.value)
         self._snapshots += 1

@@ -88,6 +88,21 @@ def test_writes_during_a_snapshot_do_not_reach_it(world, monkeypatch):
     assert world.memory.digest() != expected
 
 
+def test_snapshot_that_cannot_be_taken_shows_as_a_power_gap(world):
+    chip = world.make(snapshot_rate=Fraction(1))
+    chip.attach(world.memory, RUN, 0)
+    chip.tick(RUN, 0)
+    world.weights.resize(13, refcheck=False)
+    with pytest.raises(CallerError, match=r"region 'layer\.weight': tensor has shape \(13,\), not \(12,\)"):
+        chip.tick(RUN, 1)
+    with pytest.raises(MailboxError, match="POWERED_OFF"):
+        chip.tick(RUN, 1)
+    chip = FirmwareChip.power_on(world.folder / "chip-1")
+    world.chips.append(chip)
+    [gap] = _records(chip, RecordKind.POWER_GAP)
+    assert (gap.tick, gap.op) == (1, 2)
+
+
 def test_idle_chip_is_watched_too(world):
     chip = world.make(snapshot_rate=Fraction(1))
     events = chip.idle(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+from fractions import Fraction
 
 import pytest
 
@@ -26,6 +27,7 @@ from firmware_sim import (
     ScheduleError,
     SignatureError,
     SnapshotError,
+    audit_schedule,
     check_distinct,
     check_regions,
     check_snapshot,
@@ -96,6 +98,26 @@ def test_lie_is_caught_and_passes_without_its_guards(world, lie, error, message,
     fewer = {name: guard for name, guard in CHIP_GUARDS.items() if name not in guards}
     assert guards <= set(CHIP_GUARDS)
     world.check(evidence, trust=trust, guards=fewer)
+
+
+def test_skipped_snapshots_are_caught_as_often_as_predicted(world):
+    """n = 200 chips (seeds 0 to 199) idle for 8 ticks at rate 1/10 and take no snapshot. Caught with probability
+    1 - 0.9^8 = 0.5695; the count is off by 5 standard deviations (of 7.0) with probability < 1e-6."""
+    rate, ticks, chips = Fraction(1, 10), 8, 200
+    predicted = float(1 - (1 - rate) ** ticks)
+    caught = 0
+    for number in range(chips):
+        chip = world.make(f"chip-{number}", ChipLie.SKIP_SNAPSHOTS, seed=b"%d" % number, snapshot_rate=rate)
+        chip.idle(ticks)
+        chip.close_epoch()
+        records = parse_log(chip.log_bytes())
+        try:
+            audit_schedule(records, chip.reveal(), rate=rate, chip=chip.chip_id)
+        except ScheduleError:
+            caught += 1
+        chip.cut_power()
+    assert predicted == pytest.approx(0.5695, abs=1e-4)
+    assert abs(caught - chips * predicted) < 5 * (chips * predicted * (1 - predicted)) ** 0.5
 
 
 def test_chip_that_signs_with_another_key_is_caught(world):
