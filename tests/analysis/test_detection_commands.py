@@ -1,0 +1,259 @@
+"""samples, table, curve and plan from the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.cli import main
+
+KINDS = ("stretch", "chips", "rate", "samples", "time", "cost", "evasion", "leakage")
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Exit code 2, nothing on stdout and one line on stderr, which is returned."""
+    try:
+        code = main(list(words))
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_samples_of_gpt_3(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "samples", "--flop", "3.14e23", "--chips", "1000")
+    assert data["per_year"] == 243
+    assert data["per_period"] == pytest.approx(19.908452, abs=1e-6)
+    assert data["per_year"] == math.ceil(365 * data["per_period"] / data["period"])
+    assert data["guaranteed_flop"] == 2 * 3.14e23
+    assert data["inspectors"] == 1
+    assert main(["samples", "--flop", "3.14e23", "--chips", "1000"]) == 0
+    assert capsys.readouterr().out.startswith("243 chips a year, 19.91 every 30 days")
+
+
+def test_samples_takes_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "samples --flop 9.9e24 --chips 1e7 --days 365 --period 30 --rate 0.1 --confidence 0.9 --flop-per-day 2.592e20"
+    )
+    data = run_json(capsys, *words.split())
+    assert (data["per_year"], data["inspectors"]) == (231_572, 232)
+    weekly = run_json(capsys, *words.replace("--period 30", "--period 7").split())
+    assert weekly["per_year"] == math.ceil(365 * weekly["per_period"] / 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--flop -1 --chips 1000", "flop must be above 0, not -1"),
+        ("--flop nan --chips 1000", "flop must be a finite number, not nan"),
+        ("--flop 3.14e23 --chips 9", "the run needs 9.95687 chips but the Prover owns 9"),
+        ("--flop 3.14e23 --chips 1000 --confidence 1", "confidence must be below 1"),
+        ("--flop 3.14e23 --chips 1000 --rate 0", "rate 0: no chip ever takes a snapshot"),
+        ("--flop 3.14e23 --chips 1000 --period inf", "period must be a finite number, not inf"),
+        ("--flop many --chips 1000", "argument --flop: invalid float value: 'many'"),
+        ("--chips 1000", "the following arguments are required: --flop"),
+    ],
+)
+def test_samples_refuses_nonsense(capsys: pytest.CaptureFixture[str], words: str, text: str) -> None:
+    assert text in refused(capsys, "samples", *words.split())
+
+
+def test_samples_needs_no_heavy_library() -> None:
+    code = (
+        "import sys; from analysis.cli import main; main(['samples', '--flop', '3.14e23', '--chips', '1000']); "
+        "print(sorted({'torch', 'matplotlib', 'sklearn', 'numba', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_table_has_the_paper_beside_today(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "table", "--row", "mine=1e25", "--fleet", "ours=2e4")
+    cells = {row["model"]: [cell["per_year"] for cell in row["cells"]] for row in data["table_1"]}
+    assert cells["GPT-3"] == [243, 24_337, 2_433_726]
+    assert cells["Chinchilla-10T (projected)"] == [None, None, 58]
+    assert sum(cell is None for row in cells.values() for cell in row) == 3
+    assert data["footnote"] == {"samples": 231_572, "inspectors": 232, "iaea_inspectors_2021": 280}
+    assert {"kind", "confirmed", "source", "published"} <= set(data["today"]["models"][0])
+    assert {"kind", "confirmed", "source", "as_of"} <= set(data["today"]["stocks"][0])
+    assert {"source", "confirmed", "flop_per_day"} <= set(data["chips"][0])
+    assert [row["model"] for row in data["own"]] == ["mine"]
+    assert data["own"][0]["cells"][0]["fleet"] == "ours"
+
+
+def test_table_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", "--sources"]) == 0
+    text = capsys.readouterr().out
+    assert "231,572 samples a year, 232 inspectors (the IAEA had 280 in 2021)" in text
+    assert len(re.findall(r"^Chinchilla-10T \(projected\) +1\.3e\+28 +412,228 +- +- +58$", text, re.MULTILINE)) == 1
+    assert "Sources of the stocks" in text
+    assert "no model has been published since 2099-01" in refused(capsys, "table", "--since", "2099-01")
+    assert "'x' is not NAME=FLOP" in refused(capsys, "table", "--row", "x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_curve_is_a_figure_with_its_numbers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / f"{kind}.svg"
+    data = run_json(capsys, "curve", kind, "--out", str(file))
+    assert file.read_bytes().startswith(b"<?xml")
+    assert data["kind"] == kind
+    assert data["file"] == str(file)
+    assert data["command"].startswith(f"chipwitness curve {kind} --")
+    assert all(len(line["x"]) == len(line["y"]) > 0 for line in data["series"])
+    assert data["series"]
+    assert f"command: {data['command']}" in file.read_text(encoding="utf-8").replace("&gt;", ">")
+
+
+def test_curve_stretch_gives_the_minimum_of_figure_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = run_json(capsys, "curve", "stretch", "--out", str(tmp_path / "a.png"))
+    assert round(data["minimum"], 4) == 0.9703
+    assert min(line["y"][-1] for line in data["series"]) == pytest.approx(data["minimum"], rel=1e-12)
+
+
+def test_curve_samples_marks_an_inspection(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("curve", "samples", "--flop", "1e24", "--chips", "1000", "--mark", "72", "--out", str(tmp_path / "a.png"))
+    data = run_json(capsys, *words)
+    assert data["needed"] == 72
+    assert data["detection"] >= 0.9
+    rare = run_json(capsys, *words, "--rate", "1e-6")
+    assert rare["needed"] is None
+
+
+def test_curve_evasion_draws_a_campaign(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    campaign = {
+        "scenario": {"title": "Two strategies", "wanted": 0.9},
+        "confidence": 0.95,
+        "rows": [
+            {"strategy": "honest", "detection": {"value": 0.0, "low": 0.0, "high": 0.1}, "predicted": 0.0},
+            {"strategy": "adaptive", "detection": {"value": 0.5, "low": 0.4, "high": 0.6}, "predicted": None},
+        ],
+    }
+    file = tmp_path / "campaign.json"
+    file.write_text(json.dumps(campaign))
+    data = run_json(capsys, "curve", "evasion", "--results", str(file), "--out", str(tmp_path / "a.pdf"))
+    assert [row["detection"] for row in data["strategies"]] == [0.0, 0.5]
+    assert [row["closed_form"] for row in data["strategies"]] == [0.0, None]
+    file.write_text('{"rows": 3}')
+    text = refused(capsys, "curve", "evasion", "--results", str(file), "--out", str(tmp_path / "a.pdf"))
+    assert "is not what campaign --json prints" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("stretch --out {tmp}/a.txt", "the extension must be .png, .svg or .pdf"),
+        ("stretch --out {tmp}/none/a.png", "cannot be written: No such file or directory"),
+        ("stretch --share 1 --out {tmp}/a.png", "share must be below 1"),
+        ("stretch --longest 1 --out {tmp}/a.png", "--longest must be between 2"),
+        ("chips --fleets 3 --out {tmp}/a.png", "--fleets needs two positive numbers"),
+        ("rate --rates 5,1 --out {tmp}/a.png", "--rates needs two positive numbers"),
+        ("samples --mark 100001 --out {tmp}/a.png", "--mark must be between 0 and the 100000 chips"),
+        ("time --chips 3 --out {tmp}/a.png", "the run needs 81.1771 chips but the Prover owns 3"),
+        ("evasion --results {tmp}/none.json --out {tmp}/a.png", "cannot be read: No such file"),
+        ("evasion --evasion fly --out {tmp}/a.png", "evasion 'fly': must be declared"),
+        ("leakage --diverted 2000000 --out {tmp}/a.png", "diverted and census cannot exceed the fleet"),
+        ("leakage --months 0 --out {tmp}/a.png", "--months must be between 1 and 1200"),
+        ("nothing --out {tmp}/a.png", "invalid choice: 'nothing'"),
+    ],
+)
+def test_curve_refuses_nonsense(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, text: str) -> None:
+    assert text in refused(capsys, "curve", *words.format(tmp=tmp_path).split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_of_two_sites(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["plan", "--flop", "2.56e24", "--site", "a=1e5", "--site", "b=3e4", "--inspector-cost", "2e5"]
+    data = run_json(capsys, *words)
+    assert data["detection"] >= 0.9
+    assert [each["site"] for each in data["visits"]] == ["a", "b"]
+    assert data["cost"] == pytest.approx(data["work"] / 1000 * 2e5)
+    assert data["inspectors"] == math.ceil(data["work"] / 1000)
+    assert data["lower_bound"] <= data["work"] <= 1.005 * data["lower_bound"]
+    assert sum(data["responses"][0]["placement"].values()) > 0
+    assert data["sensitivity"] is None
+    sites = tmp_path / "sites.csv"
+    sites.write_text("name,chips,visit_work\na,1e5,10\nb,3e4,10\n")
+    again = run_json(capsys, "plan", "--flop", "2.56e24", "--sites", str(sites))
+    assert again["visits"] == data["visits"]
+    assert main(words) == 0
+    assert "inspectors, cost" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_plan_says_what_matters_most(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    figure = tmp_path / "a.svg"
+    data = run_json(capsys, "plan", "--flop", "2.56e24", "--site", "a=1e5", "--sensitivity", "--out", str(figure))
+    rows = {row["parameter"]: row for row in data["sensitivity"]}
+    assert abs(data["sensitivity"][0]["elasticity"]) == max(abs(row["elasticity"]) for row in rows.values())
+    assert rows["FLOP of the run H"]["elasticity"] == pytest.approx(-1, abs=0.02)
+    assert rows["chips C"]["elasticity"] == pytest.approx(1, abs=0.02)
+    assert figure.exists()
+
+
+@pytest.mark.slow
+def test_plan_for_today_covers_the_world(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "plan", "--flop", "1e26", "--today", "--delay", "90", "--evasion", "declared")
+    assert sum(site["chips"] for site in data["parameters"]["sites"]) == 20_000_000
+    assert max(each["period"] for each in data["visits"]) <= 90
+    assert data["parameters"]["flop_per_day"] == 989e12 * 86_400
+    assert data["detection"] >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--site a=10", "the sites hold fewer chips than the run needs"),
+        ("--site a", "'a' is not NAME=CHIPS"),
+        ("--site a=1e5 --confidence 1", "confidence must be above 0 and below 1"),
+        ("--site a=1e5 --rate 0", "rate must be above 0, not 0"),
+        ("--site a=1e5 --site a=1e5", "site names must be unique"),
+        ("--site a=1e5 --delay 3", "no period of --periods is within --delay 3"),
+        ("--site a=1e5 --evasion hide=2", "X must be between 0 and 1"),
+        ("--site a=1e5 --evasion stretch=0.5", "K must be at least 1"),
+        ("--site a=1e5 --evasion only=b", "names a site that is not in the plan"),
+        ("--site a=1e5 --inspector-cost -1", "--inspector-cost must be at least 0"),
+        ("--site a=nan", "chips of site 'a' must be a finite number, not nan"),
+        ("--sites {tmp}/none.csv", "cannot be read: No such file or directory"),
+        ("", "one of the arguments --site --sites --today is required"),
+    ],
+)
+def test_plan_refuses_nonsense(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, text: str) -> None:
+    assert text in refused(capsys, "plan", "--flop", "2.56e24", *words.format(tmp=tmp_path).split())
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("name,size\na,1\n", "the columns must be name, chips"),
+        ("name,chips\na,many\n", "line 2: a number is missing or malformed"),
+        ("name,chips\na,1e5\nb\n", "line 3: a number is missing or malformed"),
+        ("name,chips\na,-4\n", "line 2: chips of site 'a' must be at least 1"),
+        ("name,chips\n", "at least one site"),
+        ("", "the columns must be name, chips"),
+    ],
+)
+def test_plan_names_the_bad_line_of_a_site_list(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, text: str
+) -> None:
+    file = tmp_path / "sites.csv"
+    file.write_text(content)
+    assert text in refused(capsys, "plan", "--flop", "2.56e24", "--sites", str(file))
