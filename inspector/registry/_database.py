@@ -52,14 +52,16 @@ def describe(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def open_engine(url: URL) -> Engine:
-    """An engine whose transactions are explicit; it connects when first used.
+def open_engine(url: URL, *, new: bool = False) -> Engine:
+    """An engine whose transactions are explicit; it connects when first used. ``new`` sets a new SQLite file up.
 
     Raises:
         RegistryMisuse: the PostgreSQL driver is not installed.
     """
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
+        if new:
+            event.listen(engine, "connect", _set_up_new_sqlite)
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -69,10 +71,15 @@ def open_engine(url: URL) -> Engine:
         raise RegistryMisuse("PostgreSQL needs the psycopg driver: install chipwitness[postgres]") from None
 
 
+def _set_up_new_sqlite(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode = WAL")  # The file remembers it: readers do not block the writer.
+    cursor.close()
+
+
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # The driver's own BEGIN is deferred and would deadlock two writers.
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.execute("PRAGMA cache_size = -131072")

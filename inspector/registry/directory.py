@@ -104,20 +104,25 @@ class Registry:
         """
         origin = _ORIGIN + check_name("registry name", name)
         url = database_url(where)
-        if url.get_backend_name() == "sqlite" and not Path(str(url.database)).absolute().parent.is_dir():
-            raise RegistryMisuse(f"{url.database}: the folder does not exist")
+        if url.get_backend_name() == "sqlite":
+            file = Path(str(url.database))
+            if not file.absolute().parent.is_dir():
+                raise RegistryMisuse(f"{url.database}: the folder does not exist")
+            if file.exists() and file.stat().st_size:
+                raise RegistryMisuse(f"{url.database} exists already")
         enrolment = Enrolment(
             registry=origin, party="registrar", role=Role.REGISTRAR, key=registrar.verifying, time=clock()
         )
         values = {"schema": str(SCHEMA_VERSION), "origin": origin, "registrar": registrar.verifying.raw.hex()}
         with ExitStack() as undo:
-            engine = open_engine(url)
+            engine = open_engine(url, new=True)
             undo.callback(engine.dispose)
             registry = cls(engine, origin=origin, registrar=registrar.verifying, signer=registrar)
             registry.clock = clock
             with writing(engine, lock=False) as connection:
-                if inspect(connection).has_table(properties.name):
-                    raise RegistryMisuse(f"{describe(url)} holds a registry already")
+                taken = metadata.tables.keys() & set(inspect(connection).get_table_names())
+                if taken:
+                    raise RegistryMisuse(f"{describe(url)} has a table {min(taken)!r} already")
                 metadata.create_all(connection)
                 connection.execute(insert(properties), [{"name": key, "value": value} for key, value in values.items()])
                 connection.execute(insert(tail).values(id=0, size=0, frontier=b""))

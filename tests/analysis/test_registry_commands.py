@@ -228,7 +228,7 @@ def test_leakage(shell: Shell) -> None:
         ("show none.db", 2, "no such registry"),
         ("show r.db ghost", 1, "chip ghost"),
         ("show chips.csv", 2, "not a database"),
-        (f"init r.db --name again {WRITES}", 2, "holds a registry already"),
+        (f"init r.db --name again {WRITES}", 2, "exists already"),
         ("keygen fab.key", 2, "exists already"),
         (f"enrol r.db --party fab --role maker --public fab.key.pub {WRITES}", 1, "enrolled already"),
         (f"enrol r.db --party z --role owner --public fab.key {WRITES}", 2, "not a public key file"),

@@ -157,6 +157,8 @@ def test_a_lost_chip_that_is_shown_resurfaces(world) -> None:
 def test_only_an_inspector_draws(world) -> None:
     with pytest.raises(UnknownParty, match="lab-a is enrolled as owner"):
         draw(world, inspector="lab-a", key=world.keys["lab-a"])
+    with pytest.raises(UnknownParty, match="nobody is not enrolled"):
+        draw(world, inspector="nobody")
     with pytest.raises(ForgedStatement, match="signed by lab-a, not by agency"):
         draw(world, key=world.keys["lab-a"])
     with pytest.raises(CallerError, match="seed of 32 bytes"):
