@@ -366,8 +366,19 @@ def test_statement_in_two_hands(world) -> None:
         countersign(whole, world.keys["lab-a"])
     world.registry.submit(whole)
     assert show_chip(world.registry, CHIP).holder == "lab-a"
-    with pytest.raises(InvalidStatement, match="not a signed registry statement"):
-        SignedStatement.from_bytes(b'{"kind":"transfer"}')
+    for garbage in (
+        b'{"kind":"transfer"}',
+        b"[]",
+        b'{"envelopes":7,"kind":"transfer"}',
+        b'{"envelopes":[7],"kind":"x"}',
+    ):
+        with pytest.raises(InvalidStatement, match="not a signed registry statement"):
+            SignedStatement.from_bytes(garbage)
+    for nothing in (replace(half, kind="gift"), replace(half, envelopes=())):
+        with pytest.raises(InvalidStatement, match="unknown or unsigned"):
+            countersign(nothing, world.keys["lab-a"])
+    for envelope in (b"{}", b"[]", b'{"signatures":[]}', b'{"signatures":[{"keyid":7}]}'):
+        refused(world, replace(half, envelopes=(envelope,)), InvalidStatement, "not a DSSE envelope")
 
 
 def test_clock_that_runs_back_does_not_reorder_the_log(world) -> None:
