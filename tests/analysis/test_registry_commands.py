@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from analysis.bench.registry import run as run_bench
 from analysis.cli import main
 
 AT = "2026-01-01T00:00:00Z"
@@ -267,3 +268,19 @@ def test_bad_time(shell: Shell) -> None:
 
 def test_private_key_file_is_private(shell: Shell) -> None:
     assert (shell.folder / "fab.key").stat().st_mode & 0o077 == 0
+
+
+def test_bench_rows() -> None:
+    rows = run_bench(chips=2_000, census=100, transfers=3)
+    assert [(row["work"], row["mode"]) for row in rows] == [
+        ("import 2,000 chips", "plain"),
+        ("import 2,000 chips", "registry"),
+        ("3 transfers", "plain"),
+        ("3 transfers", "registry"),
+        ("census of 100", "plain"),
+        ("census of 100", "registry"),
+        ("audit 2,000 chips", "registry"),
+    ]
+    assert all(row["seconds"] > 0 for row in rows)
+    assert [row["ratio"] for row in rows if row["mode"] == "plain"] == [1.0, 1.0, 1.0]
+    assert rows[-1]["ratio"] is None
