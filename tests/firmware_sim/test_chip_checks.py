@@ -26,9 +26,11 @@ from firmware_sim import (
     RollbackError,
     ScheduleError,
     audit_schedule,
+    check_distinct,
     check_epoch_keys,
     check_extends,
     check_life,
+    check_log_chain,
     check_log_quoted,
     check_quote_identity,
     check_quote_time,
@@ -200,6 +202,15 @@ def test_log_without_boot_or_epoch_is_refused(passed):
         fewer = [record for record in passed.records if record.kind is not kind]
         with pytest.raises(LogError, match=f"log holds no {kind.name} record"):
             check_quote_time(fewer, passed.quote)
+
+
+def test_no_log_is_not_an_honest_log(passed):
+    for check in (
+        lambda: check_log_chain([], passed.identity),
+        lambda: check_distinct([(passed.identity, [])]),
+    ):
+        with pytest.raises(LogError, match="chip chip-1: log is empty"):
+            check()
 
 
 def test_counter_must_grow_between_inspections(passed):

@@ -91,6 +91,8 @@ def test_malformed_log_is_refused(data, message):
 def test_good_chain_passes():
     check_chain(LOG, GENESIS)
     assert log_head(LOG) == LOG[-1].hash()
+    with pytest.raises(LogError, match="log is empty"):
+        log_head([])
 
 
 def _changed(number, **changes):
