@@ -69,7 +69,9 @@ def _factors(bits: Any, shift: Any, side: Any) -> Any:
 
 
 @compiled
-def digits_by_rows(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, shift: Any, side: Any) -> Any:
+def digits_by_rows(
+    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, shift: Any, side: Any
+) -> Any:
     """Rows of x (R, K) as int8 digits in out (R, 3K): high, middle, low for side 0 (A), low, middle, high for side 1."""
     k = x.shape[1]
     first, last = (0, 2 * k) if side == 0 else (2 * k, 0)
@@ -128,7 +130,9 @@ def digits_by_columns(
 
 
 @compiled
-def halves_by_rows(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, shift: Any, side: Any) -> Any:
+def halves_by_rows(
+    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, shift: Any, side: Any
+) -> Any:
     """Rows of x (R, K) as FP64 integers in out (R, 2K): h, l with q = 256h + l for side 0, r, h' for side 1."""
     k = x.shape[1]
     for i in range(begin, end):

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.exact._jit import run_pieces
-from monitor.numerics.exact._unary_kernels import CIRCULAR_LIMIT, POWER_KERNEL, UNARY_KERNELS
+from monitor.numerics.exact._unary_kernels import CIRCULAR_LIMIT, NORMAL_KERNEL, POWER_KERNEL, UNARY_KERNELS
 
-__all__ = ["power_engine", "unary_engine"]
+__all__ = ["normal_engine", "power_engine", "unary_engine"]
 
 _WORK = 32
 _FIRST_FOUND = 256
 
 
 def _run(kernel: Any, x: Tensor, before: tuple[Any, ...], out: Tensor, after: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """Runs a kernel over all elements; the flat positions that it left undecided."""
-    n = x.numel()
+    """Runs a kernel over the first dimension; the flat positions that it left undecided."""
+    n = x.shape[0]
     room = _FIRST_FOUND
     while True:
         lists: list[np.ndarray[Any, Any]] = []
@@ -59,3 +59,10 @@ def power_engine(x: Tensor, y: Tensor, reference: Callable[[Tensor, Tensor], Ten
         positions = torch.from_numpy(found)
         out[positions] = reference(flat[positions], exponents[positions] if step else exponents.expand(len(found)))
     return out.reshape(x.shape)
+
+
+def normal_engine(words: Tensor) -> tuple[Tensor, Tensor]:
+    """(FP32 normal numbers, undecided flat positions) from words (pairs, 2)."""
+    out = torch.empty(words.shape, dtype=torch.float32)
+    found = _run(NORMAL_KERNEL, words, (), out, ())
+    return out.reshape(-1), torch.from_numpy(found)

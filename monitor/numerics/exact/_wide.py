@@ -27,7 +27,11 @@ def _norms(x: Tensor) -> NDArray[np.float64]:
 
 
 def _resolve(
-    left: NDArray[np.float32], right: NDArray[np.float32], rows: NDArray[np.int64], columns: NDArray[np.int64], scale: Any
+    left: NDArray[np.float32],
+    right: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    scale: Any,
 ) -> NDArray[np.float32]:
     """FP32 of the exact dot products of left[rows] and right[columns]; `scale` bounds Σ|a·b| of each."""
     count, k = len(rows), left.shape[1]
@@ -88,5 +92,7 @@ def round_products(
                 left, right = (torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0) for x in (left, right))
                 view = result[batch]
                 block = _block(left, right)
-                view[np.ix_(chosen, part)] = np.where(np.isnan(view[np.ix_(chosen, part)]), view[np.ix_(chosen, part)], block)
+                view[np.ix_(chosen, part)] = np.where(
+                    np.isnan(view[np.ix_(chosen, part)]), view[np.ix_(chosen, part)], block
+                )
     return

@@ -15,6 +15,7 @@ from monitor.numerics.exact._bits import round_or_flag
 from monitor.numerics.exact._functions import EPSILON, box_muller
 from monitor.numerics.exact._jit import run_pieces
 from monitor.numerics.exact._philox_kernel import philox_words
+from monitor.numerics.exact._unary_engine import normal_engine
 from monitor.numerics.exact.unary import resolve_elements
 
 __all__ = ["bernoulli", "bits", "normal", "uniform"]
@@ -95,8 +96,21 @@ def normal(key: int, counter: int, count: int, device: torch.device = _CPU) -> T
     w = (b + ½)/2^32, so that |z| ≤ 6.77. Arguments and errors as in `bits`.
     """
     words = bits(key, counter, count + count % 2, device)
-    radius, angle = words[0::2].repeat_interleave(2)[:count], words[1::2].repeat_interleave(2)[:count]
-    quarter = torch.arange(count, device=device) & 1
+    if device.type != "cpu":
+        return normal_reference(words)[:count]
+    if count == 0:
+        return torch.empty(0)
+    result, open_positions = normal_engine(words.reshape(-1, 2))
+    pairs = open_positions // 2 * 2
+    for position, pair in zip(open_positions.tolist(), pairs.tolist(), strict=True):
+        result[position] = normal_reference(words[pair : pair + 2])[position - pair]
+    return result[:count]
+
+
+def normal_reference(words: Tensor) -> Tensor:
+    """The normal numbers of an even number of words, in eager PyTorch on any device."""
+    radius, angle = words[0::2].repeat_interleave(2), words[1::2].repeat_interleave(2)
+    quarter = torch.arange(words.numel(), device=words.device) & 1
     result, undecided = round_or_flag(box_muller(radius, angle, quarter), EPSILON["normal"])
     return resolve_elements("normal", result, undecided, radius, angle, quarter)
 

@@ -110,7 +110,6 @@ def power(x: Tensor, y: Tensor | float) -> Tensor:
     return power_reference(x, torch.full_like(x, y))
 
 
-
 def _power_tensor(x: Tensor, y: Tensor) -> Tensor:
     if x.device != y.device:
         raise CallerError(f"pow operands lie on {x.device} and {y.device}")
