@@ -113,13 +113,14 @@ def drawn(
     title: str = "",
     origin: Origin | None = None,
     size: tuple[float, float] = _SIZE,
+    dots_per_inch: int = _DOTS_PER_INCH,
 ) -> bytes:
     """Return what ``draw`` puts on fresh axes as the bytes of one PNG, SVG or PDF (to embed in a report)."""
     if kind not in FORMATS:
         raise CallerError(f"figure format {kind!r}: must be png, svg or pdf")
     figure, axes = _figure(size)
     draw(axes)
-    return _encode(figure, kind, title, origin)
+    return _encode(figure, kind, title, origin, dots_per_inch)
 
 
 def label(axes: Axes, *, x: str, y: str, title: str = "") -> None:
@@ -169,7 +170,7 @@ def _dress(axes: Axes) -> None:
     axes.tick_params(labelsize=8.5, colors=_TEXT)
 
 
-def _encode(figure: Figure, kind: str, title: str, origin: Origin | None) -> bytes:
+def _encode(figure: Figure, kind: str, title: str, origin: Origin | None, dots_per_inch: int = _DOTS_PER_INCH) -> bytes:
     about = str(origin) if origin else "command: not given"
     metadata: dict[str, dict[str, str | None]] = {
         "png": {"Title": title, "Description": about, "Software": "chipwitness"},
@@ -178,5 +179,5 @@ def _encode(figure: Figure, kind: str, title: str, origin: Origin | None) -> byt
     }
     buffer = io.BytesIO()
     with mpl.rc_context(_SETTINGS):
-        figure.savefig(buffer, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata[kind])
+        figure.savefig(buffer, format=kind, dpi=dots_per_inch, metadata=metadata[kind])
     return buffer.getvalue()

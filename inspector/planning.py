@@ -2,10 +2,13 @@
 
 The Prover knows the schedule, picks the worst evasion of the list and places its run over the sites as it likes. For
 one placement the exponent -log(miss) is linear in the samples, so the good schedules are an intersection of half
-spaces: a mixed-integer programme chooses real samples and one period for each site, an oracle returns the placements
-that evade it best, these become constraints, and so on. The programme's optimum is a lower bound on the cost of every
-schedule over the same periods; its whole, repaired schedule, which the oracle accepts, is the plan.
-``Plan.lower_bound`` shows how far apart the two are.
+spaces: a linear programme chooses samples and periods, an oracle returns the placements that evade it best, these
+become constraints, and so on. The programme's optimum is a lower bound on the cost of every schedule over the same
+periods; its whole, repaired schedule, which the oracle accepts, is the plan. ``Plan.lower_bound`` shows how far apart
+the two are.
+
+Law: snapshots wait in the log, so a longer period is never dearer. A plan leaves the longest period allowed only where
+a site has too few chips for it; what limits the period is how late a run may be noticed.
 
 A run of t days meets t/T_m inspections for t >= T_m (Eq. 1) and one, with a window of t, for t < T_m (App. C.2).
 """
@@ -39,7 +42,6 @@ __all__ = [
 
 _ROUNDS = 200
 _MOST_TRIMS = 3
-_SECONDS_PER_PROGRAMME = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +174,18 @@ def sensitivity(
 
 
 class _Programme:
-    """The programme over real samples and chosen periods, with one constraint for each placement found so far."""
+    """The linear programme over samples and visits, with one constraint for each placement found so far."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._choices = [(site, period) for site in problem.sites for period in problem.periods]
         self._rows: list[Floats] = []
+        runs = [PlannedRun.of(problem, each) for each in problem.evasions]
+        # A site that alone can hold a whole run must be visited, or that run goes there.
+        self._needed = [
+            any(run.allowed[place] and run.chips <= site.chips for run in runs)
+            for place, site in enumerate(problem.sites)
+        ]
 
     def cut(self, responses: Sequence[Response]) -> None:
         """Demand the wanted exponent against the placements that evade, or nearly; the others would bind nothing."""
@@ -200,7 +208,7 @@ class _Programme:
         ``work`` is that of a schedule known to hold: a better one spends no more on any site, which bounds the samples
         there and keeps the link between samples and visits well scaled.
         """
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import linprog
 
         sites, periods = len(self._problem.sites), len(self._problem.periods)
         number = len(self._choices)
@@ -208,30 +216,25 @@ class _Programme:
         each_sample = yearly * [site.sample_work for site, _ in self._choices]
         each_visit = yearly * [site.visit_work for site, _ in self._choices]
         most = np.minimum([float(math.floor(site.chips)) for site, _ in self._choices], 1.0 + work / each_sample)
-        one_period = np.zeros((sites, 2 * number))
+        visits = np.zeros((sites, 2 * number))
         for place in range(sites):
-            one_period[place, number + place * periods : number + (place + 1) * periods] = 1
+            visits[place, number + place * periods : number + (place + 1) * periods] = 1
         caught = np.hstack([np.array(self._rows) * most / self._problem.exponent, np.zeros((len(self._rows), number))])
-        result = milp(
+        result = linprog(
             np.concatenate([each_sample * most, each_visit]) / work,
-            integrality=np.concatenate([np.zeros(number), np.ones(number)]),
-            bounds=Bounds(0, 1),
-            constraints=[
-                LinearConstraint(np.hstack([np.eye(number), -np.eye(number)]), -np.inf, 0),
-                LinearConstraint(one_period, -np.inf, 1),
-                LinearConstraint(caught, 1, np.inf),
-            ],
-            options={"mip_rel_gap": 1e-4, "time_limit": _SECONDS_PER_PROGRAMME},
+            A_ub=np.vstack([np.hstack([np.eye(number), -np.eye(number)]), visits, -caught, -visits[self._needed]]),
+            b_ub=np.concatenate([np.zeros(number), np.ones(sites), -np.ones(len(caught) + sum(self._needed))]),
+            bounds=(0, 1),
         )
         if result.x is None:
             raise DeviceError(f"the solver found no schedule: {result.message}")
         samples = np.ceil(result.x[:number] * most - 1e-9).astype(int).reshape(sites, periods)
         chosen = samples.argmax(axis=1)
-        visits = [
+        schedule = [
             Visits(site=site.name, period=self._problem.periods[chosen[place]], samples=int(samples[place].max()))
             for place, site in enumerate(self._problem.sites)
         ]
-        return visits, max(bound, float(result.mip_dual_bound) * work)
+        return schedule, max(bound, float(result.fun) * work)
 
 
 def _work(problem: Problem, visits: Sequence[Visits]) -> float:

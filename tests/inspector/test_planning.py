@@ -102,11 +102,22 @@ def test_cheaper_schedules_do_not_hold() -> None:
     assert plan.work <= work(schedule) + 1.0 + 1e-9
 
 
-def test_dear_visits_make_them_rarer() -> None:
-    cheap = cheapest_plan(problem(("a", 1e5, 0), rate=0.01))
-    dear = cheapest_plan(problem(("a", 1e5, 1e4), rate=0.01))
-    assert dear.visits_per_year <= cheap.visits_per_year
-    assert dear.work > cheap.work
+@pytest.mark.parametrize("rate", [0.001, 0.1, 10.0])
+@pytest.mark.parametrize("evasion", EVASIONS, ids=lambda each: each.name)
+def test_a_longer_period_is_never_dearer(rate: float, evasion: Evasion) -> None:
+    bounds = [
+        cheapest_plan(problem(("a", 1e6, 10), rate=rate, periods=(period,), evasions=(evasion,))).lower_bound
+        for period in (7.0, 30.0, 90.0, 365.0)
+    ]
+    assert all(late <= early * (1 + 1e-3) for early, late in itertools.pairwise(bounds))
+
+
+def test_a_site_with_too_few_chips_is_visited_more_often() -> None:
+    """One chip of 100 for a year takes 230 samples: one visit draws 100 at most, two visits 101 (365/180 of them)."""
+    given = problem(("a", 100, 10), flop=closed.FLOP_PER_CHIP_DAY * 365, periods=(45.0, 90.0, 180.0, 365.0))
+    plan = cheapest_plan(given)
+    assert plan.visits[0].period == 90
+    assert plan.visits[0].samples == math.ceil(float(closed.log_miss(hit=0.9, samples=1)) / math.log(0.99) * 90 / 365)
 
 
 def test_unreachable_site_is_not_sampled() -> None:
