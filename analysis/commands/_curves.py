@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn), and the kind's own figures:
+JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and the kind's own figures:
 stretch minimum (of p_d(k)/p over the grid) and limit; samples used, catch, detection (at --mark), needed (different
 chips for the confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form).
 """
@@ -111,8 +112,8 @@ def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Ax
     return finish(arguments, data, [f"wrote {arguments.out}", *lines])
 
 
-def _floats(values: Any) -> list[float]:
-    return [float(value) for value in values]
+def _floats(values: Any) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def _pair(name: str, values: list[float]) -> tuple[float, float]:
@@ -165,8 +166,6 @@ def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
 
 def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
-    import math
-
     from analysis import figures
     from inspector import detection as closed
 
@@ -249,8 +248,6 @@ def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
 def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], dict[str, Any]]:
     """Return the Prover's best responses to the schedule that Eq. 1 asks for at one site."""
-    import math
-
     from analysis.commands._plan import parse_evasion
     from analysis.figures import EvasionBar
     from inspector import detection as closed

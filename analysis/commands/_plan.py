@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,13 +184,14 @@ def _read_sites(path: Path, visit_work: float) -> list[Site]:
 
 
 def _sensitivity(problem: Problem, plan: Plan) -> list[Sensitivity]:
+    from tqdm import tqdm
+
     from inspector.planning import cheapest_plan, sensitivity
 
-    solved = {1.0: plan.work}
-
     def work(parameters: Mapping[str, float]) -> float:
+        bar.update()
         if parameters == base:
-            return solved[1.0]
+            return plan.work
         sites = [
             dataclasses.replace(
                 site,
@@ -218,7 +220,8 @@ def _sensitivity(problem: Problem, plan: Plan) -> list[Sensitivity]:
         "accepted miss 1-p": 1.0 - problem.confidence,
         "work of a visit": 1.0,
     }
-    return sensitivity(work, base)
+    with tqdm(total=1 + 2 * len(base), unit="plan", disable=not sys.stderr.isatty(), leave=False) as bar:
+        return sensitivity(work, base)
 
 
 def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:

@@ -21,7 +21,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     assert main([*words, "--json"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    return json.loads(captured.out)
+    return json.loads(captured.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
