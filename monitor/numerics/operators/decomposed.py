@@ -11,12 +11,12 @@ __all__ = ["decomposition", "rules"]
 
 _DECOMPOSED = """
 binary_cross_entropy_with_logits binary_cross_entropy binary_cross_entropy_backward
-smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward soft_margin_loss soft_margin_loss_backward
+smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
 xlogy.Tensor elu_backward softplus_backward leaky_relu_backward hardtanh_backward hardswish hardswish_backward
 hardsigmoid hardsigmoid_backward mish mish_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward
-_adaptive_avg_pool2d pixel_shuffle pixel_unshuffle addr addmv celu logaddexp trace unfold_backward
-upsample_nearest2d.default upsample_nearest2d.vec select_scatter slice_scatter index_copy index_fill.int_Scalar
-nan_to_num triu_indices tril_indices _native_batch_norm_legit _native_batch_norm_legit.no_stats sinc
+_adaptive_avg_pool2d pixel_shuffle addr addmv celu logaddexp unfold_backward
+select_scatter index_copy index_fill.int_Scalar
+nan_to_num sinc
 """
 
 

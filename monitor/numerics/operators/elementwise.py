@@ -220,6 +220,29 @@ def _copy(_: Backend, x: Tensor, source: Tensor, non_blocking: bool = False) -> 
     return torch.ops.aten.copy.default(x, source)  # type: ignore[no-any-return]
 
 
+def _integer(name: str) -> Callable[..., Tensor]:
+    """An operator that is exact on integers and not shown to be on anything else."""
+    packet, _, overload = name.partition(".")
+
+    def apply(_: Backend, *args: Any, **kwargs: Any) -> Tensor:
+        if any(x.dtype.is_floating_point if isinstance(x, Tensor) else isinstance(x, float) for x in args):
+            raise UnsupportedOperator(f"aten.{name}", "use it on integers only")
+        out: Tensor = getattr(getattr(torch.ops.aten, packet), overload)(*args, **kwargs)
+        return out
+
+    return apply
+
+
+_INTEGER = (
+    "remainder.Scalar",
+    "remainder.Tensor",
+    "fmod.Scalar",
+    "fmod.Tensor",
+    "floor_divide.default",
+    "__rshift__.Scalar",
+)
+
+
 def _arange(_: Backend, *args: Any, **kwargs: Any) -> Tensor:
     if not all(isinstance(value, int) for value in args):
         raise UnsupportedOperator("aten.arange", "use integer limits and scale the result")
@@ -244,6 +267,7 @@ _ANY_FORMAT = (
     "arange.default",
     "arange.start",
     "arange.start_step",
+    *_INTEGER,
 )
 
 
@@ -284,6 +308,8 @@ def rules() -> dict[str, Rule]:
         "arange.start": _arange,
         "arange.start_step": _arange,
     }
+    for name in _INTEGER:
+        table[name] = _integer(name)
     for name in ("exp", "log", "log1p", "expm1", "tanh", "erf", "erfc", "sigmoid", "rsqrt", "sin", "cos", "silu"):
         table[f"{name}.default"] = _function(name)
     return {

@@ -1,0 +1,102 @@
+"""``chipwitness operators``: the table of controlled ATen operators, and the battery that compares devices."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from argparse import ArgumentParser
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, finish
+from firmware_sim.errors import DeviceError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+_KEYS = (
+    "JSON keys: numerics, devices (names), operators (list of operator, kind, battery; battery is equal, differs or "
+    "not run, with groups of devices that agree under differs), counts (by kind and by battery result). "
+    "Exit code 1 if an operator differs between devices."
+)
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``operators``."""
+    parser = subparsers.add_parser(
+        "operators",
+        help="coverage of ATen operators, and the battery that compares them across devices",
+        description="Lists every ATen operator that runs under controlled numerics: exact and arithmetic ones run "
+        "natively, implemented ones are built from exact primitives, decomposed ones by PyTorch's own rules; anything "
+        f"else is refused by name. {_KEYS}",
+    )
+    parser.add_argument("--battery", action="store_true", help="run hard inputs on each device and compare the results")
+    parser.add_argument(
+        "--device", action="append", metavar="NAME", help="device for the battery (repeat; default: every known device)"
+    )
+    parser.add_argument(
+        "--numerics",
+        choices=("exact", "native"),
+        default="exact",
+        help="arithmetic of the battery; native shows what the table protects from (default: exact)",
+    )
+    add_json(parser)
+    parser.set_defaults(handler=_operators)
+
+
+def _digests(name: str, numerics: str) -> dict[str, str]:
+    """Run the battery in a process that is the named device."""
+    from inspector.devices import device
+
+    done = subprocess.run(
+        [sys.executable, "-m", "monitor.numerics.battery", numerics],
+        env=device(name).process_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stderr.strip().splitlines()
+    if done.returncode != 0:
+        raise DeviceError(f"battery on device {name} broke: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    result: dict[str, str] = json.loads(done.stdout)
+    return result
+
+
+def _compare(results: dict[str, dict[str, str]], operator: str) -> tuple[str, list[list[str]]]:
+    """Battery result of one operator, and the groups of devices that agree where they differ."""
+    groups: dict[str | None, list[str]] = {}
+    for name, digests in results.items():
+        groups.setdefault(digests.get(operator), []).append(name)
+    if not results or set(groups) == {None}:
+        return "not run", []
+    return ("equal", []) if len(groups) == 1 else ("differs", list(groups.values()))
+
+
+def _operators(arguments: argparse.Namespace) -> int:
+    from inspector.devices import DEVICES, device
+    from monitor.numerics.operators import operator_table
+
+    names = [device(name).name for name in arguments.device or DEVICES] if arguments.battery else []
+    results = {name: _digests(name, arguments.numerics) for name in names}
+    rows: list[dict[str, Any]] = []
+    counts: dict[str, int] = {}
+    for operator, rule in sorted(operator_table().items()):
+        outcome, groups = _compare(results, operator)
+        rows.append({"operator": operator, "kind": rule.kind, "battery": outcome})
+        if groups:
+            rows[-1]["groups"] = groups
+        for key in (rule.kind, outcome):
+            counts[key] = counts.get(key, 0) + 1
+    width = max(len(row["operator"]) for row in rows)
+    lines = [f"{'operator':{width}}  {'kind':11}  battery"]
+    for row in rows:
+        apart = "  ".join("=".join(group) for group in row.get("groups", []))
+        lines.append(f"{row['operator']:{width}}  {row['kind']:11}  {row['battery']}  {apart}".rstrip())
+    lines += ["", ", ".join(f"{count} {name}" for name, count in counts.items())]
+    lines.append("Every other operator is refused by name under rounded and exact numerics.")
+    data = {"numerics": arguments.numerics, "devices": names, "operators": rows, "counts": counts}
+    code = finish(arguments, data, lines)
+    return 1 if counts.get("differs") and arguments.numerics == "exact" else code

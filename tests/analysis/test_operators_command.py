@@ -1,0 +1,33 @@
+"""``chipwitness operators``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from analysis.cli import main
+
+
+def test_table_lists_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["operators", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    kinds = {row["operator"]: row["kind"] for row in data["operators"]}
+    assert kinds["aten.view.default"] == "exact"
+    assert kinds["aten.mul.Tensor"] == "arithmetic"
+    assert kinds["aten.mm.default"] == "implemented"
+    assert kinds["aten.mish.default"] == "decomposed"
+    assert "aten.cumprod.default" not in kinds
+    assert {row["battery"] for row in data["operators"]} == {"not run"}
+    assert sum(data["counts"][kind] for kind in set(kinds.values())) == len(kinds)
+
+
+@pytest.mark.slow
+def test_battery_reports_native_differences_and_unknown_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["operators", "--battery", "--numerics", "native", "--device", "native-1", "--device", "sse41", "--json"]
+    assert main(options) == 0
+    rows = {row["operator"]: row for row in json.loads(capsys.readouterr().out)["operators"]}
+    assert rows["aten.mm.default"]["battery"] == "differs"
+    assert rows["aten.mm.default"]["groups"] == [["native-1"], ["sse41"]]
+    assert rows["aten.eq.Tensor"]["battery"] == "equal"
+    assert main(["operators", "--battery", "--device", "abacus"]) == 2
