@@ -130,6 +130,24 @@ def test_every_consistency_proof_verifies_and_no_altered_one_does(leaves, data):
             verify_consistency(**case)
 
 
+def test_proof_for_another_size_is_refused_though_its_hashes_fit():
+    """The root of a smaller or larger tree must not pass for this one: the proof's length is part of the claim."""
+    leaf, sibling = b"leaf", bytes(32)
+    with pytest.raises(EvidenceError, match="inclusion proof of leaf 0 is too short"):
+        verify_inclusion(leaf=leaf, index=0, size=2, proof=[], root=leaf_hash(leaf))
+    with pytest.raises(EvidenceError, match="inclusion proof of leaf 0 is too long"):
+        verify_inclusion(leaf=leaf, index=0, size=1, proof=[sibling], root=node_hash(sibling, leaf_hash(leaf)))
+    first, second = MerkleTree([b"a"]).root(), node_hash(MerkleTree([b"a"]).root(), sibling)
+    verify_consistency(old=1, new=2, proof=[sibling], old_root=first, new_root=second)
+    with pytest.raises(EvidenceError, match="consistency proof from 1 to 3 leaves is too short"):
+        verify_consistency(old=1, new=3, proof=[sibling], old_root=first, new_root=second)
+    with pytest.raises(EvidenceError, match="consistency proof from 1 to 2 leaves is too long"):
+        verify_consistency(
+            old=1, new=2, proof=[sibling, sibling], old_root=node_hash(sibling, first),
+            new_root=node_hash(sibling, second),
+        )  # fmt: skip
+
+
 def test_forked_tree_is_not_consistent():
     old = MerkleTree(LEAVES[:6])
     forked = MerkleTree([*LEAVES[:5], b"other", *LEAVES[6:]])
@@ -157,6 +175,10 @@ def test_empty_trees_root_is_checked():
 def test_endless_proof_is_refused_before_it_is_hashed():
     with pytest.raises(EvidenceError, match="65 hashes, more than 64"):
         verify_inclusion(leaf=b"", index=0, size=1, proof=[bytes(32)] * 65, root=bytes(32))
+    with pytest.raises(EvidenceError, match="65 hashes, more than 64"):
+        verify_consistency(old=1, new=2, proof=[bytes(32)] * 65, old_root=bytes(32), new_root=bytes(32))
+    with pytest.raises(EvidenceError, match="has 31 bytes, not 32"):
+        verify_consistency(old=1, new=2, proof=[bytes(31)], old_root=bytes(32), new_root=bytes(32))
 
 
 def test_questions_beyond_the_tree_are_the_callers_mistake():
