@@ -190,6 +190,8 @@ def chips_figure(
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(*fleets)
+        # Room for the legend above the lines.
+        axes.set_ylim(top=axes.get_ylim()[1] * 30)
         count_axis(axes.xaxis)
         count_axis(axes.yaxis)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and the kind's own figures:
+JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and for
 stretch minimum (of p_d(k)/p over the grid) and limit; samples used, catch, detection (at --mark), needed (different
 chips for the confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form).
 """

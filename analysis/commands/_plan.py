@@ -28,7 +28,7 @@ JSON keys: visits (site, period in days, samples per visit, visits_per_year), sa
 guaranteed_flop (2H), responses (evasion, detection, placement: chips used at each site; most dangerous first),
 impossible (evasions that need more chips than there are), sensitivity (parameter, lower, higher: work relative to the
 plan's when the parameter is halved and doubled, null if impossible; elasticity; strongest first; null without
---sensitivity), parameters.
+--sensitivity), stocks_as_of (month of the stocks, or null without --today), parameters.
 """
 
 _EVASIONS = """
@@ -265,8 +265,15 @@ def _document(
         ],
         "impossible": list(plan.impossible),
         "sensitivity": None if rows is None else [_finite(dataclasses.asdict(each)) for each in rows],
+        "stocks_as_of": _newest() if arguments.today else None,
         "parameters": dataclasses.asdict(problem),
     }
+
+
+def _newest() -> str:
+    from analysis.tables import stocks
+
+    return max(stock.as_of for stock in stocks())
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -305,6 +312,11 @@ def _text(data: dict[str, Any]) -> list[str]:
     ]
     if data["impossible"]:
         lines.append(f"Not enough chips for: {', '.join(data['impossible'])}.")
+    if data["stocks_as_of"]:
+        lines.append(
+            f"Chips are H100 equivalents of {data['stocks_as_of']}, public estimates (chipwitness table --sources); what "
+            "the world bought beyond the named owners counts as one site."
+        )
     if data["sensitivity"] is not None:
         rows = [["parameter", "halved", "doubled", "elasticity"]]
         for each in data["sensitivity"]:

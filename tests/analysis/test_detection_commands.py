@@ -215,6 +215,7 @@ def test_plan_for_today_covers_the_world(capsys: pytest.CaptureFixture[str]) -> 
     assert sum(site["chips"] for site in data["parameters"]["sites"]) == 20_000_000
     assert max(each["period"] for each in data["visits"]) <= 90
     assert data["parameters"]["flop_per_day"] == 989e12 * 86_400
+    assert data["stocks_as_of"] == "2025-12"
     assert data["detection"] >= 0.9
 
 
