@@ -314,8 +314,8 @@ def _text(data: dict[str, Any]) -> list[str]:
         lines.append(f"Not enough chips for: {', '.join(data['impossible'])}.")
     if data["stocks_as_of"]:
         lines.append(
-            f"Chips are H100 equivalents of {data['stocks_as_of']}, public estimates (chipwitness table --sources); what "
-            "the world bought beyond the named owners counts as one site."
+            f"Chips are H100 equivalents of {data['stocks_as_of']}, public estimates (chipwitness table --sources); "
+            "what the world bought beyond the named owners counts as one site."
         )
     if data["sensitivity"] is not None:
         rows = [["parameter", "halved", "doubled", "elasticity"]]
