@@ -163,10 +163,10 @@ def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
     run = transcript.run
     evidence["run_id"] = run.manifest.run
     evidence["lab"] = run.metadata.lab
-    evidence["steps"] = len(transcript.leaves) - 1
+    evidence["steps"] = max(len(transcript.leaves) - 1, 0)
     evidence["numerics"] = run.task.numerics
     evidence["training_device"] = run.metadata.device
-    evidence["state_digest"] = str(transcript.leaves[-1].state.root)
+    evidence["state_digest"] = str(transcript.leaves[-1].state.root) if transcript.leaves else None
     evidence["log_root"] = transcript.tree.root().hex()
     evidence["flop"] = sum(leaf.flop for leaf in transcript.leaves)
 
@@ -269,7 +269,7 @@ def _acceptance(evidence: dict[str, Any]) -> str:
     chips = evidence.get("chips", [])
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
     devices = ", ".join(sorted({replay["device"] for replay in replays}))
-    steps = sum(replay["steps"] for replay in replays)
+    steps = sum(replay.get("steps", 0) for replay in replays)
     return (
         f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
         f"and {steps} replayed steps on {devices} reach the committed states bit for bit"

@@ -87,11 +87,16 @@ def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
     if not out.is_dir():
         raise CallerError(f"there is no run folder {out}")
     check_subnormals()
-    site = Site.reopen(site_path(out))
-    writer = TranscriptWriter.reopen(out, site.staging, site.key)
-    site.remove_staging()
-    run = RunFolder(out, site.key.verifying)
+    folder = site_path(out)
+    key = Site.lab_key(Site.read_config(folder))
+    writer = TranscriptWriter.reopen(out, folder / "staging", key)
+    run = RunFolder(out, key.verifying)
     leaves, _ = run.load_steps()
+    if writer.holds_chip_evidence:
+        writer.finish({})
+        return _result(out, run.metadata, leaves, run)
+    site = Site.reopen(folder)
+    site.remove_staging()
     return _continue(run.task, run.data(), site, writer, run.metadata, committed=leaves, run=run, progress=progress)
 
 
@@ -123,7 +128,6 @@ def _continue(
     if not committed:
         recorder.commit_initial_state()
     elif run is not None:
-        recorder.rounding_log_bytes = sum(run.files[log_path(step)].length for step in range(1, start + 1))
         recorder.announce(start)
         for leaf in committed[start + 1 :]:
             recorder.replay_step(leaf, run.rounding_log(leaf.step))
@@ -133,12 +137,18 @@ def _continue(
         if progress is not None:
             progress(leaf.step, task.steps, leaf.loss)
     writer.finish(_chip_evidence(site, recorder))
+    finished = RunFolder(writer.folder, site.key.verifying)
+    return _result(writer.folder, metadata, recorder.leaves, finished)
+
+
+def _result(out: Path, metadata: Metadata, leaves: list[Leaf], run: RunFolder) -> TrainResult:
+    steps = range(1, len(leaves))
     return TrainResult(
-        run=writer.folder,
+        run=out,
         run_id=metadata.run_id.hex(),
-        state_digest=str(training.memory.digest().root),
-        steps=training.step,
-        rounding_log_bytes=recorder.rounding_log_bytes,
+        state_digest=str(leaves[-1].state.root),
+        steps=len(leaves) - 1,
+        rounding_log_bytes=sum(run.files[log_path(step)].length for step in steps),
     )
 
 

@@ -57,7 +57,6 @@ class Recorder:
     ) -> None:
         self.training = training
         self.data = data
-        self.rounding_log_bytes = 0
         self.leaves: list[Leaf] = []
         self._writer = writer
         self._chips = chips
@@ -81,7 +80,6 @@ class Recorder:
         files = {log_path(step): log}
         if step % task.checkpoint_every == 0 or step == task.steps:
             files[checkpoint_path(step)] = encode_state(self.training.memory.export())
-        self.rounding_log_bytes += len(log)
         self._commit(leaf, files)
         self._conduct.after_step(step, self)
         return leaf
@@ -97,7 +95,6 @@ class Recorder:
         leaf = make_leaf(self.training, batch_root=self.data.batch_root(step), log=log, loss=loss)
         if leaf != committed:
             raise EvidenceError(f"step {step} does not replay to its committed state; this run cannot be resumed")
-        self.rounding_log_bytes += len(log)
         self._conduct.after_step(step, self)
 
     def tick_chips(self, step: int) -> None:

@@ -72,6 +72,11 @@ class TranscriptWriter:
         """Number of the last committed step; -1 before the initial state."""
         return self._manifest.steps
 
+    @property
+    def holds_chip_evidence(self) -> bool:
+        """Tell whether the chips have been quoted already: then the run only needs to be closed."""
+        return any(path.startswith("chips/") for path in (*self._manifest.files, *self._manifest.pending))
+
     def append(self, leaf: Leaf, files: Mapping[str, bytes]) -> bytes:
         """Commit a step with its rounding log and checkpoint; return the root of the log with it, 32 bytes."""
         if leaf.step != self.steps + 1 or self.tree.size != leaf.step:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import _matmul_kernels as kernels
-from monitor.numerics.exact._fp64_engine import wide_shift
 from monitor.numerics.exact._jit import run_pieces
 from monitor.numerics.exact._known_answers import fp64_gemm_is_exact, int8_gemm_is_exact
 from monitor.numerics.exact._wide import round_products
@@ -61,17 +60,16 @@ class _Operand:
         out = torch.empty(shape, dtype=torch.int8 if int8 else torch.float64)
         x, result = source.numpy(), out.numpy()
         work = x.size * 4
-        shift = wide_shift(k)
         if by_rows:
             kernel = kernels.digits_by_rows if int8 else kernels.halves_by_rows
             x, result = x.reshape(batch * count, k), result.reshape(batch * count, parts * k)
             flat = (outcome.reshape(-1), wide.reshape(-1))
-            run_pieces(kernel, batch * count, work, x, x.view(np.uint32), result, *flat, shift, side)
+            run_pieces(kernel, batch * count, work, x, x.view(np.uint32), result, *flat, side)
         elif int8:
             x, result, flat = x[0], result[0], (outcome[0], wide[0])
-            run_pieces(kernels.digits_by_columns, count, work, x, x.view(np.uint32), result, *flat, shift, side)
+            run_pieces(kernels.digits_by_columns, count, work, x, x.view(np.uint32), result, *flat, side)
         else:
-            arguments = (x, x.view(np.uint32), result, outcome, wide, shift, side)
+            arguments = (x, x.view(np.uint32), result, outcome, wide, side)
             run_pieces(kernels.halves_by_columns, batch, work, *arguments)
         self.parts = out if by_rows == (side == 0) else out.transpose(-1, -2)
         self.transposed = by_rows != (side == 0)
@@ -162,12 +160,13 @@ def _fp64_matmul(a: _Operand, b: _Operand, out: Tensor, k: int) -> None:
     run_pieces(kernels.combine_fp64, out.shape[0], out.numel() * 2, value.numpy(), a.outcome, b.outcome, out.numpy())
 
 
-def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto") -> Tensor:
+def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto", wide: bool = True) -> Tensor:
     """The product by the specification of `matmul`, for CPU FP32 (B, M, K) and (B, K, N) with no empty dimension.
 
     Args:
         engine: "int8" or "fp64" to force one (int8 for B = 1 only); "auto" takes int8 for large single products where
             its known-answer test passed.
+        wide: False leaves the wide path out, against the specification: for measuring what it is worth.
     """
     batch, m, k = a.shape
     n = b.shape[-1]
@@ -178,6 +177,6 @@ def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto") -> Tensor:
         _int8_matmul(left, right, out[0], k)
     else:
         _fp64_matmul(left, right, out, k)
-    if left.wide.any() or right.wide.any():
+    if wide and (left.wide.any() or right.wide.any()):
         round_products(a, b, left.wide & np.isfinite(left.outcome), right.wide & np.isfinite(right.outcome), out)
     return out

@@ -20,11 +20,6 @@ _HALF_LARGEST = 0xFEFEFE
 """Largest 24-bit significand whose half still rounds to at most 0x7F7F7F."""
 
 
-def wide_shift(k: int) -> int:
-    """h + 1 of the wide path's test for rows of k elements."""
-    return (max(k - 1, 0).bit_length() + 1) // 2 + 1
-
-
 class Quantised:
     """Integers q (…, R, K) in FP64, scales s (…, R), and the rows that hold a non-finite value or need the wide path."""
 
@@ -42,10 +37,9 @@ class Quantised:
         clean = torch.where(self.broken.unsqueeze(-1), 0.0, x)
         self.q = torch.round(clean.to(torch.float64) * power_of_two(self.scale).unsqueeze(-1))
         size = self.q.abs()
-        factor = float(1 << wide_shift(x.shape[-1]))
         nonzero = clean != 0
-        small = nonzero & (size * factor < size.amax(dim=-1, keepdim=True))
-        self.wide = 2 * small.sum(dim=-1) > nonzero.sum(dim=-1)
+        small = nonzero & (size * 6.0 < size.amax(dim=-1, keepdim=True))
+        self.wide = 8 * small.sum(dim=-1) > 7 * nonzero.sum(dim=-1)
 
 
 def quantise(x: Tensor) -> Quantised:

@@ -56,21 +56,21 @@ def _scale_and_peak(bits: Any) -> Any:
 
 
 @compiled
-def _factors(bits: Any, shift: Any, side: Any) -> Any:
-    """(f, g, limit, outcome): f·g = 2^s, |q| < limit means small, outcome = 2^(8-s) for rows and 2^-t for columns.
+def _factors(bits: Any, side: Any) -> Any:
+    """(f, g, limit, outcome): f·g = 2^s, |q| < limit means 6|q| < max|q|, outcome = 2^(8-s) for rows and 2^-t for columns.
 
     The scale of a subnormal row reaches 2^171, hence two factors.
     """
     scale, peak = _scale_and_peak(bits)
     first = min(scale, 100)
-    limit = (peak + (1 << shift) - 1) >> shift
+    limit = (peak + 5) // 6
     outcome = np.nan if bits >= _INFINITY else _P64[200 + (8 - scale if side == 0 else -scale)]
     return _P32[first + 126], _P32[scale - first + 126], np.int32(limit), outcome
 
 
 @compiled
 def digits_by_rows(
-    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, shift: Any, side: Any
+    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any
 ) -> Any:
     """Rows of x (R, K) as int8 digits in out (R, 3K): high, middle, low for side 0 (A), low, middle, high for side 1."""
     k = x.shape[1]
@@ -79,7 +79,7 @@ def digits_by_rows(
         largest = np.uint32(0)
         for j in range(k):
             largest = max(largest, bits[i, j] & _MAGNITUDE)
-        f, g, limit, outcome[i] = _factors(largest, shift, side)
+        f, g, limit, outcome[i] = _factors(largest, side)
         high, middle, low = out[i, first : first + k], out[i, k : 2 * k], out[i, last : last + k]
         nonzero = np.int32(0)
         small = np.int32(0)
@@ -93,12 +93,12 @@ def digits_by_rows(
             filled = np.int32((bits[i, j] & _MAGNITUDE) != 0)
             nonzero += filled
             small += filled & np.int32(abs(q) < limit)
-        wide[i] = 2 * small > nonzero
+        wide[i] = 8 * small > 7 * nonzero
 
 
 @compiled
 def digits_by_columns(
-    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, shift: Any, side: Any
+    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any
 ) -> Any:
     """Columns of x (K, C) as int8 digits in out (3K, C), in the order of `digits_by_rows`."""
     k = x.shape[0]
@@ -111,7 +111,7 @@ def digits_by_columns(
     f, g = np.empty(width, np.float32), np.empty(width, np.float32)
     limit, nonzero, small = np.empty(width, np.int32), np.zeros(width, np.int32), np.zeros(width, np.int32)
     for j in range(width):
-        f[j], g[j], limit[j], outcome[begin + j] = _factors(largest[j], shift, side)
+        f[j], g[j], limit[j], outcome[begin + j] = _factors(largest[j], side)
     for i in range(k):
         source, pattern = x[i, begin:end], bits[i, begin:end]
         high, middle, low = out[first + i, begin:end], out[k + i, begin:end], out[last + i, begin:end]
@@ -126,12 +126,12 @@ def digits_by_columns(
             nonzero[j] += filled
             small[j] += filled & np.int32(abs(q) < limit[j])
     for j in range(width):
-        wide[begin + j] = 2 * small[j] > nonzero[j]
+        wide[begin + j] = 8 * small[j] > 7 * nonzero[j]
 
 
 @compiled
 def halves_by_rows(
-    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, shift: Any, side: Any
+    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any
 ) -> Any:
     """Rows of x (R, K) as FP64 integers in out (R, 2K): h, l with q = 256h + l for side 0, r, h' for side 1."""
     k = x.shape[1]
@@ -139,7 +139,7 @@ def halves_by_rows(
         largest = np.uint32(0)
         for j in range(k):
             largest = max(largest, bits[i, j] & _MAGNITUDE)
-        f, g, limit, outcome[i] = _factors(largest, shift, side)
+        f, g, limit, outcome[i] = _factors(largest, side)
         left, right = out[i, 0:k], out[i, k : 2 * k]
         nonzero = np.int32(0)
         small = np.int32(0)
@@ -153,12 +153,12 @@ def halves_by_rows(
             filled = np.int32((bits[i, j] & _MAGNITUDE) != 0)
             nonzero += filled
             small += filled & np.int32(abs(q) < limit)
-        wide[i] = 2 * small > nonzero
+        wide[i] = 8 * small > 7 * nonzero
 
 
 @compiled
 def halves_by_columns(
-    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, shift: Any, side: Any
+    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any
 ) -> Any:
     """Columns of each matrix of x (B, K, C) as FP64 integers in out (B, 2K, C), in the order of `halves_by_rows`."""
     k, width = x.shape[1], x.shape[2]
@@ -173,7 +173,7 @@ def halves_by_columns(
             for j in range(width):
                 largest[j] = max(largest[j], bits[b, i, j] & _MAGNITUDE)
         for j in range(width):
-            f[j], g[j], limit[j], outcome[b, j] = _factors(largest[j], shift, side)
+            f[j], g[j], limit[j], outcome[b, j] = _factors(largest[j], side)
         for i in range(k):
             left, right = out[b, i], out[b, k + i]
             for j in range(width):
@@ -187,7 +187,7 @@ def halves_by_columns(
                 nonzero[j] += filled
                 small[j] += filled & np.int32(abs(q) < limit[j])
         for j in range(width):
-            wide[b, j] = 2 * small[j] > nonzero[j]
+            wide[b, j] = 8 * small[j] > 7 * nonzero[j]
 
 
 @compiled

@@ -19,19 +19,20 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Product of FP32 matrices whose bits depend on no order of additions.
 
     Specification. Row scale s_i: the largest integer with |RNE(a_ik·2^s_i)| ≤ 0x7F7F7F for all k, 0 for a zero row;
-    q_ik = RNE(a_ik·2^s_i); t_j and r_kj likewise for the columns of b; l(q) the lowest balanced base-256 digit of q.
+    q_ik = RNE(a_ik·2^s_i); t_j and r_kj likewise for the columns of b; l(q) the lowest balanced base-256 digit.
     V_ij = Σ_k (q_ik·r_kj - l(q_ik)·l(r_kj))/256, an integer, and C_ij = FP32(FP64(V_ij)·2^(8-s_i-t_j)); V = 0 gives +0.
-    Where row i or column j is wide, C_ij is instead the correctly rounded dot product. A row is wide when more than half
-    of its non-zero elements have |q|·2^(h+1) < max|q|, h = ⌈⌈log2 K⌉/2⌉. A NaN or an infinity in row i or column j
-    gives 0x7FC00000.
+    Where row i or column j is wide, C_ij is instead the correctly rounded dot product. A row is wide when more than seven
+    eighths of its non-zero elements have 6·|q| < max|q|: one large element would starve the rest of digits. A NaN or an
+    infinity in row i or column j gives 0x7FC00000.
 
     Law: |C_ij - Σ_k a_ik·b_kj| ≤ K·2^-21·A_i·B_j + ½ulp(C_ij), with A_i = max_k|a_ik| and B_j = max_k|b_kj|.
     Proof. s_i + 1 would exceed 0x7F7F7F, so A_i·2^(s_i+1) ≥ 0x7F7F7F + ½ and 2^-s_i ≤ A_i·2^-21.994; likewise t_j.
-    Write a = (q + δ)·2^-s and b = (r + ε)·2^-t with |δ|, |ε| ≤ ½. Then |a·b - q·r·2^(-s-t)| ≤ ½·2^-s·|b| + ½·2^-t·|q|·2^-s
-    and |q|·2^-s ≤ A + ½·2^-s ≤ A(1 + 2^-22.9), together at most A·B·2^-21.994·(1 + 2^-23.9). The dropped product is at most
-    2^14·2^(-s-t) ≤ A·B·2^-29.98. Each term is thus off by less than A·B·2^-21.98. FP64(V) is off by at most |V|·2^-53 and
-    only beyond K = 32,768; even times |V|·2^(8-s-t) ≤ 1.01·K·A·B this is absorbed by 2^-21 - 2^-21.98. The last rounding
-    adds ½ulp. A wide element has the last term alone.
+    Write a = (q + δ)·2^-s and b = (r + ε)·2^-t with |δ|, |ε| ≤ ½. Then
+    |a·b - q·r·2^(-s-t)| ≤ ½·2^-s·|b| + ½·2^-t·|q|·2^-s, and |q|·2^-s ≤ A + ½·2^-s ≤ A·(1 + 2^-22.9): together at most
+    A·B·2^-21.994·(1 + 2^-23.9). The dropped product is at most 2^14·2^(-s-t) ≤ A·B·2^-29.98. Each term is thus off by
+    less than A·B·2^-21.98. FP64(V) is off by at most |V|·2^-53, and only beyond K = 32,768; as |V|·2^(8-s-t) is at most
+    1.01·K·A·B, this fits into the gap between 2^-21.98 and 2^-21. The last rounding adds ½ulp. A wide element has the
+    last term alone.
 
     Args:
         a: (…, M, K), FP32 (BF16 and FP16 are taken as the FP32 numbers they are), any strides.

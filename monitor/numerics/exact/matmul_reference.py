@@ -32,11 +32,10 @@ def quantise_row(row: list[float]) -> tuple[list[int], int]:
 
 
 def is_wide(q: list[int], row: list[float]) -> bool:
-    """Whether more than half of a row's non-zero elements lie more than 2^(h+1) below its largest, h ≈ log2(K)/2."""
-    shift = (max(len(row) - 1, 0).bit_length() + 1) // 2 + 1
+    """Whether more than seven eighths of a row's non-zero elements are below a sixth of its largest, by their q."""
     largest = max((abs(v) for v in q), default=0)
-    small = sum(1 for v, x in zip(q, row, strict=True) if x != 0 and abs(v) << shift < largest)
-    return 2 * small > sum(1 for x in row if x != 0)
+    small = sum(1 for v, x in zip(q, row, strict=True) if x != 0 and abs(v) * 6 < largest)
+    return 8 * small > 7 * sum(1 for x in row if x != 0)
 
 
 def _low_digit(q: int) -> int:

@@ -1,0 +1,88 @@
+"""Small recorded runs, made by real training in this process."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported: test processes share the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from inspector.trust import Trust
+
+STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = STARTED + timedelta(minutes=30)
+LATE = STARTED + timedelta(hours=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run folder and what the inspector knows about the world that it was made in."""
+
+    run: Path
+    trust: Trust
+    now: datetime = NOW
+    late: datetime = LATE
+
+
+def record_run(
+    run: Path,
+    *,
+    lab: str = "lab",
+    lie: str | None = None,
+    lie_step: int = 3,
+    steps: int = 6,
+    chips: int = 3,
+    seed: int = 5,
+    rate: Fraction = Fraction(1, 2),
+    preset: str = "digits-cnn",
+    checkpoint_every: int = 3,
+    device: str = "native",
+    **changes: Any,
+) -> Recorded:
+    """Train a small run; the declared end is an hour after ``STARTED``."""
+    from inspector.trust import Trust
+    from monitor.lab import train
+    from monitor.site import Site, new_site_config
+    from monitor.task import Task
+
+    task = Task.for_preset(preset, seed=seed, steps=steps, checkpoint_every=checkpoint_every, shards=chips, **changes)
+    config = new_site_config(
+        lab=lab,
+        seed=seed,
+        chips=chips,
+        lie=lie,
+        lie_step=lie_step,
+        snapshot_rate=rate,
+        started=STARTED,
+        duration=timedelta(hours=1),
+    )
+    train(task, run, config, device=device)
+    return Recorded(run, Trust.from_json(Site.reference_values(config), "test world"))
+
+
+@pytest.fixture(scope="session")
+def record() -> Callable[..., Recorded]:
+    """The function that records a run at a path."""
+    return record_run
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Recorded]:
+    """Return a function that records a run of that name in this test's folder."""
+    return lambda name="run", **options: record_run(tmp_path / name, **options)
+
+
+@pytest.fixture(scope="session")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """An honest run that no test may change."""
+    return record_run(tmp_path_factory.mktemp("honest") / "run")

@@ -1,0 +1,213 @@
+"""Each lie is rejected for the right reason, and accepted when the guard that catches it is off."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from firmware_sim import Digest, MakerCA, SigningKey
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from inspector.guards import ALL_GUARDS, Guard, Settings
+from inspector.session import draw, inspect, replay, verify
+from inspector.trust import Trust
+from inspector.verdict import Outcome
+
+SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
+
+
+def inspect_run(recorded, *, off: frozenset[Guard] = frozenset(), **changes):
+    settings = replace(SETTINGS, guards=ALL_GUARDS - off, **changes)
+    return inspect([recorded.run], recorded.trust, settings, now=recorded.now)
+
+
+def test_honest_run_is_accepted_on_two_devices_that_differ(honest):
+    verdict = inspect_run(honest, devices=("sse41", "mkl-compatible"))
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    replays = verdict.evidence["replays"]
+    prints = {each["fingerprint"] for each in replays}
+    prints.add(verdict.evidence["runs"][0]["training_device"]["fingerprint"])
+    assert len(prints) == 3
+    assert all(each["equal"] and each["steps"] == 6 for each in replays)
+    assert sum(len(chip["snapshots"]) for chip in verdict.evidence["chips"]) > 0
+
+
+LIES = [
+    # lie, the guards that catch it, what the reason must name
+    ("change-sample", {Guard.REPLAY}, r"^step 3: .*declared samples \d+, \d+"),
+    ("other-learning-rate", {Guard.REPLAY}, r"^step 3: "),
+    ("wrong-operator", {Guard.REPLAY}, r"^step 3: "),
+    ("extra-steps", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
+    ("edit-log", {Guard.LOG_CHAIN}, r"chip lab-chip-000\d: log "),
+    ("forge-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
+]
+
+
+@pytest.mark.parametrize(("lie", "guards", "reason"), LIES, ids=[row[0] for row in LIES])
+def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, reason):
+    recorded = make_run(lie=lie)
+    verdict = inspect_run(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert {each.guard for each in verdict.reasons} == {guard.value for guard in guards}
+    assert any(re.search(reason, each.text) for each in verdict.reasons), verdict.reasons
+    blind = inspect_run(recorded, off=frozenset(guards))
+    assert blind.outcome is Outcome.ACCEPT, blind.reasons
+
+
+def test_lab_with_its_own_maker_is_rejected_and_passes_with_the_guard_off(honest):
+    stranger = MakerCA.create(b"the inspector's maker").certificate_digest
+    trust = replace(honest.trust, chip_trust=replace(honest.trust.chip_trust, ca_digests=frozenset({stranger})))
+    recorded = replace(honest, trust=trust)
+    verdict = inspect_run(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert any("maker CA" in each.text and "not trusted" in each.text for each in verdict.reasons)
+    assert inspect_run(recorded, off=frozenset({Guard.IDENTITY})).outcome is Outcome.ACCEPT
+
+
+def test_firmware_that_is_not_allowed_is_rejected(honest):
+    other = Digest("sha256", bytes(32))
+    trust = replace(honest.trust, chip_trust=replace(honest.trust.chip_trust, measurements=frozenset({other})))
+    verdict = inspect_run(replace(honest, trust=trust))
+    assert verdict.outcome is Outcome.REJECT
+    assert any("not allowed" in each.text for each in verdict.reasons)
+
+
+def test_chip_of_the_registry_without_evidence_is_a_refusal(honest):
+    trust = replace(honest.trust, chips={**honest.trust.chips, "lab-chip-0009": "lab"})
+    verdict = inspect_run(replace(honest, trust=trust), samples=4)
+    assert verdict.outcome is Outcome.REJECT
+    assert any("lab-chip-0009 was drawn, but no evidence" in each.text for each in verdict.reasons)
+
+
+def test_quote_for_another_challenge_is_rejected(honest):
+    trust = replace(honest.trust, nonce=bytes(32))
+    verdict = inspect_run(replace(honest, trust=trust))
+    assert verdict.outcome is Outcome.REJECT
+    assert any("nonce" in each.text for each in verdict.reasons)
+
+
+def test_run_signed_by_an_unregistered_lab_is_rejected(honest):
+    trust = replace(honest.trust, labs={"lab": SigningKey.generate(bytes(32)).verifying})
+    assert verify(honest.run, trust, now=honest.now).outcome is Outcome.REJECT
+
+
+def test_trust_file_inside_the_run_is_refused(honest, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(honest.run, run)
+    own = run / "trust.json"
+    own.write_text(json.dumps(honest.trust.to_json()))
+    with pytest.raises(EvidenceError, match="inside the run"):
+        Trust.load([own], [run])
+    outside = tmp_path / "trust.json"
+    outside.write_text(json.dumps(honest.trust.to_json()))
+    verdict = verify(run, Trust.load([outside], [run]), now=honest.now)
+    assert verdict.outcome is Outcome.REJECT
+    assert "trust.json is not listed" in verdict.reasons[0].text
+
+
+def test_native_run_is_rejected_because_no_device_can_reproduce_it(make_run):
+    verdict = inspect_run(make_run(numerics="native"))
+    assert verdict.outcome is Outcome.REJECT
+    assert "native numerics" in verdict.reasons[0].text
+
+
+def test_replay_on_the_training_device_alone_is_inconclusive(make_run):
+    def echo(name, job):
+        from inspector._worker import _ACTIONS
+        from monitor.environment import fingerprint
+
+        return {"device": name, "fingerprint": str(fingerprint()), "seconds": 0.0, **_ACTIONS[job["action"]](job)}
+
+    recorded = make_run()
+    verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=echo)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "computes like the training device" in verdict.reasons[0].text
+
+
+def test_broken_device_is_inconclusive(honest):
+    def broken(name, job):
+        raise DeviceError(f"device {name} broke")
+
+    verdict = inspect([honest.run], honest.trust, SETTINGS, now=honest.now, worker=broken)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+
+
+def test_short_answer_of_a_device_is_inconclusive(honest):
+    def short(name, job):
+        from inspector.devices import run_worker
+
+        result = run_worker(name, job)
+        for each in result["replays"]:
+            each["leaves"] = each["leaves"][:-1]
+        return result
+
+    verdict = inspect([honest.run], honest.trust, SETTINGS, now=honest.now, worker=short)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+
+
+def test_no_snapshot_is_not_acceptance(make_run):
+    from fractions import Fraction
+
+    verdict = inspect_run(make_run(rate=Fraction(1, 10**9)))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "no snapshot" in verdict.reasons[0].text
+
+
+@pytest.mark.parametrize("samples", [0, -1, 4])
+def test_impossible_number_of_samples_is_the_callers_mistake(honest, samples):
+    with pytest.raises(CallerError, match="cannot draw"):
+        inspect_run(honest, samples=samples)
+
+
+def test_no_device_and_no_run_are_the_callers_mistakes(honest):
+    with pytest.raises(CallerError):
+        inspect_run(honest, devices=())
+    with pytest.raises(CallerError):
+        inspect([], honest.trust, SETTINGS, now=honest.now)
+
+
+def test_segments_limit_is_honoured(honest):
+    verdict = inspect_run(honest, segments=1)
+    assert [len(each["segments"]) for each in verdict.evidence["replays"]] == [1]
+
+
+def test_replay_of_one_segment(honest):
+    verdict = replay(honest.run, honest.trust, 1, "sse41")
+    assert verdict.outcome is Outcome.ACCEPT
+    with pytest.raises(CallerError, match="no segment 2"):
+        replay(honest.run, honest.trust, 2, "sse41")
+
+
+def test_draw_depends_on_the_seed_and_is_a_sample():
+    items = [f"chip-{index}" for index in range(50)]
+    first, second = draw(items, 10, b"a"), draw(items, 10, b"b")
+    assert len(set(first)) == 10
+    assert set(first) <= set(items)
+    assert first != second
+    assert draw(reversed(items), 10, b"a") == first
+
+
+def test_two_runs_of_two_labs_are_inspected_together(make_run):
+    first, second = make_run("a", lab="lab-a"), make_run("b", lab="lab-b")
+    trust = first.trust.merge(second.trust)
+    settings = replace(SETTINGS, samples=6)
+    verdict = inspect([first.run, second.run], trust, settings, now=first.now)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert {chip["run"] for chip in verdict.evidence["chips"]} == {"a", "b"}
+
+
+def test_a_run_that_is_not_declared_is_found_on_its_chips(make_run):
+    first, second = make_run("a", lab="lab-a"), make_run("b", lab="lab-b")
+    trust = first.trust.merge(second.trust)
+    verdict = inspect([first.run], replace(trust, chips={**trust.chips, "lab-b-chip-0000": "lab-a"}),
+                      replace(SETTINGS, samples=4), now=first.now)
+    assert verdict.outcome is Outcome.REJECT
+
+
+def test_every_guard_is_on_by_default():
+    assert Settings(samples=1, seed="", devices=("sse41",)).guards == frozenset(Guard)
+
+
