@@ -9,8 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from firmware_sim.errors import CallerError
-from inspector._logspace import reals
-from inspector.detection import DAYS_PER_YEAR, FLOP_PER_CHIP_DAY, chips_needed, snapshot_probability
+from inspector._logspace import counts, reals
+from inspector.detection import (
+    DAYS_PER_YEAR,
+    FLOP_PER_CHIP_DAY,
+    ChipsTooFewError,
+    chips_needed,
+    snapshot_probability,
+)
 from inspector.sites import sites_log_miss, worst_placement
 
 __all__ = ["AS_DECLARED", "Evasion", "PlannedRun", "Problem", "Response", "Site", "Visits", "best_response"]
@@ -125,6 +131,10 @@ class Visits:
     period: float
     samples: int
 
+    def __post_init__(self) -> None:
+        reals(f"period of site {self.site!r}", self.period, low=0, high=np.inf, open_low=True)
+        counts(f"samples of site {self.site!r}", self.samples)
+
     @property
     def per_year(self) -> float:
         """Visits a year."""
@@ -188,6 +198,8 @@ def best_response(problem: Problem, visits: Sequence[Visits], evasion: Evasion) 
     if [each.site for each in visits] != [site.name for site in problem.sites]:
         raise CallerError("the schedule must have one line for each site, in the same order")
     run = PlannedRun.of(problem, evasion)
+    if not run.fits:
+        raise ChipsTooFewError(f"evasion {evasion.name!r} needs more chips than the sites hold that it may use")
     samples, catch = np.empty(len(visits)), np.empty(len(visits))
     for place, each in enumerate(visits):
         times, catch[place] = run.inspections(each.period)

@@ -133,6 +133,12 @@ def test_best_response_goes_where_nobody_looks() -> None:
     assert response.placement[0] == 0
     with pytest.raises(CallerError, match="one line for each site"):
         best_response(given, visits[:1], AS_DECLARED)
+    with pytest.raises(closed.ChipsTooFewError, match="evasion 'rush' needs more chips"):
+        best_response(given, visits, Evasion(name="rush", stretch=1e-4))
+    with pytest.raises(CallerError, match="samples of site 'a' must be at least 0"):
+        Visits(site="a", period=30.0, samples=-1)
+    with pytest.raises(CallerError, match="period of site 'a' must be above 0"):
+        Visits(site="a", period=0.0, samples=1)
 
 
 def test_impossible_evasions_are_named() -> None:
