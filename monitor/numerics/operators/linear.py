@@ -187,7 +187,8 @@ def _convolution(
         out = backend.convolution_grad_input(x, _transposed_shape(x, weight, shape, output_padding), weight, shape)
     else:
         out = backend.convolution(x, weight, shape)
-    out = out[:, :, 0] if flat else out
+    # The strides are part of an operator's result: later operators, and a trace of the step, depend on them.
+    out = (out[:, :, 0] if flat else out).contiguous()
     return out if bias is None else out + bias.reshape(1, -1, *(1,) * (out.dim() - 2))
 
 
@@ -222,7 +223,8 @@ def _convolution_backward(
     if flat:
         grad_x = None if grad_x is None else grad_x[:, :, 0]
         grad_weight = None if grad_weight is None else grad_weight[:, :, 0]
-    return grad_x, grad_weight, grad_bias
+    grad_x = None if grad_x is None else grad_x.contiguous()
+    return grad_x, None if grad_weight is None else grad_weight.contiguous(), grad_bias
 
 
 def _baddbmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
