@@ -8,6 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.x509.oid import NameOID
 
 from firmware_sim import (
     CURRENT_FIRMWARE,
@@ -23,7 +24,7 @@ from firmware_sim import (
     read_chain,
     verify_chain,
 )
-from firmware_sim.identity import _builder
+from firmware_sim.identity import _builder, _device_builder, _maker_builder
 
 MAKER = MakerCA.create(b"maker")
 SECRETS = MAKER.issue_device("chip-1", b"seed")
@@ -216,6 +217,26 @@ NOT_AS_ISSUED = "is not as 'chip-1' issues it"
 def test_alias_that_the_boot_layer_would_not_issue_is_refused(chain, message):
     with pytest.raises(IdentityError, match=message):
         read_chain(chain())
+
+
+def _maker_signed(builder):
+    return builder.sign(MAKER._key.private_key, None).public_bytes(serialization.Encoding.PEM)
+
+
+def test_certificates_that_no_maker_issues_are_refused():
+    key, maker_key = SECRETS.device_key.verifying, MAKER._key.verifying
+    odd = _maker_signed(_device_builder("chip 1", key, maker_key))
+    with pytest.raises(IdentityError, match="device certificate names the malformed chip id 'chip 1'"):
+        read_chain(_parts()[0] + odd + MAKER.certificate)
+    other_serial = _maker_signed(_with(_serial_number=7)(_maker_builder(maker_key)))
+    with pytest.raises(IdentityError, match="'Chipwitness maker' is not as 'Chipwitness maker' issues it"):
+        read_chain(_parts()[0] + _parts()[1] + other_serial)
+    name = x509.NameAttribute(NameOID.COMMON_NAME, "chip-1")
+    two_names = x509.Name([name, x509.NameAttribute(NameOID.COMMON_NAME, "chip-2")])
+    for subject in (two_names, x509.Name([])):
+        nameless = _maker_signed(_with(_subject_name=subject)(_device_builder("chip-1", key, maker_key)))
+        with pytest.raises(IdentityError, match="certificate does not name one subject"):
+            read_chain(_parts()[0] + nameless + MAKER.certificate)
 
 
 @pytest.mark.parametrize("chip_id", ["", "a b", "x" * 65, "chip/1", "é", "a\n"])

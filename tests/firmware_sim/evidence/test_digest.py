@@ -114,6 +114,12 @@ def test_impossible_slices_are_the_callers_mistake(change, message):
         digest_tensor(**{**TENSOR, **change})
 
 
+def test_big_endian_machine_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "byteorder", "big")
+    with pytest.raises(CallerError, match="this machine is big-endian"):
+        digest_tensor(**TENSOR)
+
+
 def test_missing_blake3_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "blake3", None)
     with pytest.raises(CallerError, match=r"pip install 'chipwitness\[blake3\]'"):

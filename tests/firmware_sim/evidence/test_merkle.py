@@ -148,6 +148,11 @@ def test_proof_for_another_size_is_refused_though_its_hashes_fit():
         )  # fmt: skip
 
 
+def test_missing_consistency_proof_is_named():
+    with pytest.raises(EvidenceError, match="consistency proof from 3 to 5 leaves is empty"):
+        verify_consistency(old=3, new=5, proof=[], old_root=bytes(32), new_root=bytes(32))
+
+
 def test_forked_tree_is_not_consistent():
     old = MerkleTree(LEAVES[:6])
     forked = MerkleTree([*LEAVES[:5], b"other", *LEAVES[6:]])
