@@ -219,7 +219,7 @@ class _Worlds:
     def _search(self, advance: FloatArray) -> None:
         clock, after = self.control.clock, self.control.clock + advance
         for search in self.plan.searches:
-            busy = (advance > 0) & (np.minimum(after, search.busy_end) > np.maximum(clock, search.busy_begin))
+            busy = np.minimum(after, search.busy_end) > np.maximum(clock, search.busy_begin)
             self.caught |= busy & (self.rng.random(self.worlds) < search.catch)
 
     def _losses(self) -> BoolArray:

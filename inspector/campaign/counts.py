@@ -212,9 +212,7 @@ class CountsWorld:
             self._settle(rng)
         after = control.clock + self._advance
         for search in plan.searches:
-            busy = (self._advance > 0) & (
-                np.minimum(after, search.busy_end) > np.maximum(control.clock, search.busy_begin)
-            )
+            busy = np.minimum(after, search.busy_end) > np.maximum(control.clock, search.busy_begin)
             self.caught |= busy & (rng.random(busy.shape) < search.catch)
         control.clock = after
         control.drawn += self.hits

@@ -116,7 +116,8 @@ def test_figure_holds_command_and_seed(
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", "--list")
-    assert [entry["name"] for entry in data["scenarios"]] == ["evasions", "paper-table-1", "real-stocks"]
+    names = [entry["name"] for entry in data["scenarios"]]
+    assert names == ["evasions", "paper-table-1", "real-stocks", "real-stocks-1e25"]
     code, out, _ = run(capsys, "campaign", "--list")
     assert code == 0
     assert "real-stocks" in out

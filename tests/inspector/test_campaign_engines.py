@@ -144,6 +144,9 @@ EXACT = {
     "tampered, half the snapshots": case(
         policies={"firmware": {"snapshot_share": 0.5}}, rates={"run-old-firmware": 0.1, "undeclared-run": 0.7}
     ),
+    "tampered, one group after another": case(
+        policies={"firmware": {}, "waves": {"groups": 3}}, rates={"run-old-firmware": 0.4}
+    ),
     "weight swap": case(policies={"weight-swap": {}}, rates={"swap-weights": 0.5}, regime={"samples": 6}),
     "spoof": case(policies={"spoof": {}}, rates={"fake-layers": 0.8}),
     "chain": case(policies={"chain": {"parts": 3}}, rates={"chained-runs": 0.6}, evidence=Evidence.AFTER_THRESHOLD),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from inspector.campaign import (
     simulate_counts,
 )
 from inspector.campaign.plan import Search
+from inspector.campaign.reactions import Control, PauseWhenDrawn, QuitWhenDrawn, ShrinkWhenDrawn
 
 UNIT = Kind(name="unit", flop_per_day=1.0, link_gbps=900.0)
 SLOW = Kind(name="slow", flop_per_day=1.0, link_gbps=64.0)
@@ -317,3 +319,20 @@ def test_every_policy_can_be_named() -> None:
         "stretch", "rush", "waves", "divert", "consumer", "firmware", "hide-logs", "weight-swap", "spoof", "chain",
         "stay-under", "collude", "pause-when-drawn", "quit-when-drawn", "shrink-when-drawn", "hide-in-inspected",
     }  # fmt: skip
+
+
+def test_reactions_move_only_what_they_name() -> None:
+    hits = np.array([0, 1, 2])
+    control = Control.fresh(3)
+    PauseWhenDrawn(periods=2).react(control, hits)
+    assert control.pause.tolist() == [0, 2, 2]
+    assert control.advance(30.0).tolist() == [30.0, 0.0, 0.0]
+    for left in ([0, 1, 1], [0, 0, 0], [0, 0, 0]):
+        PauseWhenDrawn(periods=2).react(control, np.zeros(3, np.int64))
+        assert control.pause.tolist() == left
+    ShrinkWhenDrawn(factor=4.0).react(control, hits)
+    assert control.advance(30.0).tolist() == [30.0, 7.5, 7.5]
+    control.drawn += hits
+    QuitWhenDrawn(limit=2).react(control, hits)
+    assert control.stopped.tolist() == [False, False, True]
+    assert control.advance(30.0).tolist() == [30.0, 7.5, 0.0]
