@@ -8,8 +8,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy.optimize
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, DeviceError
 from inspector import detection as closed
 from inspector.planning import (
     AS_DECLARED,
@@ -175,6 +176,18 @@ def test_nonsense(change: dict[str, object], text: str) -> None:
         problem(("a", 1e5, 10), **change)
     with pytest.raises(CallerError, match="chips of site 'a' must be at least 1"):
         Site(name="a", chips=0)
+
+
+def test_too_many_sites_are_refused() -> None:
+    with pytest.raises(CallerError, match="201 sites are more than 200: merge the small ones"):
+        problem(*((f"site {number}", 1e5, 10) for number in range(201)))
+
+
+def test_a_solver_that_gives_up_is_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = scipy.optimize.OptimizeResult(x=None, message="out of memory")
+    monkeypatch.setattr(scipy.optimize, "linprog", lambda *_, **__: answer)
+    with pytest.raises(DeviceError, match="the solver found no schedule: out of memory"):
+        cheapest_plan(problem(("a", 1e5, 10)))
 
 
 def test_sensitivity_ranks_by_elasticity() -> None:
