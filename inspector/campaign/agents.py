@@ -125,6 +125,11 @@ class _Worlds:
         days = overlap(control.clock, advance, control.scale, stratum.begin, stratum.end)
         if stratum.rate == 0 or not days.any():
             return
+        share = stratum.rate / self.plan.inspection.snapshot_rate
+        if share >= 1 and (days >= period_days * (1 - 1e-12)).all():
+            # The run's window is the whole period, so no time of day can fall outside it.
+            group.holds |= group.working & (logged > 0)
+            return
         begins = np.maximum(stratum.begin - control.clock, 0.0) / control.scale
         world, chip = np.nonzero(group.working & (days > 0)[:, None])
         times = logged[world, chip]
@@ -132,7 +137,6 @@ class _Worlds:
         when = self.rng.random(world.size) * period_days
         inside = (when >= begins[world]) & (when < begins[world] + days[world])
         # Tampered firmware keeps only a share of the snapshots of the run.
-        share = stratum.rate / self.plan.inspection.snapshot_rate
         if share < 1:
             inside &= self.rng.random(world.size) < share
         group.holds[world[inside], chip[inside]] = True
