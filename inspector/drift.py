@@ -44,8 +44,9 @@ def record_decisions(task: Task, data: RunData, steps: int) -> list[bytes]:
     training = Training(task)
     logs = []
     for step in range(1, steps + 1):
+        batch = data.batch(step)
         with numerics.recording("rounded", policy=DRIFT_POLICY, bound=DRIFT_BOUND) as session:
-            training.take_step(data.batch(step))
+            training.take_step(batch)
         logs.append(session.log)
     return logs
 
@@ -55,8 +56,9 @@ def replay_decisions(task: Task, data: RunData, logs: list[bytes]) -> dict[str, 
     training = Training(task)
     logged, turned = [], []
     for step, log in enumerate(logs, start=1):
+        batch = data.batch(step)
         with numerics.replaying("rounded", log, policy=DRIFT_POLICY, bound=DRIFT_BOUND) as session:
-            training.take_step(data.batch(step))
+            training.take_step(batch)
         logged.append(session.statistics.entries)
         turned.append(session.statistics.forced)
     first = next((step for step, count in enumerate(turned, start=1) if count), None)

@@ -97,9 +97,9 @@ def replay_segment(run: RunFolder, index: int) -> SegmentReplay:
     first_turned: int | None = None
     for step in range(segment.start + 1, segment.stop + 1):
         try:
-            log = run.rounding_log(step)
+            log, batch = run.rounding_log(step), data.batch(step)
             with numerics.replaying(task.numerics, log) as session:
-                loss = training.take_step(data.batch(step))
+                loss = training.take_step(batch)
         except EvidenceError as error:
             contradiction = _explain(step, error)
             break

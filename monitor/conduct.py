@@ -61,8 +61,8 @@ class _ChangeSample(Conduct):
         if step != self._step:
             return declared
         changed = {name: values.clone() for name, values in declared.items()}
-        first = next(iter(changed.values()))
-        first[0] = first[0].flip(0)
+        inputs = changed[max(changed)]
+        inputs[0] = inputs[0].flip(0)
         return changed
 
 

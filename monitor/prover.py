@@ -141,8 +141,9 @@ class LabProver(Prover):
         for number in range(start + 1, step + 1):
             behaviour = self._conduct
             rate = behaviour.learning_rate(number, task.learning_rate_at(number))
+            batch = behaviour.batch(number, self._data.batch(number))
             with numerics_of(training, self._run.rounding_log(number), behaviour.observer(number)):
-                training.take_step(behaviour.batch(number, self._data.batch(number)), learning_rate=rate)
+                training.take_step(batch, learning_rate=rate)
         return training
 
 

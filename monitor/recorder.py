@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -73,8 +73,9 @@ class Recorder:
         """Take, record and commit the next step."""
         step = self.training.step + 1
         task = self.training.task
+        batch = self._conduct.batch(step, self.data.batch(step))
         with numerics.recording(task.numerics, observer=self._conduct.observer(step)) as session:
-            loss = self._take(step)
+            loss = self._take(step, batch)
         log = session.log
         leaf = make_leaf(self.training, batch_root=self.data.batch_root(step), log=log, loss=loss)
         files = {log_path(step): log}
@@ -90,8 +91,9 @@ class Recorder:
         session: AbstractContextManager[object] = numerics.replaying(
             self.training.task.numerics, log, observer=self._conduct.observer(step)
         )
+        batch = self._conduct.batch(step, self.data.batch(step))
         with session:
-            loss = self._take(step)
+            loss = self._take(step, batch)
         leaf = make_leaf(self.training, batch_root=self.data.batch_root(step), log=log, loss=loss)
         if leaf != committed:
             raise EvidenceError(f"step {step} does not replay to its committed state; this run cannot be resumed")
@@ -109,8 +111,7 @@ class Recorder:
             chip.commit(self._run_id, step, root)
         self.tick_chips(step)
 
-    def _take(self, step: int) -> Tensor:
-        batch = self._conduct.batch(step, self.data.batch(step))
+    def _take(self, step: int, batch: Mapping[str, Tensor]) -> Tensor:
         rate = self._conduct.learning_rate(step, self.training.task.learning_rate_at(step))
         return self.training.take_step(batch, learning_rate=rate)
 

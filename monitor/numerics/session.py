@@ -29,6 +29,8 @@ Numerics = Literal["native", "rounded", "exact"]
 NUMERICS: tuple[Numerics, ...] = ("native", "rounded", "exact")
 
 _ITEM = "aten._local_scalar_dense.default"
+_UNCOUNTED = frozenset({"aten.detach.default", "aten.alias.default"})
+"""Aliases without arithmetic that autograd makes or spares as references to saved tensors come and go."""
 
 
 class Observer(Protocol):
@@ -135,7 +137,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "profiler":
+        if func.namespace == "profiler" or str(func) in _UNCOUNTED:
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)

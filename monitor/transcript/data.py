@@ -69,7 +69,7 @@ class RunData:
     def select(cls, samples: Mapping[str, np.ndarray], order: np.ndarray, salt: bytes) -> RunData:
         """Keep only the samples that the order uses, renumbered by first use in ascending row order."""
         used, rows = np.unique(order, return_inverse=True)
-        kept = {name: values[used] for name, values in samples.items()}
+        kept = {name: samples[name][used] for name in sorted(samples)}
         return cls(samples=kept, order=rows.reshape(order.shape).astype(np.int64), salt=salt)
 
     def batch(self, step: int) -> dict[str, Tensor]:
