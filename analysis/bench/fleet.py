@@ -58,7 +58,7 @@ def run(
         _row("a year, 1 trial", "agents", seconds, chips=chips, trials=1, periods=year.periods, peak_mib=_peak_mib())
     )
     many = 20 * trials
-    rows += _series("chips", [(size, _counts(_year(size), many)) for size in sizes])
+    rows += _series("chips", [(size, _counts(_year(size, samples=100), many)) for size in sizes])
     # Samples of a draw cost nothing by themselves: a hypergeometric number takes the same time at every size.
     rows += _series("samples", [(n, _counts(_year(chips, samples=min(n, chips)), many)) for n in draws])
     rows += _series("trials", [(n, _counts(_year(chips), n)) for n in (many, 2 * many, 4 * many, 8 * many)])
