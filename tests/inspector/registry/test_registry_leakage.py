@@ -125,6 +125,8 @@ def test_months_and_census_size_invert_the_formula() -> None:
     for nonsense in (0.0, 1.0, math.nan):
         with pytest.raises(CallerError, match="confidence"):
             months_until_seen(diverted=1, fleet=10, census=1, confidence=nonsense)
+    with pytest.raises(CallerError, match="per_month"):
+        months_until_seen(diverted=1, fleet=10, census=1, confidence=0.5, per_month=0)
     with pytest.raises(CallerError, match="does not reach"):
         census_needed(diverted=0, fleet=10, months=1, confidence=0.5)
 

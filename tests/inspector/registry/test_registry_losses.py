@@ -136,6 +136,12 @@ def test_nonsense(records: list[tuple[str, int]], options: dict[str, object], wo
         assess_losses([record(*one) for one in records], **({"rate_per_chip_year": RATE} | options))  # type: ignore[arg-type]
 
 
+def test_chip_years_are_a_number() -> None:
+    for years in (math.nan, math.inf, -1.0):
+        with pytest.raises(CallerError, match="chip-years"):
+            record("lab", 0, years=years)
+
+
 def test_exposure_from_the_log(world) -> None:
     """20 chips made at t0; 4 sold after half a year, 1 of them lost, 1 destroyed, 1 sold on before the window ends."""
     year, start = SECONDS_PER_YEAR, world.now

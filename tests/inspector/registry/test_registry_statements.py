@@ -172,6 +172,12 @@ def test_a_database_that_lost_a_head(sqlite_world, tmp_path: Path) -> None:
         prove_chip(sqlite_world.registry, "chip-0001")
 
 
+def test_a_truncated_frontier_stops_the_writer(sqlite_world, tmp_path: Path) -> None:
+    tamper(sqlite_world, tmp_path, "UPDATE tail SET frontier = substr(frontier, 1, length(frontier) - 1)")
+    with pytest.raises(EvidenceError, match="frontier is truncated"):
+        sqlite_world.pass_on("chip-0001")
+
+
 def test_a_census_that_points_elsewhere(sqlite_world, tmp_path: Path) -> None:
     world = sqlite_world
     options = {"inspector": "agency", "key": world.keys["agency"]}
