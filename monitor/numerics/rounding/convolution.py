@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._backend import ConvolutionShape
+from .bounds import ProductBound
 from .norms import norms, quantised_squares, root_above
 
 __all__ = ["forward", "forward_bound", "grad_input", "grad_input_bound", "grad_weight", "grad_weight_bound"]
@@ -58,35 +59,43 @@ def _by_group(squares: Tensor, groups: int) -> Tensor:
     return squares.reshape(n, groups, c // groups, h, w).sum(2)
 
 
-def _spread(bound: Tensor, channels: int) -> Tensor:
-    """(n, groups, h, w) → (n, channels, h, w): each group's bound for each of its channels."""
-    return bound.repeat_interleave(channels // bound.shape[1], dim=1)
-
-
-def forward_bound(x: Tensor, weight: Tensor, shape: ConvolutionShape, out_shape: torch.Size) -> Tensor:
-    """‖patch‖·‖filter‖ for each output element."""
+def forward_bound(x: Tensor, weight: Tensor, shape: ConvolutionShape, factor: float) -> ProductBound:
+    """factor·‖patch‖·‖filter‖ for each output element."""
     squares, scale = quantised_squares(x, [1, 2, 3])
     ones = torch.ones((shape.groups, 1, *weight.shape[2:]), dtype=torch.float64, device=x.device)
     patches = root_above(_convolve(_by_group(squares, shape.groups), ones, shape, shape.groups)) * scale
-    filters = norms(weight.reshape(weight.shape[0], -1), 1).reshape(1, -1, 1, 1)
-    return _spread(patches, out_shape[1]) * filters
+    filters = norms(weight.reshape(weight.shape[0], -1), -1).reshape(-1)
+    return ProductBound(
+        left=filters * factor,
+        right=patches.reshape(-1, patches.shape[2] * patches.shape[3]),
+        rows_per_right=weight.shape[0] // shape.groups,
+    )
 
 
-def grad_input_bound(grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape) -> Tensor:
-    """‖output gradients that an input element reached‖·‖its weights‖."""
+def grad_input_bound(
+    grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape, factor: float
+) -> ProductBound:
+    """factor·‖output gradients that an input element reached‖·‖its weights‖."""
     squares, scale = quantised_squares(grad, [1, 2, 3])
     groups = shape.groups
     ones = torch.ones((groups, 1, *weight.shape[2:]), dtype=torch.float64, device=grad.device)
     like = torch.empty((x_shape[0], groups, *x_shape[2:]), dtype=torch.float64, device=grad.device)
     reach = _backward(_by_group(squares, groups), like, ones, shape, groups, [True, False, False])[0]
     by_input = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(1, 2)
-    columns = norms(by_input.reshape(x_shape[1], -1), 1).reshape(1, -1, 1, 1)
-    return _spread(root_above(reach) * scale, x_shape[1]) * columns
+    columns = norms(by_input.reshape(x_shape[1], -1), -1).reshape(-1)
+    return ProductBound(
+        left=columns * factor,
+        right=(root_above(reach) * scale).reshape(-1, x_shape[2] * x_shape[3]),
+        rows_per_right=x_shape[1] // groups,
+    )
 
 
-def grad_weight_bound(grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape) -> Tensor:
-    """‖gradients of an output channel‖·‖an input channel‖, over samples and places."""
-    out_channels, per_group, *_ = weight_shape
-    rows = norms(grad.transpose(0, 1).reshape(out_channels, -1), 1).reshape(shape.groups, -1, 1)
-    columns = norms(x.transpose(0, 1).reshape(shape.groups * per_group, -1), 1).reshape(shape.groups, 1, -1)
-    return (rows * columns).reshape(out_channels, per_group, 1, 1)
+def grad_weight_bound(
+    grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape, factor: float
+) -> ProductBound:
+    """factor·‖gradients of an output channel‖·‖an input channel‖, over samples and places."""
+    out_channels, per_group, *kernel = weight_shape
+    rows = norms(grad.transpose(0, 1).reshape(out_channels, -1), -1).reshape(-1)
+    columns = norms(x.transpose(0, 1).reshape(shape.groups * per_group, -1), -1)
+    spread = columns.expand(-1, kernel[0] * kernel[1]).reshape(shape.groups, -1)
+    return ProductBound(left=rows * factor, right=spread, rows_per_right=out_channels // shape.groups)

@@ -16,6 +16,8 @@ from .._backend import ConvolutionShape
 from ..errors import LogContradiction
 from ..statistics import Statistics
 from . import codec, convolution
+from ._fast import settle
+from .bounds import ProductBound, RelativeBound
 from .grid import decide, place, round_to_grid
 from .norms import norms
 from .policy import Bound, Policy
@@ -101,16 +103,20 @@ class RoundedBackend:
                 rule=f"entry for sub-operation {part}, which rounds nothing in this step",
             )
 
-    def _settle(self, v: Tensor, beta: Tensor) -> Tensor:
-        """Round one result; ``beta`` broadcasts to it."""
+    def _settle(self, v: Tensor, error: ProductBound | RelativeBound) -> Tensor:
+        """Round one result, given how far from the truth its elements may lie."""
         bits = self._policy.grid_bits
-        v = v.to(torch.float64)
+        v = v.to(torch.float64).contiguous()
         part, self._part = self._part, self._part + 1
-        out, near, up = round_to_grid(v, beta, bits, 2.0 if self._replay else 4.0)
+        multiple = 2.0 if self._replay else 4.0
+        if v.device.type == "cpu":
+            out, near, up = settle(v, error, bits, multiple)
+        else:
+            out, near, up = round_to_grid(v, error.dense(v), bits, multiple)
         positions, upward = near.cpu().numpy(), up.cpu().numpy()
         if self._replay:
             group = self._expected.pop((self._call, part), None)
-            out = self._obey(group, part, v, beta, out, positions)
+            out = self._obey(group, part, v, error, out, positions)
         elif len(positions):
             group = codec.Group(call=self._call, part=part, size=v.numel(), positions=positions, upward=upward)
         else:
@@ -133,7 +139,7 @@ class RoundedBackend:
         group: codec.Group | None,
         part: int,
         v: Tensor,
-        beta: Tensor,
+        error: ProductBound | RelativeBound,
         out: Tensor,
         mandatory: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> Tensor:
@@ -154,7 +160,7 @@ class RoundedBackend:
         finite = value.isfinite()
         decisions = decide(
             torch.where(finite, value, torch.zeros_like(value)),
-            beta.expand_as(v).reshape(-1)[at],
+            error.at(at, value),
             self._policy.grid_bits,
         )
         other = chosen != decisions.up
@@ -176,7 +182,13 @@ class RoundedBackend:
         """Product in the compute format; β = c(K)·‖row‖·‖column‖."""
         factor = self._bound.of_products(a.shape[-1], self._policy)
         v = torch.matmul(self._widen(a), self._widen(b))
-        return self._settle(v, (norms(a, -1) * factor) * norms(b, -2))
+        columns = norms(b, -2)
+        error = ProductBound(
+            left=(norms(a, -1) * factor).reshape(-1),
+            right=columns.reshape(-1, columns.shape[-1]),
+            rows_per_right=max(a.shape[-2], 1),
+        )
+        return self._settle(v, error)
 
     def sum(self, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
         """Exact in any order, so nothing is logged."""
@@ -195,15 +207,13 @@ class RoundedBackend:
         return self._settle_function(torch.pow(self._widen(x), y), 1.0)
 
     def _settle_function(self, v: Tensor, magnified: float) -> Tensor:
-        """β differs between devices by a relative 2^-43 or less of itself (FP64); it never sets the grid."""
-        v = v.to(torch.float64)
-        return self._settle(v, v.abs() * (self._bound.of_functions(self._policy) * magnified))
+        return self._settle(v, RelativeBound(factor=self._bound.of_functions(self._policy) * magnified))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """Cross-correlation in the compute format; β from patch and filter norms."""
         v = convolution.forward(self._widen(x), self._widen(weight), shape)
         factor = self._bound.of_products(weight[0].numel(), self._policy)
-        return self._settle(v, convolution.forward_bound(x, weight, shape, v.shape) * factor)
+        return self._settle(v, convolution.forward_bound(x, weight, shape, factor))
 
     def convolution_grad_input(
         self, grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape
@@ -212,7 +222,7 @@ class RoundedBackend:
         v = convolution.grad_input(self._widen(grad), x_shape, self._widen(weight), shape)
         terms = weight[:, 0].numel() // shape.groups
         factor = self._bound.of_products(terms, self._policy)
-        return self._settle(v, convolution.grad_input_bound(grad, x_shape, weight, shape) * factor)
+        return self._settle(v, convolution.grad_input_bound(grad, x_shape, weight, shape, factor))
 
     def convolution_grad_weight(
         self, grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape
@@ -220,7 +230,7 @@ class RoundedBackend:
         """Sum over samples and places in the compute format."""
         v = convolution.grad_weight(self._widen(grad), self._widen(x), weight_shape, shape)
         factor = self._bound.of_products(grad[:, 0].numel(), self._policy)
-        return self._settle(v, convolution.grad_weight_bound(grad, x, weight_shape, shape) * factor)
+        return self._settle(v, convolution.grad_weight_bound(grad, x, weight_shape, shape, factor))
 
     def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:
         """Philox4x32-10."""

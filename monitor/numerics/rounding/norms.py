@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._fast import column_norm_parts, row_norm_parts
 from .grid import exponent, power_of_two
 
 __all__ = ["norms", "quantised_squares", "root_above"]
@@ -42,8 +43,12 @@ def root_above(total: Tensor) -> Tensor:
 
 
 def norms(x: Tensor, dim: int) -> Tensor:
-    """Upper bounds of the norms along ``dim``, FP64, the dimension kept with length 1."""
+    """Upper bounds of the norms along dimension −1 or −2, FP64, the dimension kept with length 1."""
     if x.numel() == 0:
         return x.to(torch.float64).sum(dim, keepdim=True)
-    squares, scale = quantised_squares(x, [dim])
-    return root_above(squares.sum(dim, keepdim=True)) * scale
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        total, scale = row_norm_parts(x) if dim == -1 else column_norm_parts(x)
+    else:
+        squares, scale = quantised_squares(x, [dim])
+        total = squares.sum(dim, keepdim=True)
+    return root_above(total) * scale

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._fast import order_free_sum_64
 from .grid import exponent, power_of_two
 
 __all__ = ["order_free_cumsum", "order_free_scatter", "order_free_sum"]
@@ -34,6 +35,10 @@ def order_free_sum(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     """Sum of FP32 values over ``dims``, FP32, rounded once; empty sums are +0."""
     if x.numel() == 0:
         return x.sum(dims, keepdim=keepdim)
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        fast = order_free_sum_64(x, dims)
+        if fast is not None:
+            return _settle(fast if keepdim else fast.squeeze(dims))
     terms = 1
     for dim in dims:
         terms *= x.shape[dim]
