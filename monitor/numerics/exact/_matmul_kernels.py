@@ -69,9 +69,7 @@ def _factors(bits: Any, side: Any) -> Any:
 
 
 @compiled
-def digits_by_rows(
-    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any
-) -> Any:
+def digits_by_rows(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any) -> Any:
     """Rows of x (R, K) as int8 digits in out (R, 3K): high, middle, low for side 0 (A), low, middle, high for side 1."""
     k = x.shape[1]
     first, last = (0, 2 * k) if side == 0 else (2 * k, 0)
@@ -97,9 +95,7 @@ def digits_by_rows(
 
 
 @compiled
-def digits_by_columns(
-    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any
-) -> Any:
+def digits_by_columns(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any) -> Any:
     """Columns of x (K, C) as int8 digits in out (3K, C), in the order of `digits_by_rows`."""
     k = x.shape[0]
     first, last = (0, 2 * k) if side == 0 else (2 * k, 0)
@@ -130,9 +126,7 @@ def digits_by_columns(
 
 
 @compiled
-def halves_by_rows(
-    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any
-) -> Any:
+def halves_by_rows(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any) -> Any:
     """Rows of x (R, K) as FP64 integers in out (R, 2K): h, l with q = 256h + l for side 0, r, h' for side 1."""
     k = x.shape[1]
     for i in range(begin, end):
@@ -157,9 +151,7 @@ def halves_by_rows(
 
 
 @compiled
-def halves_by_columns(
-    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any
-) -> Any:
+def halves_by_columns(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any) -> Any:
     """Columns of each matrix of x (B, K, C) as FP64 integers in out (B, 2K, C), in the order of `halves_by_rows`."""
     k, width = x.shape[1], x.shape[2]
     largest = np.empty(width, np.uint32)

@@ -67,7 +67,9 @@ def _erfc(x: Extended) -> Extended:
 
 
 def _erf(x: Extended) -> Extended:
-    return np.where(np.abs(x) < 1.0, _erf_series(np.clip(x, -1, 1)), np.copysign(1 - _erfc(np.maximum(np.abs(x), 1)), x))
+    return np.where(
+        np.abs(x) < 1.0, _erf_series(np.clip(x, -1, 1)), np.copysign(1 - _erfc(np.maximum(np.abs(x), 1)), x)
+    )
 
 
 def _gelu_tanh(x: Extended) -> Extended:
@@ -88,6 +90,7 @@ _FUNCTIONS: dict[str, Callable[[Extended], Extended]] = {
     "erfc": _erfc,
     "gelu": lambda x: x * _erfc(-x * np.sqrt(np.longdouble(0.5))) / 2,
     "gelu_tanh": _gelu_tanh,
+    "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sin": np.sin,
     "cos": np.cos,
@@ -129,7 +132,7 @@ def _flat(name: str, low: float, high: float, x: NDArray[np.float32]) -> NDArray
         constants = {"exp": 0.0, "expm1": -1.0, "sigmoid": 0.0, "tanh": -1.0, "erf": -1.0, "erfc": 2.0}
         if name in constants:
             return zero + np.float32(constants[name])
-        if name in ("log", "log1p", "rsqrt"):
+        if name in ("log", "log1p", "sqrt", "rsqrt"):
             return zero + np.float32(np.nan)
     if high < -200 and name in ("silu", "gelu", "gelu_tanh"):
         return -zero
@@ -142,7 +145,7 @@ def _flat(name: str, low: float, high: float, x: NDArray[np.float32]) -> NDArray
             return x
     if high < -1.0 and name == "log1p":
         return zero + np.float32(np.nan)
-    if high < 0.0 and name in ("log", "rsqrt"):
+    if high < 0.0 and name in ("log", "sqrt", "rsqrt"):
         return zero + np.float32(np.nan)
     if least > 10.1 and name == "erfc":
         return zero if low > 0 else zero + np.float32(2.0)

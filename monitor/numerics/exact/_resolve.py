@@ -98,6 +98,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "erfc": mpmath.erfc,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "sqrt": mpmath.sqrt,
     "rsqrt": lambda x: 1 / mpmath.sqrt(x),
     "sin": mpmath.sin,
     "cos": mpmath.cos,

@@ -166,6 +166,11 @@ def _gelu(x: Any) -> Any:
 
 
 @inlined
+def _sqrt(x: Any) -> Any:
+    return np.sqrt(x)
+
+
+@inlined
 def _rsqrt(x: Any) -> Any:
     return 1.0 / np.sqrt(x)
 
@@ -308,6 +313,7 @@ UNARY_KERNELS: dict[str, Any] = {
         "erfc": _erfc,
         "gelu": _gelu,
         "gelu_tanh": _gelu_tanh,
+        "sqrt": _sqrt,
         "rsqrt": _rsqrt,
         "sin": _sin,
         "cos": _cos,

@@ -1,6 +1,6 @@
 """Exhaustive comparison of a unary function with an independent oracle over all 2^32 FP32 inputs.
 
-    python -m monitor.numerics.exact.sweep exp tanh --out sweep.json
+python -m monitor.numerics.exact.sweep exp tanh --out sweep.json
 """
 
 from __future__ import annotations

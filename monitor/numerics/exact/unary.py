@@ -18,7 +18,7 @@ from monitor.numerics.exact._unary_engine import power_engine, unary_engine
 
 __all__ = ["UNARY_FUNCTIONS", "power", "unary"]
 
-UNARY_FUNCTIONS = (*KERNELS, "sqrt")
+UNARY_FUNCTIONS = tuple(KERNELS)
 _CHUNK = 1 << 15
 
 
@@ -69,9 +69,6 @@ def unary(name: str, x: Tensor) -> Tensor:
         DeviceError: the device flushes subnormal numbers.
     """
     x = require_fp32(x, name)
-    if name == "sqrt":
-        check_subnormals(x.device, x.numel())
-        return canonical(torch.sqrt(x))
     if name not in KERNELS:
         raise CallerError(f"no exact function {name!r}; there are {', '.join(UNARY_FUNCTIONS)}")
     if x.device.type == "cpu":

@@ -127,7 +127,19 @@ def test_long_random_sums_are_equal_on_all_engines(k: int) -> None:
 
 
 def test_scale_is_the_largest_that_fits() -> None:
-    for value in (1.0, 8355711.0, 8355711.5, 8355712.0, 16711422.0, 16711423.0, 16711424.0, 1e-45, 1.5e-39, 3.4e38, 0.1):
+    for value in (
+        1.0,
+        8355711.0,
+        8355711.5,
+        8355712.0,
+        16711422.0,
+        16711423.0,
+        16711424.0,
+        1e-45,
+        1.5e-39,
+        3.4e38,
+        0.1,
+    ):
         x = torch.tensor(value, dtype=torch.float32).item()
         (q,), s = quantise_row([x])
         assert abs(q) <= LARGEST < round(Fraction(x) * Fraction(2) ** (s + 1))
@@ -151,7 +163,9 @@ def test_wide_elements_are_correctly_rounded() -> None:
                 pairs = zip(a[i].tolist(), b[:, j].tolist(), strict=True)
                 exact = sum((Fraction(x) * Fraction(y) for x, y in pairs), Fraction(0))
                 error = abs(Fraction(c[i, j].item()) - exact)
-                step = Fraction(torch.nextafter(c[i, j].abs(), torch.tensor(INF)).item()) - abs(Fraction(c[i, j].item()))
+                step = Fraction(torch.nextafter(c[i, j].abs(), torch.tensor(INF)).item()) - abs(
+                    Fraction(c[i, j].item())
+                )
                 assert error <= step / 2
 
 

@@ -1,0 +1,58 @@
+"""Runs in a child process: digests of every exact kernel and of native FP32 on this process's kernel family."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import torch
+
+from firmware_sim.errors import DeviceError
+from monitor.numerics.exact import UNARY_FUNCTIONS, matmul, mean, philox, power, scatter_rows, unary
+from monitor.numerics.exact import sum as exact_sum
+from monitor.numerics.exact._cpu_engine import cpu_matmul, int8_serves
+
+
+def _digest(tensors: list[torch.Tensor]) -> str:
+    hasher = hashlib.sha256()
+    for tensor in tensors:
+        hasher.update(tensor.contiguous().numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def main() -> None:
+    torch.set_num_threads(int(sys.argv[1]))
+    x = philox.normal(1, 0, 300 * 260).reshape(300, 260)
+    y = philox.normal(2, 0, 260 * 190).reshape(260, 190)
+    heavy = unary("exp", 4 * y)
+    exact = [
+        matmul(x, y),
+        matmul(x, heavy),
+        matmul(x.t(), x),
+        matmul(x.reshape(10, 30, 260), y),
+        matmul(y, x.t()[:190]),
+    ]
+    exact += [unary(name, torch.cat([x.reshape(-1), 40 * y.reshape(-1)])) for name in UNARY_FUNCTIONS]
+    exact += [power(x.abs(), 1.7), exact_sum(x), exact_sum(x, [0]), mean(heavy, [1])]
+    exact += [scatter_rows(50, philox.bits(3, 0, 300) % 50, x), philox.bernoulli(4, 0, 5000, 0.1)]
+    forced_int8 = "equal"
+    try:
+        product = cpu_matmul(x[None], y[None], engine="int8")[0]
+        if not torch.equal(product, exact[0]):
+            forced_int8 = "silently wrong"
+    except DeviceError:
+        forced_int8 = "refused"
+    native = [x @ y, x.exp(), x.sum(), torch.nn.functional.gelu(x)]
+    report = {
+        "exact": _digest(exact),
+        "native": _digest(native),
+        "int8": int8_serves(),
+        "forced_int8": forced_int8,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
