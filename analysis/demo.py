@@ -47,10 +47,8 @@ LABS = (
     Lab(name="honest", lie=None, story="trains what it declares"),
     Lab(name="swapped-sample", lie="change-sample", story="trains one step on another sample than it committed to"),
     Lab(name="hidden-steps", lie="extra-steps", story="trains secretly in between and puts the declared state back"),
-    Lab(name="edited-log", lie="edit-log", story="trains secretly, then edits the chips' logs to hide it"),
-    Lab(
-        name="forged-start", lie="forge-initialisation", story="starts from other weights than the declared seed gives"
-    ),
+    Lab(name="edited-log", lie="edited-chip-log", story="trains secretly, then edits the chips' logs to hide it"),
+    Lab(name="forged-start", lie="forged-initialisation", story="starts from weights that its seed does not give"),
 )
 
 SEED = 2026

@@ -59,6 +59,8 @@ class LabLie(_Lie):
     TWO_TRANSCRIPTS = "two-transcripts", "keeps two transcripts for one run"
     TRUNCATED_TRANSCRIPT = "truncated-transcript", "hands over a transcript without the end"
     UNDER_REPORTED_FLOP = "under-reported-flop", "declares fewer FLOP than the run took"
+    EDITED_CHIP_LOG = "edited-chip-log", "trains hidden steps and edits the chips' logs to hide them"
+    WRONG_OPERATOR = "wrong-operator", "returns one wrong result of one operator"
     SELF_MADE_TRUST = "self-made-trust", "puts trust anchors of its own into the run"
 
 

@@ -6,13 +6,14 @@ everything else, signatures and chips included, runs through the same code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from firmware_sim import ChipLie, LabLie, parse_lie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
 from monitor.presets import initialise
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from monitor.recorder import Recorder
     from monitor.training import Training
 
-__all__ = ["LIES", "Conduct", "conduct", "lie_named"]
+__all__ = ["LIES", "Conduct", "conduct", "simulated_lie"]
+
+
+_PRODUCTS = frozenset({"aten.addmm.default", "aten.bmm.default", "aten.convolution.default", "aten.mm.default"})
 
 
 class Conduct:
@@ -80,7 +84,7 @@ class _ForgeInitialisation(Conduct):
     """Starts from other weights and claims that the declared seed gave them."""
 
     def __init__(self, step: int) -> None:
-        del step
+        """The lie is told before the first step, whatever ``step`` is."""
 
     def initialise(self, training: Training) -> None:
         initialise(training.model, training.task.seed + 1)
@@ -130,9 +134,9 @@ class _EditLog(_HiddenSteps):
 
 
 class _WrongOperator(Conduct):
-    """Returns one wrong element from one operator of one step."""
+    """Returns one wrong element from one operator of one step: by default its first matrix product or convolution."""
 
-    def __init__(self, step: int, operator: int = 40) -> None:
+    def __init__(self, step: int, operator: int | None = None) -> None:
         self._step = step
         self._operator = operator
 
@@ -143,7 +147,7 @@ class _WrongOperator(Conduct):
 class _Nudge:
     """Alters the last element of the first floating-point result at or after one operator index."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int | None) -> None:
         self._index = index
         self._done = False
 
@@ -152,7 +156,8 @@ class _Nudge:
 
     def after(self, index: int, func: object, args: object, kwargs: object, out: object) -> None:
         """Alter the result once."""
-        if self._done or index < self._index or not isinstance(out, Tensor):
+        due = str(func) in _PRODUCTS if self._index is None else index >= self._index
+        if self._done or not due or not isinstance(out, Tensor):
             return
         if not out.is_floating_point() or out.numel() == 0 or _shares_memory(out, args):
             return
@@ -165,27 +170,33 @@ class _Nudge:
 def _shares_memory(out: Tensor, args: object) -> bool:
     """Tell whether the result is a view of an argument, or the argument itself."""
     if isinstance(args, Tensor):
-        return args.untyped_storage()._cdata == out.untyped_storage()._cdata
+        return bool(args.untyped_storage()._cdata == out.untyped_storage()._cdata)
     return isinstance(args, list | tuple) and any(_shares_memory(out, item) for item in args)
 
 
-LIES: Mapping[str, type[Conduct]] = {
-    "change-sample": _ChangeSample,
-    "extra-steps": _HiddenSteps,
-    "edit-log": _EditLog,
-    "forge-initialisation": _ForgeInitialisation,
-    "other-learning-rate": _OtherLearningRate,
-    "wrong-operator": _WrongOperator,
+LIES: dict[LabLie, Callable[[int], Conduct]] = {
+    LabLie.CHANGE_SAMPLE: _ChangeSample,
+    LabLie.EXTRA_STEPS: _HiddenSteps,
+    LabLie.EDITED_CHIP_LOG: _EditLog,
+    LabLie.FORGED_INITIALISATION: _ForgeInitialisation,
+    LabLie.OTHER_LEARNING_RATE: _OtherLearningRate,
+    LabLie.WRONG_OPERATOR: _WrongOperator,
 }
+"""The lab lies that training simulates; the argument is the step at which the lab departs from honesty."""
 
 
-def lie_named(name: str) -> str:
-    """Return the name if there is such a lie; CallerError lists them."""
-    if name not in LIES:
-        raise CallerError(f"unknown lie {name!r}; known: {', '.join(LIES)}")
-    return name
+def simulated_lie(name: str) -> LabLie | ChipLie:
+    """Return the lie of that name; CallerError if there is none, or none that training simulates."""
+    lie = parse_lie(name)
+    if isinstance(lie, LabLie) and lie not in LIES:
+        known = ", ".join(each.value for each in (*LIES, *ChipLie))
+        raise CallerError(f"the lie {name!r} is not simulated by training yet; it has {known}")
+    if lie is ChipLie.CLONE_IDENTITY:
+        raise CallerError("the lie 'clone-identity' needs the secrets of another lab's chip; training has none")
+    return lie
 
 
 def conduct(lie: str | None, step: int) -> Conduct:
-    """Return the honest conduct, or the one that tells this lie at that step."""
-    return Conduct() if lie is None else LIES[lie_named(lie)](step)  # type: ignore[call-arg]
+    """Return the conduct that tells this lie at that step; honest if there is none, or if a chip tells it."""
+    parsed = None if lie is None else simulated_lie(lie)
+    return LIES[parsed](step) if isinstance(parsed, LabLie) else Conduct()

@@ -16,7 +16,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from firmware_sim import CURRENT_FIRMWARE, DEFAULT_ALGORITHM, Chip, FirmwareChip, MakerCA
+from firmware_sim import (
+    CURRENT_FIRMWARE,
+    DEFAULT_ALGORITHM,
+    Chip,
+    ChipLie,
+    MakerCA,
+    make_chip,
+    parse_lie,
+    power_on_chip,
+)
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
 
@@ -126,11 +135,15 @@ class Site:
         rate = Fraction(*config.snapshot_rate)
         maker = cls.maker(config)
         chips: list[Chip] = []
-        for chip_id in chip_ids(config):
-            seed = _derive(config, f"chip/{chip_id}")
+        for number, chip_id in enumerate(chip_ids(config)):
             chips.append(
-                FirmwareChip.manufacture(
-                    folder / "chips" / chip_id, maker=maker, chip_id=chip_id, seed=seed, snapshot_rate=rate
+                make_chip(
+                    _chip_lie(config, number),
+                    folder / "chips" / chip_id,
+                    maker=maker,
+                    chip_id=chip_id,
+                    seed=_derive(config, f"chip/{chip_id}"),
+                    snapshot_rate=rate,
                 )
             )
         return cls(folder, config, chips)
@@ -139,7 +152,10 @@ class Site:
     def reopen(cls, folder: Path) -> Site:
         """Come back after a crash: every chip boots from its non-volatile memory."""
         config = cls.read_config(folder)
-        chips: list[Chip] = [FirmwareChip.power_on(entry) for entry in sorted((folder / "chips").iterdir())]
+        chips: list[Chip] = [
+            power_on_chip(_chip_lie(config, number), folder / "chips" / chip_id)
+            for number, chip_id in enumerate(chip_ids(config))
+        ]
         return cls(folder, config, chips)
 
     @staticmethod
@@ -182,6 +198,12 @@ class Site:
         """Forget files that were staged but never announced."""
         shutil.rmtree(self.staging, ignore_errors=True)
         os.makedirs(self.staging)
+
+
+def _chip_lie(config: SiteConfig, number: int) -> ChipLie | None:
+    """A lying chip is the lab's first; the others are honest."""
+    lie = None if config.lie is None or number else parse_lie(config.lie)
+    return lie if isinstance(lie, ChipLie) else None
 
 
 def _derive(config: SiteConfig, label: str) -> bytes:

@@ -154,7 +154,7 @@ def _task(arguments: argparse.Namespace) -> Any:
 
 
 def _site(arguments: argparse.Namespace) -> SiteConfig:
-    from monitor.conduct import lie_named
+    from monitor.conduct import simulated_lie
     from monitor.site import new_site_config
 
     try:
@@ -163,7 +163,7 @@ def _site(arguments: argparse.Namespace) -> SiteConfig:
         raise CallerError(f"{arguments.snapshot_rate!r} is not a rate such as 1/4") from None
     if not 0 < rate <= 1:
         raise CallerError(f"the snapshot rate must lie in (0, 1], not {rate}")
-    lie = None if arguments.lie is None else lie_named(arguments.lie)
+    lie = None if arguments.lie is None else simulated_lie(arguments.lie).value
     if not 0 < arguments.hours < 1e6:
         raise CallerError(f"--hours must lie in (0, 1000000), not {arguments.hours}")
     return new_site_config(
@@ -180,9 +180,10 @@ def _site(arguments: argparse.Namespace) -> SiteConfig:
 
 
 def _list_lies(arguments: argparse.Namespace) -> int:
+    from firmware_sim import ChipLie
     from monitor.conduct import LIES
 
-    data = {name: (lie.__doc__ or "").strip().splitlines()[0] for name, lie in LIES.items()}
+    data = {lie.value: lie.description for lie in (*LIES, *ChipLie) if lie is not ChipLie.CLONE_IDENTITY}
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
 
 

@@ -77,7 +77,9 @@ def test_training_reads_the_users_own_text(capsys, tmp_path):
 def test_lies_are_listed(capsys):
     code, out, _ = call(capsys, "train", "--lie", "list", "--json")
     assert code == 0
-    assert {"change-sample", "extra-steps", "edit-log", "forge-initialisation"} <= set(json.loads(out))
+    assert {"change-sample", "extra-steps", "edited-chip-log", "forged-initialisation", "truncate-log"} <= set(
+        json.loads(out)
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,7 @@ def test_lies_are_listed(capsys):
         (("train", "--preset", "digits-cnn", "--snapshot-rate", "1/0", "--out", "RUN"), "not a rate"),
         (("train", "--preset", "digits-cnn", "--seed", "-1", "--out", "RUN"), "seed"),
         (("train", "--preset", "digits-cnn", "--lie", "white", "--out", "RUN"), "unknown lie"),
+        (("train", "--preset", "digits-cnn", "--lie", "fake-layers", "--out", "RUN"), "not simulated"),
         (("train", "--preset", "digits-cnn", "--lab", "../x", "--out", "RUN"), "a lab's name"),
         (("train", "--preset", "digits-cnn", "--hours", "0", "--out", "RUN"), "--hours"),
         (("train", "--resume", "RUN"), "no run folder"),

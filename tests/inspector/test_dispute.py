@@ -48,7 +48,6 @@ def test_liar_is_named_with_step_and_operator(right, record, tmp_path, lie, step
     assert verdict.evidence["operator"] == expected
 
 
-
 def computing_operators(recorded) -> list[tuple[int, str]]:
     prover = LabProver(recorded.run)
     nodes, _ = prover._trace(3)
@@ -61,15 +60,16 @@ def computing_operators(recorded) -> list[tuple[int, str]]:
 
 def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
     """20 places: whichever operator returned one wrong element, it is named, unless the element had no effect."""
+    from firmware_sim import LabLie
     from monitor.conduct import LIES
 
     rng = random.Random("wrong operator")
     places = rng.sample(computing_operators(right), 30)
     convicted = without_effect = 0
-    lie = LIES["wrong-operator"]
+    lie = LIES[LabLie.WRONG_OPERATOR]
     for number, (index, _operator) in enumerate(places):
         step = rng.randint(1, STEPS)
-        monkeypatch.setitem(LIES, "wrong-operator", lambda at, index=index: lie(at, index))
+        monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at, index=index: lie(at, index))
         wrong = record_wrong(record, tmp_path / str(number), right, "wrong-operator", step)
         verdict = settle(claim(right), claim(wrong))
         if verdict.outcome is Outcome.ACCEPT:
@@ -78,9 +78,7 @@ def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
         evidence = verdict.evidence
         nodes, _ = claim(right).prover._trace(step)
         first = next(
-            node.index
-            for node, other in zip(nodes, claim(wrong).prover._trace(step)[0], strict=True)
-            if node != other
+            node.index for node, other in zip(nodes, claim(wrong).prover._trace(step)[0], strict=True) if node != other
         )
         assert verdict.outcome is Outcome.REJECT
         assert (evidence["guilty"], evidence["step"]) == ("wrong", step)
@@ -92,7 +90,7 @@ def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
 
 
 def test_forged_start_is_named(right, record, tmp_path):
-    verdict = settle(claim(right), claim(record_wrong(record, tmp_path, right, "forge-initialisation", 1)))
+    verdict = settle(claim(right), claim(record_wrong(record, tmp_path, right, "forged-initialisation", 1)))
     assert verdict.evidence["guilty"] == "wrong"
     assert verdict.evidence["step"] == 0
 

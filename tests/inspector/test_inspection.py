@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from firmware_sim import Digest, MakerCA, SigningKey
+from firmware_sim import ChipLie, Digest, MakerCA, SigningKey
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.guards import ALL_GUARDS, Guard, Settings
 from inspector.session import draw, inspect, replay, verify
@@ -41,8 +41,8 @@ LIES = [
     ("other-learning-rate", {Guard.REPLAY}, r"^step 3: "),
     ("wrong-operator", {Guard.REPLAY}, r"^step 3: "),
     ("extra-steps", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
-    ("edit-log", {Guard.LOG_CHAIN}, r"chip lab-chip-000\d: log "),
-    ("forge-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
+    ("edited-chip-log", {Guard.LOG_CHAIN}, r"chip lab-chip-000\d: log "),
+    ("forged-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
 ]
 
 
@@ -55,6 +55,40 @@ def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, re
     assert any(re.search(reason, each.text) for each in verdict.reasons), verdict.reasons
     blind = inspect_run(recorded, off=frozenset(guards))
     assert blind.outcome is Outcome.ACCEPT, blind.reasons
+
+
+CHIP_LIES = [
+    # lie of the first chip, guards that find it
+    (ChipLie.SKIP_SNAPSHOTS, {Guard.SCHEDULE}),
+    (ChipLie.PREDICT_SCHEDULE, {Guard.IDENTITY}),
+    (ChipLie.SWAP_WEIGHTS, {Guard.SNAPSHOT}),
+    (ChipLie.HIDE_REGION, {Guard.COMMITMENT, Guard.SNAPSHOT}),
+    (ChipLie.REPLAY_SNAPSHOT, {Guard.SNAPSHOT}),
+    (ChipLie.TRUNCATE_LOG, {Guard.LOG_CHAIN, Guard.SCHEDULE, Guard.COMMITMENT}),
+    (ChipLie.EDIT_RECORD, {Guard.LOG_CHAIN, Guard.SNAPSHOT, Guard.COMMITMENT, Guard.SCHEDULE}),
+    (ChipLie.SPLICE_LOGS, {Guard.LOG_CHAIN, Guard.SCHEDULE, Guard.COMMITMENT, Guard.IDENTITY}),
+    (ChipLie.RUN_OLD_FIRMWARE, {Guard.IDENTITY}),
+    (ChipLie.OWN_MAKER_CA, {Guard.IDENTITY}),
+]
+
+
+@pytest.mark.parametrize(("lie", "guards"), CHIP_LIES, ids=[row[0].value for row in CHIP_LIES])
+def test_lying_chip_is_named_by_verify_and_passes_with_its_guards_off(make_run, monkeypatch, lie, guards):
+    recorded = make_run(lie=lie.value, steps=12)
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.REJECT
+    assert {each.guard for each in verdict.reasons} <= {guard.value for guard in guards}
+    assert all("chip-0000" in each.text or "maker CA" in each.text for each in verdict.reasons), verdict.reasons
+    blind = replace(SETTINGS, guards=ALL_GUARDS - guards)
+    monkeypatch.setattr("inspector.session.Settings", lambda **_: blind)
+    blinded = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert blinded.outcome is Outcome.ACCEPT, blinded.reasons
+
+
+def test_quote_by_another_key_is_rejected_whatever_guards_are_on(make_run):
+    recorded = make_run(lie=ChipLie.SIGN_WITH_ANOTHER_KEY.value)
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.REJECT
 
 
 def test_lab_with_its_own_maker_is_rejected_and_passes_with_the_guard_off(honest):
@@ -202,12 +236,14 @@ def test_two_runs_of_two_labs_are_inspected_together(make_run):
 def test_a_run_that_is_not_declared_is_found_on_its_chips(make_run):
     first, second = make_run("a", lab="lab-a"), make_run("b", lab="lab-b")
     trust = first.trust.merge(second.trust)
-    verdict = inspect([first.run], replace(trust, chips={**trust.chips, "lab-b-chip-0000": "lab-a"}),
-                      replace(SETTINGS, samples=4), now=first.now)
+    verdict = inspect(
+        [first.run],
+        replace(trust, chips={**trust.chips, "lab-b-chip-0000": "lab-a"}),
+        replace(SETTINGS, samples=4),
+        now=first.now,
+    )
     assert verdict.outcome is Outcome.REJECT
 
 
 def test_every_guard_is_on_by_default():
     assert Settings(samples=1, seed="", devices=("sse41",)).guards == frozenset(Guard)
-
-

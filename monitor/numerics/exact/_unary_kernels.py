@@ -95,7 +95,7 @@ def _log(x: Any) -> Any:
 def _log1p(x: Any) -> Any:
     near = _atanh_series(x / (2.0 + x))
     far = _log(1.0 + x)
-    return near if -0.29 < x and x < 0.41 else far
+    return near if x > -0.29 and x < 0.41 else far
 
 
 @inlined
