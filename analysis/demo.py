@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from firmware_sim.errors import CallerError
-from inspector.devices import run_worker
+from inspector.devices import DevicePool
 from inspector.dispute import Claim, settle
 from inspector.drift import DRIFT_POLICY, native_weights, record_decisions
 from inspector.guards import Settings
@@ -66,6 +66,7 @@ class Demo:
     """Everything that the demo found, and how long each part took."""
 
     out: Path
+    devices: DevicePool
     summary: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -91,7 +92,11 @@ def run_demo(out: Path, *, say: Say, advance: Callable[[], None]) -> Demo:
     runs, inspectorate = out / "runs", out / "inspectorate"
     runs.mkdir(parents=True, exist_ok=True)
     inspectorate.mkdir(exist_ok=True)
-    demo = Demo(out=out)
+    with DevicePool() as devices:
+        return _run(Demo(out=out, devices=devices), runs, inspectorate, say, advance)
+
+
+def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable[[], None]) -> Demo:
     labs = []
     trusts: dict[str, Trust] = {}
     for lab in LABS:
@@ -125,7 +130,7 @@ def run_demo(out: Path, *, say: Say, advance: Callable[[], None]) -> Demo:
 
         write_report(demo.out, demo.summary)
     demo.summary["seconds"] = {part: round(value, 3) for part, value in demo.seconds.items()}
-    (out / "summary.json").write_text(json.dumps(demo.summary, indent=2) + "\n", encoding="utf-8")
+    (demo.out / "summary.json").write_text(json.dumps(demo.summary, indent=2) + "\n", encoding="utf-8")
     advance()
     return demo
 
@@ -165,7 +170,7 @@ def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: i
 def _inspect(demo: Demo, run: Path, trust: Trust, lab: Lab) -> dict[str, Any]:
     settings = Settings(samples=SAMPLES, seed=f"inspection {SEED}", devices=REPLAY_DEVICES)
     with demo.timed("inspection with replay"):
-        verdict = inspect([run], trust, settings, now=datetime.now(UTC))
+        verdict = inspect([run], trust, settings, now=datetime.now(UTC), worker=demo.devices.run)
     return {"lab": lab.name, "lie": lab.lie, "story": lab.story, **verdict.to_json()}
 
 
@@ -184,7 +189,7 @@ def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> 
             "logs": [log.hex() for log in logs],
         }
         name = REPLAY_DEVICES[0]
-        result = run_worker(name, job)
+        result = demo.devices.run(name, job)
     other = np.frombuffer(base64.b64decode(result["native_weights"]), dtype="<f4")
     pairs = zip(digests, result["native_digests"], strict=True)
     parted = next((step for step, (mine, theirs) in enumerate(pairs, start=1) if mine != theirs), None)

@@ -1,4 +1,4 @@
-"""Runs one job in a device's own process: JSON on standard input, JSON on standard output."""
+"""Runs jobs in a device's own process: a line of JSON in, a line of JSON out."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from monitor.transcript import RunFolder
 
 
 def main() -> int:
-    """Run the job; evidence at fault is a result, anything else that goes wrong is an exit code."""
-    job = json.load(sys.stdin)
+    """Run jobs until the input ends; evidence at fault is a result, anything else that goes wrong ends the process."""
     name = current_device()
     wanted = device(name).capability
     found = settings()["cpu_capability"]
     if wanted is not None and found != wanted:
         raise DeviceError(f"this process computes with {found}, not {wanted}")
     check_subnormals()
-    result: dict[str, Any] = {"device": name, "fingerprint": str(fingerprint()), "settings": settings()}
-    result["versions"] = versions()
-    started = time.perf_counter()
-    try:
-        result |= _ACTIONS[job["action"]](job)
-    except EvidenceError as error:
-        result["evidence_error"] = str(error)
-    result["seconds"] = time.perf_counter() - started
-    json.dump(result, sys.stdout)
+    identity = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}
+    for line in sys.stdin:
+        job = json.loads(line)
+        started = time.perf_counter()
+        try:
+            result = _ACTIONS[job["action"]](job)
+        except EvidenceError as error:
+            result = {"evidence_error": str(error)}
+        print(json.dumps({**identity, **result, "seconds": time.perf_counter() - started}), flush=True)
     return 0
 
 

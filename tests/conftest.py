@@ -7,7 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported: test processes share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from inspector.devices import DevicePool
     from inspector.trust import Trust
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -80,6 +81,15 @@ def record() -> Callable[..., Recorded]:
 def make_run(tmp_path: Path) -> Callable[..., Recorded]:
     """Return a function that records a run of that name in this test's folder."""
     return lambda name="run", **options: record_run(tmp_path / name, **options)
+
+
+@pytest.fixture(scope="session")
+def devices() -> Iterator[DevicePool]:
+    """Replay devices whose processes live as long as this test process."""
+    from inspector.devices import DevicePool
+
+    with DevicePool() as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

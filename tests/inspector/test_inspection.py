@@ -19,12 +19,16 @@ from inspector.verdict import Outcome
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
 
-def inspect_run(recorded, *, off: frozenset[Guard] = frozenset(), **changes):
-    settings = replace(SETTINGS, guards=ALL_GUARDS - off, **changes)
-    return inspect([recorded.run], recorded.trust, settings, now=recorded.now)
+@pytest.fixture
+def inspect_run(devices):
+    def run(recorded, *, off: frozenset[Guard] = frozenset(), **changes):
+        settings = replace(SETTINGS, guards=ALL_GUARDS - off, **changes)
+        return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+
+    return run
 
 
-def test_honest_run_is_accepted_on_two_devices_that_differ(honest):
+def test_honest_run_is_accepted_on_two_devices_that_differ(honest, inspect_run):
     verdict = inspect_run(honest, devices=("sse41", "mkl-compatible"))
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     replays = verdict.evidence["replays"]
@@ -47,7 +51,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("lie", "guards", "reason"), LIES, ids=[row[0] for row in LIES])
-def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, reason):
+def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, reason, inspect_run):
     recorded = make_run(lie=lie)
     verdict = inspect_run(recorded)
     assert verdict.outcome is Outcome.REJECT
@@ -91,7 +95,7 @@ def test_quote_by_another_key_is_rejected_whatever_guards_are_on(make_run):
     assert verdict.outcome is Outcome.REJECT
 
 
-def test_lab_with_its_own_maker_is_rejected_and_passes_with_the_guard_off(honest):
+def test_lab_with_its_own_maker_is_rejected_and_passes_with_the_guard_off(honest, inspect_run):
     stranger = MakerCA.create(b"the inspector's maker").certificate_digest
     trust = replace(honest.trust, chip_trust=replace(honest.trust.chip_trust, ca_digests=frozenset({stranger})))
     recorded = replace(honest, trust=trust)
@@ -101,7 +105,7 @@ def test_lab_with_its_own_maker_is_rejected_and_passes_with_the_guard_off(honest
     assert inspect_run(recorded, off=frozenset({Guard.IDENTITY})).outcome is Outcome.ACCEPT
 
 
-def test_firmware_that_is_not_allowed_is_rejected(honest):
+def test_firmware_that_is_not_allowed_is_rejected(honest, inspect_run):
     other = Digest("sha256", bytes(32))
     trust = replace(honest.trust, chip_trust=replace(honest.trust.chip_trust, measurements=frozenset({other})))
     verdict = inspect_run(replace(honest, trust=trust))
@@ -109,14 +113,14 @@ def test_firmware_that_is_not_allowed_is_rejected(honest):
     assert any("not allowed" in each.text for each in verdict.reasons)
 
 
-def test_chip_of_the_registry_without_evidence_is_a_refusal(honest):
+def test_chip_of_the_registry_without_evidence_is_a_refusal(honest, inspect_run):
     trust = replace(honest.trust, chips={**honest.trust.chips, "lab-chip-0009": "lab"})
     verdict = inspect_run(replace(honest, trust=trust), samples=4)
     assert verdict.outcome is Outcome.REJECT
     assert any("lab-chip-0009 was drawn, but no evidence" in each.text for each in verdict.reasons)
 
 
-def test_quote_for_another_challenge_is_rejected(honest):
+def test_quote_for_another_challenge_is_rejected(honest, inspect_run):
     trust = replace(honest.trust, nonce=bytes(32))
     verdict = inspect_run(replace(honest, trust=trust))
     assert verdict.outcome is Outcome.REJECT
@@ -142,7 +146,7 @@ def test_trust_file_inside_the_run_is_refused(honest, tmp_path):
     assert "trust.json is not listed" in verdict.reasons[0].text
 
 
-def test_native_run_is_rejected_because_no_device_can_reproduce_it(make_run):
+def test_native_run_is_rejected_because_no_device_can_reproduce_it(make_run, inspect_run):
     verdict = inspect_run(make_run(numerics="native"))
     assert verdict.outcome is Outcome.REJECT
     assert "native numerics" in verdict.reasons[0].text
@@ -169,11 +173,9 @@ def test_broken_device_is_inconclusive(honest):
     assert verdict.outcome is Outcome.INCONCLUSIVE
 
 
-def test_short_answer_of_a_device_is_inconclusive(honest):
+def test_short_answer_of_a_device_is_inconclusive(honest, devices):
     def short(name, job):
-        from inspector.devices import run_worker
-
-        result = run_worker(name, job)
+        result = devices.run(name, job)
         for each in result["replays"]:
             each["leaves"] = each["leaves"][:-1]
         return result
@@ -182,7 +184,7 @@ def test_short_answer_of_a_device_is_inconclusive(honest):
     assert verdict.outcome is Outcome.INCONCLUSIVE
 
 
-def test_no_snapshot_is_not_acceptance(make_run):
+def test_no_snapshot_is_not_acceptance(make_run, inspect_run):
     from fractions import Fraction
 
     verdict = inspect_run(make_run(rate=Fraction(1, 10**9)))
@@ -191,25 +193,25 @@ def test_no_snapshot_is_not_acceptance(make_run):
 
 
 @pytest.mark.parametrize("samples", [0, -1, 4])
-def test_impossible_number_of_samples_is_the_callers_mistake(honest, samples):
+def test_impossible_number_of_samples_is_the_callers_mistake(honest, samples, inspect_run):
     with pytest.raises(CallerError, match="cannot draw"):
         inspect_run(honest, samples=samples)
 
 
-def test_no_device_and_no_run_are_the_callers_mistakes(honest):
+def test_no_device_and_no_run_are_the_callers_mistakes(honest, inspect_run):
     with pytest.raises(CallerError):
         inspect_run(honest, devices=())
     with pytest.raises(CallerError):
         inspect([], honest.trust, SETTINGS, now=honest.now)
 
 
-def test_segments_limit_is_honoured(honest):
+def test_segments_limit_is_honoured(honest, inspect_run):
     verdict = inspect_run(honest, segments=1)
     assert [len(each["segments"]) for each in verdict.evidence["replays"]] == [1]
 
 
-def test_replay_of_one_segment(honest):
-    verdict = replay(honest.run, honest.trust, 1, "sse41")
+def test_replay_of_one_segment(honest, devices):
+    verdict = replay(honest.run, honest.trust, 1, "sse41", worker=devices.run)
     assert verdict.outcome is Outcome.ACCEPT
     with pytest.raises(CallerError, match="no segment 2"):
         replay(honest.run, honest.trust, 2, "sse41")
@@ -224,11 +226,11 @@ def test_draw_depends_on_the_seed_and_is_a_sample():
     assert draw(reversed(items), 10, b"a") == first
 
 
-def test_two_runs_of_two_labs_are_inspected_together(make_run):
+def test_two_runs_of_two_labs_are_inspected_together(make_run, devices):
     first, second = make_run("a", lab="lab-a"), make_run("b", lab="lab-b")
     trust = first.trust.merge(second.trust)
     settings = replace(SETTINGS, samples=6)
-    verdict = inspect([first.run, second.run], trust, settings, now=first.now)
+    verdict = inspect([first.run, second.run], trust, settings, now=first.now, worker=devices.run)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     assert {chip["run"] for chip in verdict.evidence["chips"]} == {"a", "b"}
 
