@@ -82,7 +82,8 @@ def _checked(left: Tensor, right: Tensor, product: Tensor) -> None:
     expected = left.to(torch.float64) @ right.sum(dim=1, dtype=torch.int64).to(torch.float64)
     if not torch.equal(expected, product.sum(dim=1, dtype=torch.int64).to(torch.float64)):
         raise DeviceError(
-            f"the int8 matrix product of this processor returned a wrong sum for {tuple(left.shape)} by {tuple(right.shape)}"
+            "the int8 matrix product of this processor returned a wrong sum for "
+            f"{tuple(left.shape)} by {tuple(right.shape)}"
         )
 
 
@@ -97,7 +98,7 @@ def _sampled(a: _Operand, b: _Operand, shape: tuple[int, int, int]) -> bool:
 def _int8_products(a: Tensor, b: Tensor, k: int, start: int, stop: int) -> Iterator[Tensor]:
     """The four sums of digit products for k in [start, stop), by falling power of 256, in int32.
 
-    With A = [A0 A1 A2] and B = [B2 B1 B0] along K, each power is one product of a strided view where the whole of K fits.
+    With A = [A0 A1 A2] and B = [B2 B1 B0] along K, each power is one product of strided views where K fits.
     """
     for power in range(4):
         pairs = [(i, power - i) for i in range(3) if 0 <= power - i < 3]

@@ -1,7 +1,7 @@
 """Matrix products by FP64 GEMMs on integer digits: right on every device with IEEE FP64, in eager PyTorch.
 
-With q = 256·h + l and r = 256·h' + l', the sum Σ(q·r - l·l')/256 is Σ(h·r + l·h'). Within CHUNK terms every partial sum,
-in any order, is an integer below 2^53, so FP64 adds it without rounding.
+With q = 256·h + l and r = 256·h' + l', the sum Σ(q·r - l·l')/256 is Σ(h·r + l·h'). Within CHUNK terms every partial
+sum, in any order, is an integer below 2^53, so FP64 adds it without rounding.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from monitor.numerics.exact._resolve import round_fraction
 from monitor.numerics.exact.matmul_reference import CHUNK
 from monitor.numerics.exact.sums import sum_of_doubles
 
-__all__ = ["Quantised", "correctly_rounded_product", "fp64_matmul", "quantise", "wide_shift"]
+__all__ = ["Quantised", "correctly_rounded_product", "fp64_matmul", "quantise"]
 
 _HALF_LARGEST = 0xFEFEFE
 """Largest 24-bit significand whose half still rounds to at most 0x7F7F7F."""
 
 
 class Quantised:
-    """Integers q (…, R, K) in FP64, scales s (…, R), and the rows that hold a non-finite value or need the wide path."""
+    """Integers q (…, R, K) in FP64, scales s (…, R), and which rows are not finite or need the wide path."""
 
     __slots__ = ("broken", "q", "scale", "wide")
 
@@ -70,7 +70,7 @@ def _integer_product(q: Tensor, r: Tensor) -> Tensor:
 
 
 def correctly_rounded_product(a: Tensor, b: Tensor) -> Tensor:
-    """FP32 of the exact product of finite FP32 (B, M, K) and (B, K, N): FP64 GEMM, error bound, exact sums for the rest.
+    """FP32 of the exact product of finite FP32 (B, M, K) and (B, K, N): FP64 GEMM and error bound, else exact sums.
 
     A dot product in FP64, in any order and with or without FMA, is within K·2^-53·Σ|a||b| ≤ K·2^-53·‖a‖·‖b‖ of the true
     one; products of FP32 numbers are exact.

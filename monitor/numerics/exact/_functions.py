@@ -4,8 +4,8 @@
 (1 in 5 values under MKL's compatible mode) and may miss the last bit in FP64.
 
 Each function returns FP64 values whose relative error is at most the bound in `EPSILON`; the bits of the FP64 value do
-not matter, since Ziv's test decides the rounding and undecided elements are recomputed. So contraction to FMA or another
-order of a polynomial on some device is harmless.
+not matter, since Ziv's test decides the rounding and undecided elements are recomputed. So contraction to FMA or
+another order of a polynomial on some device is harmless.
 """
 
 from __future__ import annotations

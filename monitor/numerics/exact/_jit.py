@@ -24,6 +24,7 @@ __all__ = ["compiled", "inlined", "reordered", "run_pieces"]
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_owner = -1
+_PIECES = 4
 _PROBE = np.ones(1, dtype=np.uint32)
 
 
@@ -76,7 +77,10 @@ def _executor(threads: int) -> ThreadPoolExecutor:
 
 
 def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any, grain: int = 1 << 16) -> list[Any]:
-    """kernel(begin, end, *arguments) over [0, rows) in one piece for each thread, and the results in order.
+    """kernel(begin, end, *arguments) over [0, rows) in pieces, and their results in no particular order.
+
+    Threads take pieces as they get to them, and the caller's thread never waits for one that has not begun: after a
+    matrix product torch's own threads spin for a while and hold the other cores.
 
     Args:
         rows: length of the range.
@@ -88,8 +92,20 @@ def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any
     threads = min(torch.get_num_threads(), rows, work // grain)
     if threads <= 1:
         return [_guarded(kernel, 0, rows, arguments)]
+    pieces = min(rows, _PIECES * threads)
+    edges = [rows * i // pieces for i in range(pieces + 1)]
+    remaining = iter(range(pieces))
+
+    def work_off() -> list[Any]:
+        results = []
+        while (i := next(remaining, None)) is not None:
+            results.append(_guarded(kernel, edges[i], edges[i + 1], arguments))
+        return results
+
     pool = _executor(threads)
-    edges = [rows * i // threads for i in range(threads + 1)]
-    later = [pool.submit(_guarded, kernel, edges[i], edges[i + 1], arguments) for i in range(1, threads)]
-    first = _guarded(kernel, edges[0], edges[1], arguments)
-    return [first, *(task.result() for task in later)]
+    helpers = [pool.submit(work_off) for _ in range(threads - 1)]
+    done = work_off()
+    for helper in helpers:
+        if not helper.cancel():
+            done += helper.result()
+    return done

@@ -57,7 +57,7 @@ def _scale_and_peak(bits: Any) -> Any:
 
 @compiled
 def _factors(bits: Any, side: Any) -> Any:
-    """(f, g, limit, outcome): f·g = 2^s, |q| < limit means 6|q| < max|q|, outcome = 2^(8-s) for rows and 2^-t for columns.
+    """(f, g, limit, outcome): f·g = 2^s, |q| < limit iff 6|q| < max|q|, outcome = 2^(8-s) for rows, 2^-t for columns.
 
     The scale of a subnormal row reaches 2^171, hence two factors.
     """
@@ -70,7 +70,7 @@ def _factors(bits: Any, side: Any) -> Any:
 
 @compiled
 def digits_by_rows(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any) -> Any:
-    """Rows of x (R, K) as int8 digits in out (R, 3K): high, middle, low for side 0 (A), low, middle, high for side 1."""
+    """Rows of x (R, K) as int8 digits in out (R, 3K): high, middle, low for side 0 (A), else low, middle, high."""
     k = x.shape[1]
     first, last = (0, 2 * k) if side == 0 else (2 * k, 0)
     for i in range(begin, end):
@@ -215,7 +215,7 @@ def combine_fp64(begin: Any, end: Any, v: Any, rows: Any, columns: Any, out: Any
 def round_or_collect(
     begin: Any, end: Any, value: Any, rows: Any, columns: Any, slack: Any, out: Any, found: Any
 ) -> Any:
-    """Ziv's test on value (R, N) with error slack·rows·columns; undecided flat positions go to `found`, their number back."""
+    """Ziv's test on value (R, N) with error slack·rows·columns; undecided positions go to `found`, counted."""
     n = out.shape[1]
     count = 0
     for i in range(begin, end):

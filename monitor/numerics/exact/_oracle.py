@@ -29,6 +29,11 @@ def require_extended_precision() -> None:
         raise DeviceError("the sweep's oracle needs x87 extended precision, which this processor or C library lacks")
 
 
+def _pi() -> Any:
+    """π in extended precision, from its FP64 head and tail."""
+    return np.longdouble(np.pi) + np.longdouble(1.2246467991473532e-16)
+
+
 def _erfc_series(x: Extended) -> Extended:
     """1 - erf(x) for |x| < 2.5 by erf(x) = 2/√π·e^(-x²)·Σ 2^n·x^(2n+1)/(2n+1)!!, whose terms have one sign."""
     return 1 - _erf_series(x)
@@ -41,7 +46,8 @@ def _erf_series(x: Extended) -> Extended:
         total = total + term
         if n % 8 == 0 and np.all(np.abs(term) <= np.abs(total) * 2.0**-66):
             break
-    return total * np.exp(-x * x) * (2 / np.sqrt(np.longdouble(np.pi) + np.longdouble(1.2246467991473532e-16)))
+    result: Extended = total * np.exp(-x * x) * (2 / np.sqrt(_pi()))
+    return result
 
 
 def _erfc_fraction(x: Extended) -> Extended:
@@ -50,7 +56,8 @@ def _erfc_fraction(x: Extended) -> Extended:
     tail = x.copy()
     for n in range(depth, 0, -1):
         tail = x + (np.longdouble(n) / 2) / tail
-    return np.exp(-x * x) / (tail * np.sqrt(np.longdouble(np.pi) + np.longdouble(1.2246467991473532e-16)))
+    result: Extended = np.exp(-x * x) / (tail * np.sqrt(_pi()))
+    return result
 
 
 def _erfc(x: Extended) -> Extended:
@@ -73,9 +80,10 @@ def _erf(x: Extended) -> Extended:
 
 
 def _gelu_tanh(x: Extended) -> Extended:
-    root = np.sqrt(2 / (np.longdouble(np.pi) + np.longdouble(1.2246467991473532e-16)))
+    root = np.sqrt(2 / _pi())
     inner = root * (x + np.longdouble(44715) / 1_000_000 * x * x * x)
-    return x / (1 + np.exp(-2 * inner))
+    result: Extended = x / (1 + np.exp(-2 * inner))
+    return result
 
 
 _FUNCTIONS: dict[str, Callable[[Extended], Extended]] = {
@@ -107,7 +115,7 @@ def _half_and_a_little(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """x/2 plus a positive amount far below one FP32 step: only halves of odd subnormal numbers are rounded."""
     steps = (x.view(np.uint32) & np.uint32(0x7FFF_FFFF)).astype(np.int64)
     halved = np.where(x > 0, (steps + 1) >> 1, steps >> 1).astype(np.uint32) | (x.view(np.uint32) & np.uint32(1 << 31))
-    return np.where(np.abs(x) < 2.0**-125, halved.view(np.float32), x * np.float32(0.5)).astype(np.float32)
+    return np.where(np.abs(x) < 2.0**-125, halved.view(np.float32), x * np.float32(0.5)).astype(np.float32, copy=False)
 
 
 def _flat(name: str, low: float, high: float, x: NDArray[np.float32]) -> NDArray[np.float32] | None:
@@ -123,7 +131,7 @@ def _flat(name: str, low: float, high: float, x: NDArray[np.float32]) -> NDArray
     if size < 2.0**-26 and name in ("exp", "cos", "erfc"):
         return one
     if size < 2.0**-26 and name == "sigmoid":
-        return one / 2
+        return np.full_like(x, 0.5)
     if size < 2.0**-26 and name in ("expm1", "log1p", "tanh", "sin"):
         return x
     if low > 104 and name in ("exp", "expm1"):
@@ -131,9 +139,9 @@ def _flat(name: str, low: float, high: float, x: NDArray[np.float32]) -> NDArray
     if high < -104:
         constants = {"exp": 0.0, "expm1": -1.0, "sigmoid": 0.0, "tanh": -1.0, "erf": -1.0, "erfc": 2.0}
         if name in constants:
-            return zero + np.float32(constants[name])
+            return np.full_like(x, constants[name])
         if name in ("log", "log1p", "sqrt", "rsqrt"):
-            return zero + np.float32(np.nan)
+            return np.full_like(x, np.nan)
     if high < -200 and name in ("silu", "gelu", "gelu_tanh"):
         return -zero
     if low > 104:
@@ -144,11 +152,11 @@ def _flat(name: str, low: float, high: float, x: NDArray[np.float32]) -> NDArray
         if name in ("silu", "gelu", "gelu_tanh"):
             return x
     if high < -1.0 and name == "log1p":
-        return zero + np.float32(np.nan)
+        return np.full_like(x, np.nan)
     if high < 0.0 and name in ("log", "sqrt", "rsqrt"):
-        return zero + np.float32(np.nan)
+        return np.full_like(x, np.nan)
     if least > 10.1 and name == "erfc":
-        return zero if low > 0 else zero + np.float32(2.0)
+        return zero if low > 0 else np.full_like(x, 2.0)
     if least > 10.1 and name in ("erf", "tanh"):
         return np.copysign(one, x)
     return None

@@ -40,7 +40,7 @@ def round_fraction(value: Fraction) -> float:
 
 def _as_fraction(value: Any) -> Fraction:
     sign, mantissa, exponent, _ = value._mpf_
-    fraction = Fraction(int(mantissa)) * Fraction(2) ** exponent
+    fraction = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
     return -fraction if sign else fraction
 
 

@@ -17,7 +17,7 @@ _NAN = np.float32(np.nan)
 
 @inlined
 def _rounded(total: Any, magnitude: Any, count: Any, divisor: Any) -> Any:
-    """(FP32 of total/divisor, whether that is undecided): a term passes through < `count` additions, Σ|x| = magnitude."""
+    """(FP32 of total/divisor, whether undecided); a term passes through < `count` additions, Σ|x| = magnitude."""
     slack = magnitude * (_UNIT * count) if count > 1 else 0.0
     low, high = total - slack, total + slack
     if divisor != 1.0:
@@ -80,7 +80,7 @@ def sum_middle(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: 
 def sum_groups(
     begin: Any, end: Any, order: Any, starts: Any, slots: Any, source: Any, out: Any, add: Any, undecided: Any
 ) -> Any:
-    """Group g sums the rows order[starts[g]:starts[g+1]] of source (n, D), and row slots[g] of out if `add`, into that row.
+    """Group g sums rows order[starts[g]:starts[g+1]] of source (n, D), and row slots[g] of out if `add`, into that row.
 
     Groups with an undecided element keep their row of `out` and are flagged.
     """

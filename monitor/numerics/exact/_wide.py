@@ -23,7 +23,8 @@ _MARGIN = 1.001
 
 def _norms(x: Tensor) -> NDArray[np.float64]:
     """Euclidean norms of the rows (R, K) of an FP64 tensor."""
-    return np.sqrt(torch.linalg.vecdot(x, x).numpy())
+    norms: NDArray[np.float64] = np.sqrt(torch.linalg.vecdot(x, x).numpy())
+    return norms
 
 
 def _resolve(
@@ -39,7 +40,7 @@ def _resolve(
     run_pieces(kernels.dot_products, count, count * k, left, right, rows, columns, head, rest)
     slack = scale * ((k + 1.0) ** 2 * 2.0**-104)
     low = np.nextafter(head + (rest - slack), -np.inf).astype(np.float32)
-    high = np.nextafter(head + (rest + slack), np.inf).astype(np.float32)
+    high: NDArray[np.float32] = np.nextafter(head + (rest + slack), np.inf).astype(np.float32)
     for p in np.flatnonzero((low != high) | (high == 0)):
         products = left[rows[p]].astype(np.float64) * right[columns[p]].astype(np.float64)
         high[p] = round_fraction(sum_of_doubles(products.tolist()))

@@ -21,9 +21,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     Specification. Row scale s_i: the largest integer with |RNE(a_ik·2^s_i)| ≤ 0x7F7F7F for all k, 0 for a zero row;
     q_ik = RNE(a_ik·2^s_i); t_j and r_kj likewise for the columns of b; l(q) the lowest balanced base-256 digit.
     V_ij = Σ_k (q_ik·r_kj - l(q_ik)·l(r_kj))/256, an integer, and C_ij = FP32(FP64(V_ij)·2^(8-s_i-t_j)); V = 0 gives +0.
-    Where row i or column j is wide, C_ij is instead the correctly rounded dot product. A row is wide when more than seven
-    eighths of its non-zero elements have 6·|q| < max|q|: one large element would starve the rest of digits. A NaN or an
-    infinity in row i or column j gives 0x7FC00000.
+    Where row i or column j is wide, C_ij is instead the correctly rounded dot product. A row is wide when more than
+    seven eighths of its non-zero elements have 6·|q| < max|q|: one large element would starve the rest of digits. A NaN
+    or an infinity in row i or column j gives 0x7FC00000.
 
     Law: |C_ij - Σ_k a_ik·b_kj| ≤ K·2^-21·A_i·B_j + ½ulp(C_ij), with A_i = max_k|a_ik| and B_j = max_k|b_kj|.
     Proof. s_i + 1 would exceed 0x7F7F7F, so A_i·2^(s_i+1) ≥ 0x7F7F7F + ½ and 2^-s_i ≤ A_i·2^-21.994; likewise t_j.

@@ -68,7 +68,7 @@ def _resolve_values(values: NDArray[np.float32], divisor: int) -> float:
 
 
 def sum_rows_reference(rows: Tensor, divisor: int) -> Tensor:
-    """Sums over the last dimension of a 2-D FP32 tensor, divided by `divisor` before the one rounding, on any device."""
+    """Sums over the last dimension of a 2-D FP32 tensor, divided by `divisor` before the one rounding; any device."""
     check_subnormals(rows.device, rows.numel())
     wide = rows.to(torch.float64)
     result, undecided = _decide(wide.sum(dim=1), wide.abs().sum(dim=1), rows.shape[1], divisor)
@@ -164,7 +164,7 @@ def _require_index(index: Tensor, size: int, what: str) -> Tensor:
 
 
 def scatter_rows(rows: int, index: Tensor, source: Tensor) -> Tensor:
-    """(rows, d) tensor whose row i is FP32 of the exact sum of the rows of `source` (n, d) with `index` (n,) equal to i.
+    """(rows, d) tensor: row i is FP32 of the exact sum of the rows of `source` (n, d) whose `index` (n,) is i.
 
     Raises:
         CallerError: shapes, dtypes or an index out of range.

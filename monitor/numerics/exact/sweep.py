@@ -32,7 +32,7 @@ _FIRST_INFINITY = 0x7F80_0000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """Outcome of one sweep: `inputs` compared, `mismatches` among them, `decided_by_mpmath` by the oracle's last resort."""
+    """Outcome of one sweep: `inputs` compared, `mismatches` among them, `decided_by_mpmath` by its last resort."""
 
     function: str
     inputs: int

@@ -61,7 +61,7 @@ def test_distributions() -> None:
     for power, expected, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
         assert abs(float((z**power).mean()) - expected) < errors * math.sqrt(variance / n)
     assert abs(float(u.mean()) - 0.5) < errors * math.sqrt(1 / 12 / n)
-    assert 0.0 <= float(u.min())
+    assert float(u.min()) >= 0.0
     assert float(u.max()) < 1.0
     assert abs(float((z[0::2] * z[1::2]).mean())) < errors / math.sqrt(n / 2)
     for p in (0.1, 0.5):

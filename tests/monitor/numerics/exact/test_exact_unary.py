@@ -129,7 +129,7 @@ def test_zeros_infinities_and_nan(name: str) -> None:
 
 
 def test_many_hard_elements_are_resolved_once() -> None:
-    """exp(2^-24) lies 2^-49 above a midpoint: undecided in FP64, and equal elements must not each cost an evaluation."""
+    """exp(2^-24) lies 2^-49 above a midpoint: undecided in FP64; equal elements must not each cost an evaluation."""
     x = torch.full((5000,), 2.0**-24)
     resolve.cache_clear()
     assert torch.equal(unary("exp", x), torch.full((5000,), 1 + 2.0**-23))
