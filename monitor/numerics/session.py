@@ -183,7 +183,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not rule.any_format:
                 _require_float32(name, args)
             out = rule.run(self._backend, *args, **inputs)
-        _canonical_nan(out)
+        if not rule.settled:
+            _canonical_nan(out)
         if target is None:
             return out
         _write(target, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from . import decomposed, elementwise, exact, indexing, linear, lists, losses, normalisation, random, reductions
 from .rule import Kind, Rule
@@ -24,12 +25,20 @@ _REFUSED = {
 _IN_PLACE = {"aten.pow_.Scalar": "aten.pow.Tensor_Scalar", "aten.pow_.Tensor": "aten.pow.Tensor_Tensor"}
 
 
+_SETTLED = """
+mm.default bmm.default exp.default log.default tanh.default erf.default sigmoid.default silu.default gelu.default
+embedding_dense_backward.default max_pool2d_with_indices_backward.default
+"""
+
+
 @functools.cache
 def operator_table() -> dict[str, Rule]:
     """Rows by functional overload name, such as ``aten.add.Tensor``; in-place overloads use their functional row."""
     table = exact.rules() | decomposed.rules()
     for module in (elementwise, reductions, linear, normalisation, indexing, losses, random):
         table.update(module.rules())
+    for name in _SETTLED.split():
+        table[f"aten.{name}"] = replace(table[f"aten.{name}"], settled=True)
     table.update(lists.rules(table))
     return table
 

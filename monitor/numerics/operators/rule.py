@@ -24,13 +24,15 @@ class Rule:
     - ``decomposed``: PyTorch's own decomposition, whose operators come back through this table.
     - ``refused``: named with a reason, so that the message can say what to do.
 
-    ``any_format``: an implementation that takes other floating-point formats than FP32.
+    ``any_format``: an implementation that takes other floating-point formats than FP32. ``settled``: its results
+    come straight from the backend, which has made NaNs canonical already.
     """
 
     kind: Kind
     implementation: Implementation | None = None
     remedy: str = ""
     any_format: bool = False
+    settled: bool = False
 
     def __post_init__(self) -> None:
         if (self.kind == "implemented") != (self.implementation is not None):

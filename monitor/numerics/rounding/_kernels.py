@@ -18,12 +18,14 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 _POWERS = np.array([math.ldexp(1.0, e) for e in range(-1022, 1024)])
 _LANES = 8
+_NORMAL, _HUGE = 1023 - 126, 1023 + 127
+"""Biased FP64 exponents of the normal FP32 numbers, without the binade that may round to infinity."""
 
 
 @inlined
-def _spacing(bits: Any, beta: Any, grid_bits: Any, powers: Any) -> Any:
-    """max(ulp, 2^⌈log2 32β⌉) where β > 0, else ulp, from the bits of an FP64 number."""
-    e = max(((bits >> 52) & 0x7FF) - 1023, -126)
+def _spacing(biased: Any, beta: Any, grid_bits: Any, powers: Any) -> Any:
+    """max(ulp, 2^⌈log2 32β⌉) where β > 0, else ulp, from the biased exponent of an FP64 number."""
+    e = max(biased - 1023, -126)
     unit = powers[e - (grid_bits - 1) + 1022]
     wide = 32.0 * beta
     if wide > unit:
@@ -56,25 +58,35 @@ def settle_rows(
     positions = np.empty(capacity, dtype=np.int64)
     upward = np.empty(capacity, dtype=np.bool_)
     count = 0
+    plain = grid_bits == 24
     for row in range(begin, end):
         scale = left[row % len(left)]
         column_bounds = right[row // rows_per_right]
         for j in range(width):
             value = v[row, j]
-            if not math.isfinite(value):
+            biased = (bits[row, j] >> 52) & 0x7FF
+            if biased == 0x7FF:
                 out[row, j] = value if not math.isnan(value) else np.float32(np.nan)
                 continue
             magnitude = abs(value)
             beta = relative * magnitude if relative > 0.0 else scale * column_bounds[j]
-            spacing = _spacing(bits[row, j], beta, grid_bits, powers)
-            steps = magnitude / spacing
-            floor = math.floor(steps)
-            rest = steps - floor
-            half = floor * 0.5
-            up = rest > 0.5 or (rest == 0.5 and math.floor(half) != half)
-            rounded = (floor + 1.0 if up else floor) * spacing
-            out[row, j] = np.float32((-rounded if value < 0.0 else rounded) + 0.0)
-            if beta > 0.0 and abs(rest - 0.5) * spacing <= multiple * beta:
+            if plain and _NORMAL <= biased < _HUGE and 32.0 * beta <= powers[biased - 24]:
+                # The grid is FP32 and the processor's own conversion rounds to it; near its midpoint nothing is lost.
+                nearest = np.float32(value)
+                out[row, j] = nearest
+                up = abs(np.float64(nearest)) > magnitude
+                distance = 0.5 * powers[biased - 24] - abs(value - np.float64(nearest))
+            else:
+                spacing = _spacing(biased, beta, grid_bits, powers)
+                steps = magnitude / spacing
+                floor = math.floor(steps)
+                rest = steps - floor
+                half = floor * 0.5
+                up = rest > 0.5 or (rest == 0.5 and math.floor(half) != half)
+                rounded = (floor + 1.0 if up else floor) * spacing
+                out[row, j] = np.float32((-rounded if value < 0.0 else rounded) + 0.0)
+                distance = abs(rest - 0.5) * spacing
+            if beta > 0.0 and distance <= multiple * beta:
                 if count == capacity:
                     capacity *= 4
                     longer = np.empty(capacity, dtype=np.int64)
