@@ -77,7 +77,7 @@ def _executor(threads: int) -> ThreadPoolExecutor:
 
 
 def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any, grain: int = 1 << 16) -> list[Any]:
-    """kernel(begin, end, *arguments) over [0, rows) in pieces, and their results in no particular order.
+    """kernel(begin, end, *arguments) over [0, rows) in pieces, and their results in the order of the range.
 
     Threads take pieces as they get to them, and the caller's thread never waits for one that has not begun: after a
     matrix product torch's own threads spin for a while and hold the other cores.
@@ -96,16 +96,16 @@ def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any
     edges = [rows * i // pieces for i in range(pieces + 1)]
     remaining = iter(range(pieces))
 
-    def work_off() -> list[Any]:
-        results = []
+    results: list[Any] = [None] * pieces
+
+    def work_off() -> None:
         while (i := next(remaining, None)) is not None:
-            results.append(_guarded(kernel, edges[i], edges[i + 1], arguments))
-        return results
+            results[i] = _guarded(kernel, edges[i], edges[i + 1], arguments)
 
     pool = _executor(threads)
     helpers = [pool.submit(work_off) for _ in range(threads - 1)]
-    done = work_off()
+    work_off()
     for helper in helpers:
         if not helper.cancel():
-            done += helper.result()
-    return done
+            helper.result()
+    return results

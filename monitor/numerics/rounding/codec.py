@@ -42,6 +42,8 @@ class Group:
     def __post_init__(self) -> None:
         if len(self.positions) != len(self.upward) or len(self.positions) == 0:
             raise ValueError("a group holds as many directions as positions, and at least one")
+        if self.positions[0] < 0 or self.positions[-1] >= self.size or bool(np.any(np.diff(self.positions) <= 0)):
+            raise ValueError(f"the positions of a group do not rise within 0 … {self.size - 1}")
 
 
 def rice_parameter(size: int, count: int) -> int:
