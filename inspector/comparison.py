@@ -21,18 +21,9 @@ def compare_initial(transcript: Transcript, state: object, findings: Findings) -
     committed = transcript.leaves[0].state
     if committed == expected:
         return
-    chips = [
-        transcript.run.metadata.chips[index]
-        for index, (mine, theirs) in enumerate(zip(expected.shards, committed.shards, strict=True))
-        if mine != theirs
-    ]
-    findings.add(
-        Guard.INITIALISATION,
-        f"step 0: the initial state is not what seed {task.seed} gives; the shards of {', '.join(chips)} differ",
-        run=transcript.run.folder.name,
-        step=0,
-        chips=chips,
-    )
+    text = f"step 0: the initial state is not what seed {task.seed} gives: {_shards(transcript, expected, committed)}"
+    if not any(text == each.text for each in findings.found):  # each device finds the same
+        findings.add(Guard.INITIALISATION, text, run=transcript.run.folder.name, step=0)
 
 
 def compare_replay(
@@ -74,14 +65,9 @@ def compare_replay(
 
 def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: str) -> str:
     step = committed.step
-    chips = [
-        transcript.run.metadata.chips[index]
-        for index, (mine, theirs) in enumerate(zip(reached.state.shards, committed.state.shards, strict=True))
-        if mine != theirs
-    ]
     rows = _declared_samples(transcript, step)
-    if chips:
-        what = f"does not reach the committed state (shards of {', '.join(chips)} differ)"
+    if reached.state != committed.state:
+        what = f"does not reach the committed state ({_shards(transcript, reached.state, committed.state)})"
     else:
         names = [
             name for name in ("batch", "log", "loss", "flop") if getattr(reached, name) != getattr(committed, name)
@@ -92,3 +78,12 @@ def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: 
 
 def _declared_samples(transcript: Transcript, step: int) -> str:
     return ", ".join(str(row) for row in transcript.data.order[step - 1])
+
+
+def _shards(transcript: Transcript, mine: StateDigest, theirs: StateDigest) -> str:
+    """Which chips hold shards that differ."""
+    chips = transcript.run.metadata.chips
+    pairs = zip(chips, mine.shards, theirs.shards, strict=True)
+    differing = [chip for chip, one, other in pairs if one != other]
+    which = f"all {len(chips)} chips" if len(differing) == len(chips) else ", ".join(differing)
+    return f"the shards of {which} differ"
