@@ -1,0 +1,157 @@
+"""``bench numerics``: native FP32, plain FP64, rounded recording and replaying, and exact, on the same work.
+
+Each repetition runs every mode once in turn, so that a busy machine slows all of them; figures are medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from monitor.numerics import recording, replaying
+from monitor.numerics.rounding.published import encode_dense
+from monitor.presets import PRESETS, Preset, initialise
+from monitor.training import to_batch
+
+__all__ = ["MATRICES", "matrix_rows", "preset_rows", "run"]
+
+MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 768, 50257))
+"""M, K and N of the matrix products."""
+
+Row = dict[str, Any]
+Measured = tuple[float, dict[str, Any]]
+
+
+def _timed(action: Callable[[], dict[str, Any]]) -> Measured:
+    started = time.perf_counter()
+    facts = action()
+    return time.perf_counter() - started, facts
+
+
+def _rows(work: str, modes: dict[str, Callable[[], dict[str, Any]]], repetitions: int) -> list[Row]:
+    """Medians of interleaved repetitions after one that warms up; ratios to the mode named native."""
+    seconds: dict[str, list[float]] = {mode: [] for mode in modes}
+    facts: dict[str, dict[str, Any]] = {}
+    for repetition in range(repetitions + 1):
+        for mode, action in modes.items():
+            taken, facts[mode] = _timed(action)
+            if repetition:
+                seconds[mode].append(taken)
+    medians = {mode: statistics.median(values) for mode, values in seconds.items()}
+    return [
+        {
+            "work": work,
+            "mode": mode,
+            "seconds": value,
+            "ratio": value / medians["native"],
+            "repetitions": repetitions,
+            **facts[mode],
+        }
+        for mode, value in medians.items()
+    ]
+
+
+def _controlled(numerics: str, action: Callable[[], object], log: bytes | None = None) -> dict[str, Any]:
+    """Run under control; for rounded numerics also the log's size beside its entropy and the published code's."""
+    session = recording(numerics) if log is None else replaying(numerics, log)
+    with session:
+        action()
+    if numerics != "rounded":
+        return {}
+    counted = session.statistics
+    return {
+        "log_bytes": len(session.log),
+        "entropy_bytes": round(counted.entropy_bits / 8),
+        "published_code_bytes": len(encode_dense(np.zeros(counted.elements, dtype=np.uint8))),
+        "elements": counted.elements,
+        "entries": counted.entries,
+        "forced": counted.forced,
+    }
+
+
+def _nothing(result: object) -> dict[str, Any]:
+    return {}
+
+
+def matrix_rows(shape: tuple[int, int, int], repetitions: int = 15) -> list[Row]:
+    """One matrix product of Gaussian operands in every mode."""
+    m, k, n = shape
+    generator = torch.Generator().manual_seed(m + n)
+    a, b = torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
+    with recording("rounded") as session:
+        torch.mm(a, b)
+    log = session.log
+    return _rows(
+        f"matmul {m}x{k}x{n}",
+        {
+            "native": lambda: _nothing(torch.mm(a, b)),
+            "plain FP64": lambda: _nothing(torch.mm(a.double(), b.double())),
+            "rounded recording": lambda: _controlled("rounded", lambda: torch.mm(a, b)),
+            "rounded replaying": lambda: _controlled("rounded", lambda: torch.mm(a, b), log),
+            "exact": lambda: _controlled("exact", lambda: torch.mm(a, b)),
+        },
+        repetitions,
+    )
+
+
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _step(entry: Preset, batch: dict[str, Tensor], dtype: torch.dtype) -> Callable[[], object]:
+    """A training step from the same state each time, with gradients but without keeping the update."""
+    model = entry.build().train()
+    initialise(model, 1)
+    model.to(dtype)
+    model.register_forward_pre_hook(lambda _, inputs: tuple(_as(value, dtype) for value in inputs))
+    start = [value.detach().clone() for value in (*model.parameters(), *model.buffers())]
+
+    def take() -> object:
+        optimizer: torch.optim.Optimizer
+        if entry.optimizer == "adamw":
+            optimizer = torch.optim.AdamW(model.parameters(), lr=entry.learning_rate, foreach=False)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), lr=entry.learning_rate, momentum=0.9, foreach=False)
+        loss = entry.loss(model, batch)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for value, old in zip((*model.parameters(), *model.buffers()), start, strict=True):
+                value.copy_(old)
+        return loss
+
+    return take
+
+
+def preset_rows(name: str, repetitions: int = 5) -> list[Row]:
+    """One step (forward, backward, optimizer) of a preset in every mode."""
+    entry = PRESETS[name]
+    batch = to_batch(entry.samples(None), np.arange(entry.batch_size))
+    single, double = _step(entry, batch, torch.float32), _step(entry, batch, torch.float64)
+    with recording("rounded") as session:
+        single()
+    log = session.log
+    return _rows(
+        f"step {name}",
+        {
+            "native": lambda: _nothing(single()),
+            "plain FP64": lambda: _nothing(double()),
+            "rounded recording": lambda: _controlled("rounded", single),
+            "rounded replaying": lambda: _controlled("rounded", single, log),
+            "exact": lambda: _controlled("exact", single),
+        },
+        repetitions,
+    )
+
+
+def run() -> list[Row]:
+    """All matrix products and a step of every preset."""
+    rows = [row for shape in MATRICES for row in matrix_rows(shape)]
+    return rows + [row for name in PRESETS for row in preset_rows(name)]

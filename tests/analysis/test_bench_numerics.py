@@ -1,0 +1,27 @@
+"""``bench numerics``: every mode is measured on the same work and its log is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.bench.numerics import matrix_rows, preset_rows
+
+MODES = ["native", "plain FP64", "rounded recording", "rounded replaying", "exact"]
+
+
+def test_matrix_rows_measure_every_mode() -> None:
+    rows = matrix_rows((64, 300, 80), repetitions=1)
+    assert [row["mode"] for row in rows] == MODES
+    assert rows[0]["ratio"] == 1.0
+    assert rows[2]["elements"] == 64 * 80
+    assert rows[2]["published_code_bytes"] == 64 * 80 // 5
+    assert rows[2]["log_bytes"] == rows[3]["log_bytes"]
+    assert rows[3]["forced"] == 0
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt", "digits-cnn"])
+def test_preset_rows_replay_their_own_log(name: str) -> None:
+    rows = preset_rows(name, repetitions=1)
+    assert [row["mode"] for row in rows] == MODES
+    assert rows[2]["log_bytes"] == rows[3]["log_bytes"] > 0
+    assert rows[2]["log_bytes"] < rows[2]["published_code_bytes"]
