@@ -13,6 +13,7 @@ from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import _matmul_kernels as kernels
 from monitor.numerics.exact._jit import run_pieces
 from monitor.numerics.exact._known_answers import fp64_gemm_is_exact, int8_gemm_is_exact
+from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import round_products
 from monitor.numerics.exact.matmul_reference import CHUNK
 
@@ -57,7 +58,7 @@ class _Operand:
         wide = np.empty((batch, count), np.bool_)
         parts = 3 if int8 else 2
         shape = (batch, count, parts * k) if by_rows else (batch, parts * k, count)
-        out = torch.empty(shape, dtype=torch.int8 if int8 else torch.float64)
+        out = scratch(f"operand {side}", shape, torch.int8 if int8 else torch.float64)
         x, result = source.numpy(), out.numpy()
         work = x.size * 4
         if by_rows:
@@ -105,7 +106,9 @@ def _int8_products(a: Tensor, b: Tensor, k: int, start: int, stop: int) -> Itera
         if stop - start == k:
             first, last = pairs[0][0], pairs[-1][0]
             begin = (2 - (power - first)) * k
-            yield torch._int_mm(a[:, first * k : (last + 1) * k], b[begin : begin + (last - first + 1) * k])
+            target = scratch(f"power {power}", (a.shape[0], b.shape[1]), torch.int32)
+            left, right = a[:, first * k : (last + 1) * k], b[begin : begin + (last - first + 1) * k]
+            yield torch._int_mm(left, right, out=target)
         else:
             pieces = [
                 torch._int_mm(a[:, i * k + start : i * k + stop], b[(2 - j) * k + start : (2 - j) * k + stop])
@@ -150,7 +153,7 @@ def _fp64_matmul(a: _Operand, b: _Operand, out: Tensor, k: int) -> None:
     """Fills out (B, M, N)."""
     _require_fp64()
     if k <= CHUNK:
-        value = torch.bmm(a.parts, b.parts)
+        value = torch.bmm(a.parts, b.parts, out=scratch("value", tuple(out.shape), torch.float64))
     else:
         total = torch.zeros(out.shape, dtype=torch.int64)
         for offset in (0, k):

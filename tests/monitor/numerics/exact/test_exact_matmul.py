@@ -247,8 +247,8 @@ def test_a_device_that_returns_wrong_sums_is_caught(monkeypatch: pytest.MonkeyPa
     a, b = torch.randn(61, 67, generator=generator), torch.randn(67, 71, generator=generator)
     honest = torch._int_mm
 
-    def broken(left: Tensor, right: Tensor) -> Tensor:
-        result = honest(left, right)
+    def broken(left: Tensor, right: Tensor, **options: Tensor) -> Tensor:
+        result = honest(left, right, **options)
         result[0, 0] += 1
         return result
 

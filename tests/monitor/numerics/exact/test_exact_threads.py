@@ -1,0 +1,71 @@
+"""Compiled kernels in threads: pieces cover the range once, callers may be threads, no cache folder is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import pytest
+import torch
+
+from firmware_sim.errors import DeviceError
+from monitor.numerics.exact import _jit, matmul, unary
+from monitor.numerics.exact import sum as exact_sum
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 1000])
+def test_pieces_cover_the_range_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    seen: list[int] = []
+    _jit.run_pieces(lambda begin, end: seen.extend(range(begin, end)), rows, 1 << 30)
+    assert sorted(seen) == list(range(rows))
+
+
+def test_an_error_in_a_helper_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def fail(begin: int, end: int) -> None:
+        raise DeviceError(f"piece {begin} to {end}")
+
+    with pytest.raises(DeviceError, match="piece"):
+        _jit.run_pieces(fail, 100, 1 << 30)
+
+
+def test_kernels_compile_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = numba.njit
+
+    def refusing(function: Callable[..., Any], **options: Any) -> Any:
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return honest(function, **options)
+
+    monkeypatch.setattr(numba, "njit", refusing)
+
+    def double(x: Any) -> Any:
+        return x * 2
+
+    assert _jit.compiled(double)(21) == 42
+
+
+def test_several_callers_and_thread_counts_get_the_same_bits() -> None:
+    """Callers share the pool but not their scratch memory."""
+    generator = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(200, 180, generator=generator), torch.randn(180, 170, generator=generator)) for _ in range(6)]
+
+    def work(pair: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
+        product = matmul(*pair)
+        return [product, unary("exp", product), exact_sum(product, [0])]
+
+    wanted = [work(pair) for pair in pairs]
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(3):
+            for got, expected in zip(pool.map(work, pairs), wanted, strict=True):
+                assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert all(torch.equal(x, y) for x, y in zip(work(pairs[0]), wanted[0], strict=True))
+    finally:
+        torch.set_num_threads(threads)
