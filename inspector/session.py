@@ -98,6 +98,7 @@ def inspect(
             described: dict[str, Any] = {"run": folder.name}
             _describe(transcript, described)
             evidence["runs"].append(described)
+    _check_total(transcripts, settings, findings)
     labs = {transcript.run.metadata.lab for transcript in transcripts} or set(trust.labs)
     pool = [chip for lab in sorted(labs) for chip in trust.chips_of(lab)]
     if not 1 <= settings.samples <= len(pool):
@@ -152,6 +153,20 @@ def _job(transcript: Transcript, trust: Trust, chosen: list[Segment]) -> dict[st
         "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
         "segments": [segment.index for segment in chosen],
     }
+
+
+def _check_total(transcripts: list[Transcript], settings: Settings, findings: Findings) -> None:
+    """The rule on total compute (Shavit 2023, section 2; PAPERS S7), over all declared runs of each lab."""
+    if settings.maximum_flop is None:
+        return
+    totals: dict[str, int] = {}
+    for transcript in transcripts:
+        lab = transcript.run.metadata.lab
+        totals[lab] = totals.get(lab, 0) + sum(leaf.flop for leaf in transcript.leaves)
+    for lab, total in totals.items():
+        if total > settings.maximum_flop:
+            text = f"lab {lab} declares {total} FLOP, more than the {settings.maximum_flop} that the rules allow"
+            findings.add(Guard.RULES, text, lab=lab)
 
 
 def _open(folder: Path, trust: Trust, findings: Findings, now: datetime) -> Transcript | None:

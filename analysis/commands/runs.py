@@ -65,6 +65,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="replay device, repeatable (default: sse41 and mkl-compatible)",
     )
     parser.add_argument("--segments", type=int, metavar="N", help="replay at most N drawn segments")
+    parser.add_argument("--maximum-flop", type=int, metavar="H", help="reject a lab whose runs take more together")
     add_now(parser)
     add_json(parser)
     parser.epilog = "JSON keys: outcome, reasons, evidence"
@@ -226,6 +227,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         devices=tuple(arguments.device or DEFAULT_REPLAY_DEVICES),
         segments=arguments.segments,
+        maximum_flop=arguments.maximum_flop,
     )
     return show_verdict(arguments, inspect(arguments.runs, trust, settings, now=now))
 

@@ -205,6 +205,15 @@ def test_no_device_and_no_run_are_the_callers_mistakes(honest, inspect_run):
         inspect([], honest.trust, SETTINGS, now=honest.now)
 
 
+def test_rule_on_total_compute(honest, inspect_run):
+    total = inspect_run(honest).evidence["runs"][0]["flop"]
+    assert total > 0
+    assert inspect_run(honest, maximum_flop=total).outcome is Outcome.ACCEPT
+    verdict = inspect_run(honest, maximum_flop=total - 1)
+    assert verdict.outcome is Outcome.REJECT
+    assert f"declares {total} FLOP" in verdict.reasons[0].text
+
+
 def test_segments_limit_is_honoured(honest, inspect_run):
     verdict = inspect_run(honest, segments=1)
     assert [len(each["segments"]) for each in verdict.evidence["replays"]] == [1]
