@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from firmware_sim.errors import DeviceError
 from monitor.numerics.exact._resolve import resolve
 
-__all__ = ["ODD", "expected", "require_extended_precision"]
+__all__ = ["ODD", "expected", "expected_power", "require_extended_precision"]
 
 _SLACK = np.longdouble(2.0) ** -58
 _TERMS = 110
@@ -175,3 +175,14 @@ def expected(name: str, x: NDArray[np.float32]) -> tuple[NDArray[np.float32], in
     for i in unclear:
         high[i] = resolve(name, float(x[i]))
     return high, len(unclear)
+
+
+def expected_power(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[NDArray[np.uint32], int]:
+    """(bits of the correctly rounded x**y, number that mpmath had to decide); the C library's `powl` otherwise."""
+    with np.errstate(all="ignore"):
+        value = np.power(x.astype(np.longdouble), y.astype(np.longdouble))
+        low, high = (value * (1 - _SLACK)).astype(np.float32), (value * (1 + _SLACK)).astype(np.float32)
+    unclear = np.flatnonzero((low.view(np.uint32) != high.view(np.uint32)) & (value == value))
+    for i in unclear:
+        high[i] = resolve("pow", float(x[i]), float(y[i]))
+    return np.where(np.isnan(high), np.uint32(0x7FC0_0000), high.view(np.uint32)), len(unclear)

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from firmware_sim.errors import CallerError, ChipwitnessError
-from monitor.numerics.exact._oracle import ODD, expected, require_extended_precision
-from monitor.numerics.exact.unary import unary
+from monitor.numerics.exact._oracle import ODD, expected, expected_power, require_extended_precision
+from monitor.numerics.exact.unary import power, unary
 
-__all__ = ["SweepResult", "sweep"]
+__all__ = ["SweepResult", "sweep", "sweep_power"]
 
 _CHUNK = 1 << 19
 _SIGN = 1 << 31
@@ -106,6 +106,44 @@ def sweep(name: str, *, stride: int = 1, progress: bool = False) -> SweepResult:
     )
 
 
+def sweep_power(pairs: int, seed: int = 2026) -> SweepResult:
+    """Compares two-argument `power` on random pairs: half with any bits, half with a result inside FP32's range.
+
+    Raises:
+        DeviceError: no extended precision here.
+    """
+    require_extended_precision()
+    began = time.monotonic()
+    generator = np.random.default_rng(seed)
+    inputs = mismatches = unclear = 0
+    first: str | None = None
+    while inputs < pairs:
+        count = min(_CHUNK, pairs - inputs)
+        x, y = (generator.integers(0, 1 << 32, count, dtype=np.uint32).view(np.float32) for _ in range(2))
+        half = count // 2
+        x[:half] = np.abs(x[:half])
+        x[:half][~(np.isfinite(x[:half]) & (x[:half] > 0))] = 1.5
+        with np.errstate(all="ignore"):
+            y[:half] = (generator.uniform(-104, 89, half) / np.log(x[:half].astype(np.float64))).astype(np.float32)
+        wanted, asked = expected_power(x, y)
+        result = power(torch.from_numpy(x), torch.from_numpy(y)).numpy().view(np.uint32)
+        wrong = np.flatnonzero(result != wanted)
+        inputs += count
+        mismatches += len(wrong)
+        unclear += asked
+        if len(wrong) and first is None:
+            i = wrong[0]
+            first = f"pow({x[i]!r}, {y[i]!r}) gave {int(result[i]):#010x}, not {int(wanted[i]):#010x}"
+    return SweepResult(
+        function="pow",
+        inputs=inputs,
+        mismatches=mismatches,
+        first_mismatch=first,
+        decided_by_mpmath=unclear,
+        seconds=round(time.monotonic() - began, 1),
+    )
+
+
 def machine() -> dict[str, str]:
     """What the result depends on: processor, C library and versions."""
     model = platform.processor() or platform.machine()
@@ -128,12 +166,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m monitor.numerics.exact.sweep", description=__doc__)
     parser.add_argument("functions", nargs="+", metavar="FUNCTION")
     parser.add_argument("--stride", type=int, default=1, help="compare every N-th chunk of 2^19 inputs only")
+    parser.add_argument("--pairs", type=int, default=1 << 28, help="number of random pairs for pow")
     parser.add_argument("--out", type=Path, help="JSON file; results of other functions already in it are kept")
     options = parser.parse_args(arguments)
     failed = False
     for name in options.functions:
         try:
-            result = sweep(name, stride=options.stride, progress=sys.stderr.isatty())
+            if name == "pow":
+                result = sweep_power(options.pairs)
+            else:
+                result = sweep(name, stride=options.stride, progress=sys.stderr.isatty())
         except CallerError as error:
             print(error, file=sys.stderr)
             return 2

@@ -12,7 +12,7 @@ import torch
 import monitor.numerics.exact.sweep as sweep_module
 from monitor.numerics.exact._functions import KERNELS
 from monitor.numerics.exact._oracle import expected
-from monitor.numerics.exact.sweep import main, sweep
+from monitor.numerics.exact.sweep import main, sweep, sweep_power
 
 needs_x87 = pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="the oracle needs x87 extended precision")
 
@@ -24,6 +24,13 @@ def test_a_strided_subset_has_no_mismatch(name: str, monkeypatch: pytest.MonkeyP
     result = sweep(name, stride=12_345)
     assert result.mismatches == 0, result.first_mismatch
     assert result.inputs > 300_000
+
+
+@needs_x87
+def test_random_powers_have_no_mismatch() -> None:
+    result = sweep_power(1 << 19)
+    assert result.mismatches == 0, result.first_mismatch
+    assert result.inputs == 1 << 19
 
 
 @needs_x87
@@ -60,8 +67,8 @@ def test_the_committed_sweep_found_no_mismatch() -> None:
     path = Path(sweep_module.__file__).parent / "data" / "sweep.json"
     document = json.loads(path.read_text())
     assert document["machine"]["processor"]
-    assert {row["function"] for row in document["results"]} <= set(KERNELS)
+    assert {row["function"] for row in document["results"]} <= {*KERNELS, "pow"}
     assert document["results"]
     for row in document["results"]:
         assert row["mismatches"] == 0
-        assert row["inputs"] == (1 << 32) - 4
+        assert row["inputs"] == (1 << 28 if row["function"] == "pow" else (1 << 32) - 4)
