@@ -1,4 +1,4 @@
-"""Compiled kernels in threads: pieces cover the range once, callers may be threads, no cache folder is needed."""
+"""Compiled kernels in threads: pieces cover the range once and in order, callers may be threads, no cache folder is needed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from monitor.numerics.exact import sum as exact_sum
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 1000])
-def test_pieces_cover_the_range_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_cover_the_range_once_and_in_order(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    seen: list[int] = []
-    _jit.run_pieces(lambda begin, end: seen.extend(range(begin, end)), rows, 1 << 30)
-    assert sorted(seen) == list(range(rows))
+    pieces = _jit.run_pieces(lambda begin, end: list(range(begin, end)), rows, 1 << 30)
+    assert [row for piece in pieces for row in piece] == list(range(rows))
 
 
 def test_an_error_in_a_helper_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
