@@ -174,6 +174,8 @@ def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto", wide: bool = True)
     """
     batch, m, k = a.shape
     n = b.shape[-1]
+    if batch > 1 and engine == "auto" and m * n * k >= _INT8_WORK and int8_serves():
+        return torch.cat([cpu_matmul(a[i : i + 1], b[i : i + 1], wide=wide) for i in range(batch)])
     int8 = engine == "int8" or (engine == "auto" and batch == 1 and m * n * k >= _INT8_WORK and int8_serves())
     left, right = _Operand(a, 0, int8=int8), _Operand(b, 1, int8=int8)
     out = torch.empty((batch, m, n), dtype=torch.float32)

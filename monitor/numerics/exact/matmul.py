@@ -60,6 +60,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     shape = (*batch, a.shape[-2], b.shape[-1])
     if a.shape[-1] == 0 or 0 in shape:
         return torch.zeros(shape, dtype=torch.float32, device=a.device)
+    if b.dim() == 2 and batch:
+        return matmul(a.reshape(-1, a.shape[-1]), b).reshape(shape)
     left = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:]) if batch else a[None]
     right = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:]) if batch else b[None]
     if a.device.type == "cpu":

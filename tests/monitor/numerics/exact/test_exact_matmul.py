@@ -214,6 +214,16 @@ def test_batches_broadcast_like_torch() -> None:
     assert same(d[1, 2], matmul_by_integers(torch.ones(4, 20), turned[1, 2]))
 
 
+def test_one_right_operand_for_a_batch_and_batches_of_large_products() -> None:
+    generator = torch.Generator().manual_seed(10)
+    a, b = torch.randn(2, 5, 40, 30, generator=generator), torch.randn(30, 9, generator=generator)
+    c = matmul(a, b)
+    assert c.shape == (2, 5, 40, 9)
+    assert same(c[1, 4], product(a[1, 4], b, "eager"))
+    left, right = torch.randn(2, 170, 180, generator=generator), torch.randn(2, 180, 165, generator=generator)
+    assert same(matmul(left, right)[1], product(left[1], right[1], "eager"))
+
+
 def test_half_precision_is_taken_at_its_value() -> None:
     generator = torch.Generator().manual_seed(2)
     a, b = torch.randn(4, 8, generator=generator), torch.randn(8, 4, generator=generator)

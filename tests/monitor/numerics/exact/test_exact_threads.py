@@ -1,4 +1,4 @@
-"""Compiled kernels in threads: pieces cover the range once and in order, callers may be threads, no cache folder is needed."""
+"""Compiled kernels in threads: pieces cover the range in order, callers may be threads, no cache folder is needed."""
 
 from __future__ import annotations
 
