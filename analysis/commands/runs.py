@@ -120,7 +120,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         result = resume(arguments.resume, progress=progress_bar(arguments.steps, "resume", quiet=arguments.json))
     else:
-        task, config = _task(arguments), _site(arguments)
+        config, task = _site(arguments), _task(arguments)
         write_trust(arguments.out, config)
         bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
         result = train(task, arguments.out, config, device=arguments.device, progress=bar)
