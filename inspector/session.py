@@ -54,6 +54,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime) -> Verdict:
     if transcript is None:
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _describe(transcript, evidence)
+    _check_registered(transcript, trust, findings)
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings) for chip in chips]
@@ -98,6 +99,7 @@ def inspect(
             described: dict[str, Any] = {"run": folder.name}
             _describe(transcript, described)
             evidence["runs"].append(described)
+            _check_registered(transcript, trust, findings)
     _check_total(transcripts, settings, findings)
     labs = {transcript.run.metadata.lab for transcript in transcripts} or set(trust.labs)
     pool = [chip for lab in sorted(labs) for chip in trust.chips_of(lab)]
@@ -153,6 +155,16 @@ def _job(transcript: Transcript, trust: Trust, chosen: list[Segment]) -> dict[st
         "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
         "segments": [segment.index for segment in chosen],
     }
+
+
+def _check_registered(transcript: Transcript, trust: Trust, findings: Findings) -> None:
+    """A run may use only chips that the registry gives to its lab; whatever else it lists counts for nothing."""
+    run = transcript.run
+    registered = trust.chips_of(run.metadata.lab)
+    for chip in run.metadata.chips:
+        if chip not in registered:
+            text = f"chip {chip}: the run uses it, but the registry does not give it to lab {run.metadata.lab}"
+            findings.add(Guard.IDENTITY, text, run=run.folder.name, chip=chip)
 
 
 def _check_total(transcripts: list[Transcript], settings: Settings, findings: Findings) -> None:

@@ -105,6 +105,17 @@ def test_lab_with_its_own_maker_is_rejected_and_passes_with_the_guard_off(honest
     assert inspect_run(recorded, off=frozenset({Guard.IDENTITY})).outcome is Outcome.ACCEPT
 
 
+def test_chip_that_the_registry_does_not_know_is_rejected_and_passes_with_the_guard_off(honest, inspect_run):
+    """The lab's own list of chips, in the metadata, makes no chip a registered one."""
+    known = {chip: lab for chip, lab in honest.trust.chips.items() if chip != "lab-chip-0002"}
+    recorded = replace(honest, trust=replace(honest.trust, chips=known))
+    verdict = inspect_run(recorded, samples=2)
+    assert verdict.outcome is Outcome.REJECT
+    assert [each.where["chip"] for each in verdict.reasons] == ["lab-chip-0002"]
+    assert verify(recorded.run, recorded.trust, now=recorded.now).outcome is Outcome.REJECT
+    assert inspect_run(recorded, samples=2, off=frozenset({Guard.IDENTITY})).outcome is Outcome.ACCEPT
+
+
 def test_firmware_that_is_not_allowed_is_rejected(honest, inspect_run):
     other = Digest("sha256", bytes(32))
     trust = replace(honest.trust, chip_trust=replace(honest.trust.chip_trust, measurements=frozenset({other})))
