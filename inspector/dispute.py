@@ -69,7 +69,10 @@ def settle(first: Claim, second: Claim) -> Verdict:
     if second.run.metadata.data != first.run.metadata.data:
         raise CallerError("the runs commit to different data, so they are different tasks")
     traffic = Traffic()
-    parties = (_party(first, traffic), _party(second, traffic))
+    names = [claim.run.folder.name for claim in (first, second)]
+    if names[0] == names[1]:
+        names = [str(claim.run.folder) for claim in (first, second)]
+    parties = (_party(names[0], first, traffic), _party(names[1], second, traffic))
     step: int | None = None
     try:
         step = _first_difference(parties, task.steps, traffic)
@@ -95,12 +98,12 @@ def _common_task(first: RunFolder, second: RunFolder) -> Task:
     return first.task
 
 
-def _party(claim: Claim, traffic: Traffic) -> Party:
+def _party(name: str, claim: Claim, traffic: Traffic) -> Party:
     leaves, tree = claim.run.load_steps()
     if len(leaves) != claim.run.task.steps + 1:
         raise EvidenceError(f"{claim.run.folder.name} commits to {len(leaves) - 1} of {claim.run.task.steps} steps")
     return Party(
-        claim.run.folder.name,
+        name,
         claim.prover,
         size=tree.size,
         root=tree.root(),

@@ -70,9 +70,12 @@ def examine_chip(chip: str, transcripts: Sequence[Transcript], trust: Trust, fin
     A chip of the registry without evidence is a refusal, and counts as a failure.
     """
     report = ChipReport(chip=chip)
-    holder = next((item for item in transcripts if chip_path(chip, CHIP_FILES[0]) in item.run.files), None)
-    if holder is None:
+    holders = [item for item in transcripts if chip_path(chip, CHIP_FILES[0]) in item.run.files]
+    if not holders:
         findings.read(lambda: _refused(chip), chip=chip)
+        return report
+    holder = findings.read(lambda: _latest(chip, holders), chip=chip)
+    if holder is None:
         return report
     report.run = holder.run.folder.name
     case = findings.read(partial(_open_case, chip, holder, trust), chip=chip)
@@ -89,6 +92,21 @@ def examine_chip(chip: str, transcripts: Sequence[Transcript], trust: Trust, fin
 
 def _refused(chip: str) -> None:
     raise EvidenceError(f"chip {chip} was drawn, but no evidence of it was handed over: a refusal counts as a failure")
+
+
+def _latest(chip: str, holders: Sequence[Transcript]) -> Transcript:
+    """The run that holds the chip's longest log; every other run's log of it must be a beginning of that one.
+
+    Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
+    """
+    logs = [(item.run.read(chip_path(chip, "log.bin")), item) for item in holders]
+    longest, latest = max(logs, key=lambda entry: len(entry[0]))
+    for log, item in logs:
+        if not longest.startswith(log):
+            raise EvidenceError(
+                f"chip {chip}: its logs in {latest.run.folder.name} and {item.run.folder.name} contradict each other"
+            )
+    return latest
 
 
 def _open_case(chip: str, holder: Transcript, trust: Trust) -> ChipCase:

@@ -137,6 +137,7 @@ def _continue(
         if progress is not None:
             progress(leaf.step, task.steps, leaf.loss)
     writer.finish(_chip_evidence(site, recorder))
+    site.power_off()
     finished = RunFolder(writer.folder, site.key.verifying)
     return _result(writer.folder, metadata, recorder.leaves, finished)
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -29,7 +29,7 @@ from firmware_sim import (
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
 
-__all__ = ["Site", "SiteConfig", "chip_ids", "new_site_config", "simulated_secret", "site_path"]
+__all__ = ["Site", "SiteConfig", "chip_ids", "new_site_config", "next_site_config", "simulated_secret", "site_path"]
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -55,6 +55,7 @@ class SiteConfig:
         snapshot_rate: snapshots per chip and tick, as numerator and denominator.
         challenge: 64 hex digits, the verifier's nonce that the chips' quotes answer.
         source: the user's data file, or None.
+        silicon: folder of the chips of an earlier run that go on in this one, or None for new chips.
     """
 
     lab: str
@@ -68,6 +69,7 @@ class SiteConfig:
     source: str | None
     started: str
     declared_end: str
+    silicon: str | None = None
 
 
 def new_site_config(
@@ -109,6 +111,27 @@ def new_site_config(
     )
 
 
+def next_site_config(
+    run: Path, *, lie: str | None, lie_step: int, source: Path | None, started: datetime, duration: timedelta
+) -> SiteConfig:
+    """Describe the same lab's next run, on the chips of an earlier one.
+
+    Raises:
+        CallerError: the earlier run's lab folder is not there.
+    """
+    earlier = Site.read_config(site_path(run))
+    silicon = earlier.silicon or str((site_path(run) / "chips").absolute())
+    return replace(
+        earlier,
+        lie=lie,
+        lie_step=lie_step,
+        source=None if source is None else str(source.absolute()),
+        started=started.strftime(_TIME),
+        declared_end=(started + duration).strftime(_TIME),
+        silicon=silicon,
+    )
+
+
 def chip_ids(config: SiteConfig) -> list[str]:
     """Ids of a lab's chips, bound to the lab so that no two labs of a simulation share one."""
     return [f"{config.lab}-chip-{index:04d}" for index in range(config.chips)]
@@ -132,6 +155,8 @@ class Site:
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         (folder / "site.json").write_bytes(canonical.encode(asdict(config)))
+        if config.silicon is not None:
+            return cls(folder, config, cls._power_on(folder, config))
         rate = Fraction(*config.snapshot_rate)
         maker = cls.maker(config)
         chips: list[Chip] = []
@@ -152,11 +177,20 @@ class Site:
     def reopen(cls, folder: Path) -> Site:
         """Come back after a crash: every chip boots from its non-volatile memory."""
         config = cls.read_config(folder)
-        chips: list[Chip] = [
-            power_on_chip(_chip_lie(config, number), folder / "chips" / chip_id)
+        return cls(folder, config, cls._power_on(folder, config))
+
+    @staticmethod
+    def _power_on(folder: Path, config: SiteConfig) -> list[Chip]:
+        silicon = folder / "chips" if config.silicon is None else Path(config.silicon)
+        return [
+            power_on_chip(_chip_lie(config, number), silicon / chip_id)
             for number, chip_id in enumerate(chip_ids(config))
         ]
-        return cls(folder, config, chips)
+
+    def power_off(self) -> None:
+        """Shut all chips down in order, so that a later run starts without a power gap."""
+        for chip in self.chips:
+            chip.power_off()
 
     @staticmethod
     def read_config(folder: Path) -> SiteConfig:

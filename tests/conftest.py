@@ -48,12 +48,13 @@ def record_run(
     preset: str = "digits-cnn",
     checkpoint_every: int = 3,
     device: str = "native",
+    after: Path | None = None,
     **changes: Any,
 ) -> Recorded:
     """Train a small run; the declared end is an hour after ``STARTED``."""
     from inspector.trust import Trust
     from monitor.lab import train
-    from monitor.site import Site, new_site_config
+    from monitor.site import Site, new_site_config, next_site_config
     from monitor.task import Task
 
     task = Task.for_preset(preset, seed=seed, steps=steps, checkpoint_every=checkpoint_every, shards=chips, **changes)
@@ -67,6 +68,9 @@ def record_run(
         started=STARTED,
         duration=timedelta(hours=1),
     )
+    if after is not None:
+        hour = timedelta(hours=1)
+        config = next_site_config(after, lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=hour)
     train(task, run, config, device=device)
     return Recorded(run, Trust.from_json(Site.reference_values(config), "test world"))
 

@@ -96,6 +96,7 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--device", default="native", metavar="NAME", help="device to train on")
     parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")
+    parser.add_argument("--after", type=Path, metavar="RUN", help="the same lab's next run, on the same chips")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run that was killed")
     add_json(parser)
     parser.epilog = "JSON keys: run, run_id, state_digest, steps, rounding_log_bytes, trust, device"
@@ -120,7 +121,8 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         result = resume(arguments.resume, progress=progress_bar(arguments.steps, "resume", quiet=arguments.json))
     else:
-        config, task = _site(arguments), _task(arguments)
+        config = _site(arguments)
+        task = _task(arguments, config.chips)
         write_trust(arguments.out, config)
         bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
         result = train(task, arguments.out, config, device=arguments.device, progress=bar)
@@ -136,7 +138,7 @@ def _train(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, [f"{name:20} {value}" for name, value in data.items()])
 
 
-def _task(arguments: argparse.Namespace) -> Any:
+def _task(arguments: argparse.Namespace, chips: int) -> Any:
     from monitor.task import Task
 
     if arguments.preset is None:
@@ -150,13 +152,13 @@ def _task(arguments: argparse.Namespace) -> Any:
         learning_rate=arguments.learning_rate,
         numerics=arguments.numerics,
         checkpoint_every=arguments.checkpoint_every,
-        shards=arguments.chips,
+        shards=chips,
     )
 
 
 def _site(arguments: argparse.Namespace) -> SiteConfig:
     from monitor.conduct import simulated_lie
-    from monitor.site import new_site_config
+    from monitor.site import new_site_config, next_site_config
 
     try:
         rate = Fraction(arguments.snapshot_rate)
@@ -167,16 +169,22 @@ def _site(arguments: argparse.Namespace) -> SiteConfig:
     lie = None if arguments.lie is None else simulated_lie(arguments.lie).value
     if not 0 < arguments.hours < 1e6:
         raise CallerError(f"--hours must lie in (0, 1000000), not {arguments.hours}")
+    lie_step = arguments.lie_step if arguments.lie_step is not None else max(1, arguments.steps // 2)
+    started, duration = parse_now(None), timedelta(hours=arguments.hours)
+    if arguments.after is not None:
+        return next_site_config(
+            arguments.after, lie=lie, lie_step=lie_step, source=arguments.data, started=started, duration=duration
+        )
     return new_site_config(
         lab=arguments.lab,
         seed=arguments.seed,
         chips=arguments.chips,
         lie=lie,
-        lie_step=arguments.lie_step if arguments.lie_step is not None else max(1, arguments.steps // 2),
+        lie_step=lie_step,
         snapshot_rate=rate,
         source=arguments.data,
-        started=parse_now(None),
-        duration=timedelta(hours=arguments.hours),
+        started=started,
+        duration=duration,
     )
 
 

@@ -255,16 +255,32 @@ def test_two_runs_of_two_labs_are_inspected_together(make_run, devices):
     assert {chip["run"] for chip in verdict.evidence["chips"]} == {"a", "b"}
 
 
-def test_a_run_that_is_not_declared_is_found_on_its_chips(make_run):
-    first, second = make_run("a", lab="lab-a"), make_run("b", lab="lab-b")
-    trust = first.trust.merge(second.trust)
-    verdict = inspect(
-        [first.run],
-        replace(trust, chips={**trust.chips, "lab-b-chip-0000": "lab-a"}),
-        replace(SETTINGS, samples=4),
-        now=first.now,
-    )
+def test_two_runs_on_the_same_chips_are_explained_together_and_not_apart(make_run, devices):
+    first = make_run("first")
+    second = make_run("second", after=first.run, steps=3, learning_rate=0.01)
+    settings = replace(SETTINGS, samples=3)
+
+    def look(*runs):
+        return inspect(list(runs), first.trust, settings, now=first.now, worker=devices.run)
+
+    both = look(first.run, second.run)
+    assert both.outcome is Outcome.ACCEPT, both.reasons
+    assert {chip["run"] for chip in both.evidence["chips"]} == {"second"}
+    undeclared = look(second.run)
+    assert undeclared.outcome is Outcome.REJECT
+    assert all("belongs to a run that was not declared" in each.text for each in undeclared.reasons)
+    blind = replace(settings, guards=ALL_GUARDS - {Guard.SNAPSHOT})
+    verdict = inspect([second.run], first.trust, blind, now=first.now, worker=devices.run)
+    assert verdict.outcome is Outcome.ACCEPT
+
+
+def test_two_logs_of_one_chip_that_contradict_each_other_are_a_rejection(make_run, devices):
+    """The same silicon made twice from one seed: each log is good alone, together they prove a rollback."""
+    first, second = make_run("first"), make_run("second", learning_rate=0.01)
+    assert verify(second.run, second.trust, now=second.now).outcome is Outcome.ACCEPT
+    verdict = inspect([first.run, second.run], first.trust, SETTINGS, now=first.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT
+    assert any("contradict each other" in each.text for each in verdict.reasons)
 
 
 def test_every_guard_is_on_by_default():
