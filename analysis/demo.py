@@ -20,7 +20,7 @@ from inspector.devices import DevicePool
 from inspector.dispute import Claim, settle
 from inspector.drift import DRIFT_POLICY, native_weights, record_decisions
 from inspector.guards import Settings
-from inspector.session import inspect
+from inspector.session import hidden_training_detection, inspect
 from inspector.transcripts import open_run
 from inspector.trust import Trust
 from inspector.verdict import Outcome
@@ -240,15 +240,11 @@ def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
 
 def _detection() -> dict[str, Any]:
     """The predicted chance that this inspection catches the hidden steps, and what it rests on."""
-    from inspector import detection
-
-    catch = float(1 - (1 - SNAPSHOT_RATE) ** HIDDEN_TICKS)
-    miss = detection.log_miss_without_replacement(chips=CHIPS, used=CHIPS, samples=SAMPLES, catch=catch)
     return {
         "chips": CHIPS,
         "drawn": SAMPLES,
         "snapshot_rate_per_tick": str(SNAPSHOT_RATE),
         "hidden_ticks": HIDDEN_TICKS,
-        "catch_per_chip": catch,
-        "predicted_probability": float(detection.detection(miss)),
+        "catch_per_chip": float(1 - (1 - SNAPSHOT_RATE) ** HIDDEN_TICKS),
+        "predicted_probability": hidden_training_detection(CHIPS, SAMPLES, SNAPSHOT_RATE, HIDDEN_TICKS),
     }

@@ -10,11 +10,13 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.comparison import compare_initial, compare_replay
+from inspector.detection import detection, log_miss_without_replacement
 from inspector.devices import device, run_worker
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
@@ -25,7 +27,7 @@ from inspector.trust import Trust
 from inspector.verdict import Verdict
 from monitor.transcript import RunFolder
 
-__all__ = ["Worker", "draw", "inspect", "replay", "verify"]
+__all__ = ["Worker", "draw", "hidden_training_detection", "inspect", "replay", "verify"]
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Runs a job on the named device; ``inspector.devices.run_worker`` in production."""
@@ -43,6 +45,19 @@ def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
     for digest in sorted(hashlib.sha256(run.manifest_bytes).digest() for run in runs):
         hasher.update(digest)
     return hasher.digest()
+
+
+def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int) -> float:
+    """Probability that an inspection sees training that was hidden on all chips for some ticks.
+
+    A chip holds an incriminating snapshot with probability 1 - (1 - rate)^ticks, and chips are drawn without
+    replacement (PAPERS S2).
+
+    Args:
+        rate: snapshots per chip and tick.
+    """
+    catch = float(1 - (1 - rate) ** ticks)
+    return float(detection(log_miss_without_replacement(chips=chips, used=chips, samples=drawn, catch=catch)))
 
 
 def verify(folder: Path, trust: Trust, *, now: datetime) -> Verdict:
@@ -111,6 +126,11 @@ def inspect(
     drawn = draw(pool, settings.samples, seed)
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
+    rate = trust.chip_trust.snapshot_rate
+    evidence["catches_hidden_training"] = [
+        {"ticks": ticks, "probability": hidden_training_detection(len(pool), len(drawn), rate, ticks)}
+        for ticks in (1, 2, 5, 10, 20, 50)
+    ]
     if all(transcript.run.finished for transcript in transcripts):
         reports = [examine_chip(chip, transcripts, trust, findings) for chip in sorted(drawn)]
         evidence["chips"] = [report.to_json() for report in reports]

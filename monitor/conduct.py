@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from monitor.numerics import Observer
     from monitor.recorder import Recorder
     from monitor.training import Training
+    from monitor.transcript import Leaf
 
 __all__ = ["LIES", "Conduct", "conduct", "simulated_lie"]
 
@@ -47,6 +48,13 @@ class Conduct:
         """Return an observer that may alter operator results."""
         return None
 
+    def before_commit(self, step: int, training: Training) -> None:
+        """Called after a step was taken and before its state is committed."""
+
+    def declare(self, leaf: Leaf) -> Leaf:
+        """Return the leaf that the lab commits to."""
+        return leaf
+
     def after_step(self, step: int, recorder: Recorder) -> None:
         """Called after a step was committed and the chips have seen it."""
 
@@ -68,6 +76,28 @@ class _ChangeSample(Conduct):
         inputs = changed[max(changed)]
         inputs[0] = inputs[0].flip(0)
         return changed
+
+
+class _EditOptimizer(Conduct):
+    """Doubles the first value of the optimizer's state after one step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_commit(self, step: int, training: Training) -> None:
+        if step == self._step:
+            state = next(tensor for (kind, _), tensor in training.memory.tensors.items() if kind == "optimizer")
+            state.view(-1)[:1].mul_(2)
+
+
+class _UnderReportFlop(Conduct):
+    """Declares half the FLOP of every step from one on."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def declare(self, leaf: Leaf) -> Leaf:
+        return replace(leaf, flop=leaf.flop // 2) if leaf.step >= self._step else leaf
 
 
 class _OtherLearningRate(Conduct):
@@ -180,6 +210,8 @@ LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.EDITED_CHIP_LOG: _EditLog,
     LabLie.FORGED_INITIALISATION: _ForgeInitialisation,
     LabLie.OTHER_LEARNING_RATE: _OtherLearningRate,
+    LabLie.EDITED_OPTIMIZER: _EditOptimizer,
+    LabLie.UNDER_REPORTED_FLOP: _UnderReportFlop,
     LabLie.WRONG_OPERATOR: _WrongOperator,
 }
 """The lab lies that training simulates; the argument is the step at which the lab departs from honesty."""

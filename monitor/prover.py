@@ -125,8 +125,10 @@ class LabProver(Prover):
         tracer.declare_inputs(training.memory.export(), batch)
         with numerics_of(training, log, tracer) as session:
             loss = training.take_step(batch, learning_rate=rate)
+        behaviour.before_commit(step, training)
         tracer.commit_state(training.memory.export(), str(training.memory.digest().root))
         leaf = make_leaf(training, batch_root=self._data.batch_root(step), log=log, loss=loss)
+        leaf = behaviour.declare(leaf)
         if leaf != self._leaves[step]:
             raise EvidenceError(f"step {step} does not run again to its committed state")
         return tracer, session, leaf
@@ -144,6 +146,7 @@ class LabProver(Prover):
             batch = behaviour.batch(number, self._data.batch(number))
             with numerics_of(training, self._run.rounding_log(number), behaviour.observer(number)):
                 training.take_step(batch, learning_rate=rate)
+            behaviour.before_commit(number, training)
         return training
 
 

@@ -77,7 +77,7 @@ class Recorder:
         with numerics.recording(task.numerics, observer=self._conduct.observer(step)) as session:
             loss = self._take(step, batch)
         log = session.log
-        leaf = make_leaf(self.training, batch_root=self.data.batch_root(step), log=log, loss=loss)
+        leaf = self._leaf(step, log, loss)
         files = {log_path(step): log}
         if step % task.checkpoint_every == 0 or step == task.steps:
             files[checkpoint_path(step)] = encode_state(self.training.memory.export())
@@ -94,8 +94,7 @@ class Recorder:
         batch = self._conduct.batch(step, self.data.batch(step))
         with session:
             loss = self._take(step, batch)
-        leaf = make_leaf(self.training, batch_root=self.data.batch_root(step), log=log, loss=loss)
-        if leaf != committed:
+        if self._leaf(step, log, loss) != committed:
             raise EvidenceError(f"step {step} does not replay to its committed state; this run cannot be resumed")
         self._conduct.after_step(step, self)
 
@@ -110,6 +109,11 @@ class Recorder:
         for chip in self._chips:
             chip.commit(self._run_id, step, root)
         self.tick_chips(step)
+
+    def _leaf(self, step: int, log: bytes, loss: Tensor) -> Leaf:
+        self._conduct.before_commit(step, self.training)
+        leaf = make_leaf(self.training, batch_root=self.data.batch_root(step), log=log, loss=loss)
+        return self._conduct.declare(leaf)
 
     def _take(self, step: int, batch: Mapping[str, Tensor]) -> Tensor:
         rate = self._conduct.learning_rate(step, self.training.task.learning_rate_at(step))

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from monitor.presets._dropout import MaskStream
+
 __all__ = ["Preset", "Samples", "initialise"]
 
 Samples = Mapping[str, np.ndarray]
@@ -41,7 +43,7 @@ class Preset:
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Set every parameter from the seed with integers and single IEEE operations, so all devices agree.
+    """Set every parameter and dropout key from the seed with integers and single IEEE operations, so all devices agree.
 
     Matrices are uniform on ±1/√fan_in, embeddings on ±0.035 (standard deviation 0.02), gains 1, biases 0. The bits
     come from Philox keyed by the seed and the parameter's name. A known generator and a short seed are what stops a
@@ -49,6 +51,8 @@ def initialise(model: nn.Module, seed: int) -> None:
     """
     with torch.no_grad():
         for prefix, module in model.named_modules():
+            if isinstance(module, MaskStream):
+                module.seed_from(seed)
             for name, parameter in module.named_parameters(recurse=False):
                 full = f"{prefix}.{name}" if prefix else name
                 if name == "bias":

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pydoc_data.topics
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from firmware_sim.errors import CallerError
+from monitor.presets._gpt import causal_weights, next_token_loss, text_windows
 from monitor.presets._preset import Preset, Samples
 
 __all__ = ["TINY_GPT"]
@@ -33,10 +30,7 @@ class _Attention(nn.Module):
         batch, length, _ = x.shape
         heads = self.query_key_value(x).view(batch, length, 3, _HEADS, _WIDTH // _HEADS).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
-        # Written out: the fused attention operator is another one on each kind of device.
-        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        scores = (query @ key.transpose(-2, -1) * (_WIDTH // _HEADS) ** -0.5).masked_fill(future, float("-inf"))
-        mixed = scores.softmax(-1) @ value
+        mixed = causal_weights(query, key) @ value
         return self.output(mixed.transpose(1, 2).reshape(batch, length, _WIDTH))  # type: ignore[no-any-return]
 
 
@@ -72,25 +66,7 @@ class _TinyGPT(nn.Module):
 
 def _samples(source: Path | None) -> Samples:
     """Non-overlapping windows of 65 bytes: {"tokens": uint8 [n, 65]}."""
-    if source is None:
-        topics = pydoc_data.topics.topics
-        text = "\n".join(topics[name] for name in sorted(topics)).encode()
-    else:
-        try:
-            text = source.read_bytes()
-        except OSError as error:
-            raise CallerError(f"cannot read the text {source}: {error.strerror}") from None
-    window = _CONTEXT + 1
-    if len(text) < window:
-        raise CallerError(f"the text {source} holds {len(text)} bytes; tiny-gpt needs at least {window}")
-    count = len(text) // window
-    return {"tokens": np.frombuffer(text[: count * window], dtype=np.uint8).reshape(count, window)}
-
-
-def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    tokens = batch["tokens"].long()
-    logits = model(tokens[:, :-1])
-    return functional.cross_entropy(logits.reshape(-1, _VOCABULARY), tokens[:, 1:].reshape(-1))
+    return {"tokens": text_windows(source, _CONTEXT + 1, "tiny-gpt")}
 
 
 TINY_GPT = Preset(
@@ -98,7 +74,7 @@ TINY_GPT = Preset(
     summary="byte-level GPT, 2 layers of width 64, on the text of Python's own help topics or your file",
     build=_TinyGPT,
     samples=_samples,
-    loss=_loss,
+    loss=next_token_loss,
     optimizer="adamw",
     learning_rate=1e-3,
     weight_decay=0.1,

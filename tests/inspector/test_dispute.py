@@ -89,6 +89,22 @@ def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
     assert convicted >= 20, (convicted, without_effect)
 
 
+@pytest.mark.parametrize(
+    ("lie", "operator", "case"),
+    [
+        ("edited-optimizer", "chipwitness.commit_state", "input"),
+        ("under-reported-flop", "batch", "batch or FLOP"),
+    ],
+)
+def test_other_decision_cases(right, record, tmp_path, lie, operator, case):
+    wrong = record_wrong(record, tmp_path, right, lie, 3)
+    for claims in ([claim(right), claim(wrong)], [claim(wrong), claim(right)]):
+        evidence = settle(*claims).evidence
+        assert (evidence["guilty"], evidence["step"]) == ("wrong", 3)
+        assert (evidence["operator"], evidence["case"]) == (operator, case)
+        assert evidence["operators_executed"] == 0
+
+
 def test_forged_start_is_named(right, record, tmp_path):
     verdict = settle(claim(right), claim(record_wrong(record, tmp_path, right, "forged-initialisation", 1)))
     assert verdict.evidence["guilty"] == "wrong"

@@ -44,6 +44,8 @@ LIES = [
     ("change-sample", {Guard.REPLAY}, r"^step 3: .*declared samples \d+, \d+"),
     ("other-learning-rate", {Guard.REPLAY}, r"^step 3: "),
     ("wrong-operator", {Guard.REPLAY}, r"^step 3: "),
+    ("edited-optimizer", {Guard.REPLAY}, r"^step 3: .*the shards of lab-chip-000\d"),
+    ("under-reported-flop", {Guard.RULES, Guard.REPLAY}, r"^step 3 declares \d+ FLOP; the program needs \d+"),
     ("extra-steps", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
     ("edited-chip-log", {Guard.LOG_CHAIN}, r"chip lab-chip-000\d: log "),
     ("forged-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
