@@ -8,11 +8,16 @@ from __future__ import annotations
 from firmware_sim.errors import CallerError
 from monitor.presets._preset import Preset, initialise
 from monitor.presets.digits_cnn import DIGITS_CNN
+from monitor.presets.gpt2_117m import GPT2_117M
+from monitor.presets.llama_small import LLAMA_SMALL
+from monitor.presets.resnet50_cifar import RESNET50_CIFAR
 from monitor.presets.tiny_gpt import TINY_GPT
 
 __all__ = ["PRESETS", "Preset", "initialise", "preset"]
 
-PRESETS: dict[str, Preset] = {entry.name: entry for entry in (TINY_GPT, DIGITS_CNN)}
+PRESETS: dict[str, Preset] = {
+    entry.name: entry for entry in (TINY_GPT, DIGITS_CNN, LLAMA_SMALL, GPT2_117M, RESNET50_CIFAR)
+}
 
 
 def preset(name: str) -> Preset:

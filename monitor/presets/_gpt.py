@@ -1,0 +1,57 @@
+"""What the language models share: text as samples, causal attention written out, the loss of the next token."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from firmware_sim.errors import CallerError
+
+__all__ = ["causal_weights", "next_token_loss", "text_windows"]
+
+
+def causal_weights(query: Tensor, key: Tensor) -> Tensor:
+    """Attention weights [batch, heads, length, length] of queries and keys [batch, heads, length, width].
+
+    Written out: the fused attention operator is another one on each kind of device.
+    """
+    length, width = query.shape[-2:]
+    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    scores = (query @ key.transpose(-2, -1) * width**-0.5).masked_fill(future, float("-inf"))
+    return scores.softmax(-1)  # type: ignore[no-any-return]
+
+
+def text_windows(source: Path | None, window: int, name: str) -> np.ndarray:
+    """Non-overlapping windows of a text, uint8 [n, window]; Python's own help topics unless a file is given.
+
+    Args:
+        window: bytes in a window.
+        name: the preset, for messages.
+    Raises:
+        CallerError: the file cannot be read or holds less than one window.
+    """
+    if source is None:
+        topics = pydoc_data.topics.topics
+        text = "\n".join(topics[topic] for topic in sorted(topics)).encode()
+    else:
+        try:
+            text = source.read_bytes()
+        except OSError as error:
+            raise CallerError(f"cannot read the text {source}: {error.strerror}") from None
+    if len(text) < window:
+        raise CallerError(f"the text {source} holds {len(text)} bytes; {name} needs at least {window}")
+    count = len(text) // window
+    return np.frombuffer(text[: count * window], dtype=np.uint8).reshape(count, window)
+
+
+def next_token_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Mean cross-entropy of each token of {"tokens": [batch, length + 1]} after the ones before it."""
+    tokens = batch["tokens"].long()
+    logits = model(tokens[:, :-1])
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1))
