@@ -52,7 +52,7 @@ LABS = (
 )
 
 SEED = 2026
-STEPS = 12
+STEPS = 8
 CHIPS = 8
 SAMPLES = 4
 SNAPSHOT_RATE = Fraction(1, 3)
