@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath
 
 from firmware_sim.errors import DeviceError
 
