@@ -84,7 +84,7 @@ RESNET50_CIFAR = Preset(
     samples=_samples,
     loss=_loss,
     optimizer="sgd",
-    learning_rate=0.05,
+    learning_rate=0.002,
     weight_decay=5e-4,
     batch_size=16,
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 
 import pytest
 import torch
+from torch import is_tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from firmware_sim.errors import CallerError
 from inspector.guards import Settings
@@ -244,6 +247,45 @@ def test_dropout_in_the_middle_of_a_run_is_that_of_the_whole_run(small_gpt2, mod
     with numerics.recording(mode):
         part.take_step(batches_of(task)[2])
     assert part.memory.digest() != whole.memory.digest()
+
+
+class EachAlone:
+    """Executes each operator of a step once more as a referee does: from its inputs and nothing else."""
+
+    def __init__(self) -> None:
+        self.differing = []
+        self.count = 0
+
+    def before(self, index, func, args, kwargs):
+        self._inputs = copy.deepcopy(tree_map(lambda value: value.detach() if is_tensor(value) else value, args))
+        self._options = dict(kwargs)
+
+    def after(self, index, func, args, kwargs, out):
+        if "empty" in str(func):
+            return
+        torch.manual_seed(index)
+        again = numerics.execute("exact", str(func), self._inputs, self._options, entries=None)
+        pairs = zip(tree_leaves((out, args)), tree_leaves((again, self._inputs)), strict=True)
+        self.count += 1
+        if not all(torch.equal(ours, theirs) for ours, theirs in pairs if is_tensor(ours)):
+            self.differing.append(str(func))
+
+
+def test_each_operator_of_a_step_with_dropout_is_a_function_of_its_inputs(small_gpt2):
+    task = Task.for_preset(small_gpt2.name, seed=4, steps=1, batch_size=2, numerics="exact")
+    training, observer = Training(task), EachAlone()
+    with numerics.recording("exact", observer=observer):
+        training.take_step(batches_of(task)[0])
+    assert observer.count > 1000
+    assert observer.differing == []
+
+
+def test_torch_dropout_is_no_function_of_its_inputs():
+    """Why the presets have their own; and the test above would see it."""
+    observer = EachAlone()
+    with numerics.recording("exact", observer=observer):
+        torch.nn.functional.dropout(torch.ones(64), 0.5)
+    assert "aten.bernoulli_.float" in observer.differing
 
 
 @pytest.mark.parametrize("name", ["llama-small", "small-gpt2"])
