@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
+from firmware_sim.evidence import canonical
 from inspector.messages import Failure, Party, Traffic
 from inspector.replay import initial_state
 from inspector.verdict import Outcome, Reason, Verdict
 from monitor import numerics
-from monitor.numerics import LogContradiction
 from monitor.numerics.session import resolve
 from monitor.program import step_flop, step_specification
 from monitor.prover import Prover
@@ -141,8 +141,8 @@ def _first_difference(parties: tuple[Party, Party], steps: int, traffic: Traffic
 def _settle_step(parties: tuple[Party, Party], step: int, task: Task, data: RunData, traffic: Traffic) -> _Ruling:
     leaves = {party.name: party.leaf(step) for party in parties}
     if step == 0:
-        expected = initial_state(task)
-        return _compare(parties, lambda party: leaves[party.name].state == expected, "initialisation", "initial state")
+        start = Leaf(step=0, batch="", state=initial_state(task), log="", loss="", flop=0)
+        return _compare(parties, lambda party: leaves[party.name] == start, "initialisation", "initial state")
     batch, flop = data.batch_root(step).hex(), step_flop(task)
     if len({(leaf.batch, leaf.flop) for leaf in leaves.values()}) > 1:
         return _compare(
@@ -156,7 +156,8 @@ def _settle_step(parties: tuple[Party, Party], step: int, task: Task, data: RunD
         _check_trace(party, step, leaves[party.name], len(program))
     index = _first_operator(parties, step, len(program), traffic)
     if index is None:
-        raise EvidenceError(f"step {step}: the labs commit to one list of operators but to different states")
+        text = "the labs agree on every operator and on the state; at least one states a loss that it did not compute"
+        return _Ruling(guilty=(), operator=None, text=text, case="loss")
     traffic.rounds += 1
     return _settle_operator(parties, step, index, task, data, program[index])
 
@@ -191,9 +192,12 @@ def _settle_operator(
     nodes = {party.name: party.node(step, index) for party in parties}
     operator = str(expected["operator"])
     first, second = nodes.values()
-    if first.specification() != second.specification():
-        return _compare(parties, lambda party: nodes[party.name].specification() == expected, operator, "specification")
-    if first.specification() != expected:
+    # Compared as bytes, since 1 and 1.0 are equal in Python.
+    specifications = {name: canonical.encode(node.specification()) for name, node in nodes.items()}
+    wanted = canonical.encode(expected)
+    if len(set(specifications.values())) > 1:
+        return _compare(parties, lambda party: specifications[party.name] == wanted, operator, "specification")
+    if wanted not in specifications.values():
         names = tuple(party.name for party in parties)
         return _Ruling(guilty=names, operator=operator, text="both left the program", case="specification")
     for slot, (mine, theirs) in enumerate(zip(first.inputs, second.inputs, strict=True)):
@@ -226,9 +230,12 @@ def _true_input(parties: tuple[Party, Party], step: int, place: dict[str, Any], 
     index, slot = (int(part) for part in name.split(":"))
     node = parties[0].node(step, index)
     for party in parties:
-        _, outputs = party.tensors(step, index)
-        if len(outputs) == len(node.outputs) and tensor_digest(outputs[slot]) == node.outputs[slot]:
-            return tensor_digest(gather(outputs[slot], node.results[slot], place))
+        try:
+            _, outputs = party.tensors(step, index)
+            if len(outputs) == len(node.outputs) and tensor_digest(outputs[slot]) == node.outputs[slot]:
+                return tensor_digest(gather(outputs[slot], node.results[slot], place))
+        except ChipwitnessError:
+            continue
     raise EvidenceError(f"neither lab opens the agreed output of operator {index}")
 
 
@@ -238,10 +245,10 @@ def _agreed_state(parties: tuple[Party, Party], step: int) -> dict[str, Tensor]:
         leaf = party.leaf(step)
         try:
             state = party.state(step)
-        except Failure:
+            if _state_digest(state, len(leaf.state.shards)) == leaf.state:
+                return state
+        except ChipwitnessError:
             continue
-        if _state_digest(state, len(leaf.state.shards)) == leaf.state:
-            return state
     raise EvidenceError(f"neither lab opens the agreed state after step {step}")
 
 
@@ -269,13 +276,16 @@ def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], ta
         entries = party.rounding_entries(step, first.index) if task.numerics == "rounded" else None
         try:
             reached[party.name] = _outputs(first, inputs, task, entries)
-        except LogContradiction as error:
+        except EvidenceError as error:
             reasons.append(str(error))
         if reached.get(party.name) != nodes[party.name].outputs:
             guilty.append(party.name)
     text = f"executing {first.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
     if not guilty:
-        text = f"both roundings of {first.operator} are lawful: the labs recorded independently"
+        text = (
+            f"both roundings of {first.operator} are lawful, so the labs recorded independently and this dispute "
+            "decides nothing about later steps: inspect both runs"
+        )
     return _Ruling(
         guilty=tuple(guilty),
         operator=first.operator,
@@ -289,10 +299,10 @@ def _agreed_inputs(parties: tuple[Party, Party], step: int, node: Node) -> list[
     for party in parties:
         try:
             inputs, _ = party.tensors(step, node.index)
-        except Failure:
+            if tuple(tensor_digest(tensor) for tensor in inputs) == node.inputs:
+                return inputs
+        except ChipwitnessError:
             continue
-        if tuple(tensor_digest(tensor) for tensor in inputs) == node.inputs:
-            return inputs
     raise EvidenceError(f"neither lab opens the agreed inputs of operator {node.index}")
 
 

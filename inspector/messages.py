@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from firmware_sim.errors import ChipwitnessError, EvidenceError
@@ -53,7 +54,7 @@ class Party:
 
     def leaf(self, step: int) -> Leaf:
         """The committed leaf of a step."""
-        opening = self._ask(lambda: self._prover.step(step))
+        opening = self._opening(lambda: self._prover.step(step))
         self._check_inclusion(opening, step, self._size, self._root)
         return self._parsed(lambda: _leaf(opening.leaf, step, self._shards))
 
@@ -61,6 +62,8 @@ class Party:
         """The commitment to the operators of a step; asked for once, and binding from then on."""
         if step not in self._trace:
             head = self._ask(lambda: self._prover.trace(step))
+            if type(head) is not TraceHead or type(head.size) is not int or type(head.root) is not bytes:
+                raise Failure(self.name, "its trace has no head")
             if not 1 <= head.size <= 1 << 24 or len(head.root) != 32:
                 raise Failure(self.name, "its trace has an impossible size")
             self._traffic.bytes += 40
@@ -70,7 +73,7 @@ class Party:
     def prefix(self, step: int, size: int) -> bytes:
         """Root over the first operators of a step, shown to be a prefix of the committed list."""
         head = self.trace(step)
-        root, proof = self._ask(lambda: self._prover.trace_prefix(step, size))
+        root, proof = self._ask(lambda: _checked_prefix(self._prover.trace_prefix(step, size)))
         self._traffic.bytes += 32 * (1 + len(proof))
         self._parsed(
             lambda: verify_consistency(old=size, new=head.size, proof=proof, old_root=root, new_root=head.root)
@@ -80,7 +83,7 @@ class Party:
     def node(self, step: int, index: int) -> Node:
         """One committed operator."""
         head = self.trace(step)
-        opening = self._ask(lambda: self._prover.node(step, index))
+        opening = self._opening(lambda: self._prover.node(step, index))
         self._check_inclusion(opening, index, head.size, head.root)
         node = self._parsed(lambda: Node.from_json(canonical.decode(opening.leaf)))
         if node.index != index:
@@ -89,19 +92,19 @@ class Party:
 
     def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
         """Tensors of an operator; the caller compares them with the committed digests."""
-        inputs, outputs = self._ask(lambda: self._prover.tensors(step, index))
+        inputs, outputs = self._ask(lambda: [_checked_tensors(group) for group in self._prover.tensors(step, index)])
         self._count(inputs, outputs)
         return inputs, outputs
 
     def state(self, step: int) -> dict[str, Tensor]:
         """Full state after a step; the caller compares it with the committed digest."""
-        state = self._ask(lambda: self._prover.state(step))
-        self._count(list(state.values()))
+        state = self._ask(lambda: dict(self._prover.state(step)))
+        self._count(self._ask(lambda: _checked_tensors(list(state.values()))))
         return state
 
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""
-        entries = self._ask(lambda: self._prover.rounding_entries(step, index))
+        entries = self._ask(lambda: _checked_bytes(self._prover.rounding_entries(step, index)))
         self._traffic.bytes += len(entries)
         return entries
 
@@ -110,14 +113,21 @@ class Party:
             return question()
         except ChipwitnessError as error:
             raise Failure(self.name, str(error)) from None
-        except (LookupError, ValueError, OSError) as error:
+        except Exception as error:  # whatever goes wrong in a party's answer is that party's fault
             raise Failure(self.name, f"{type(error).__name__}: {error}") from None
 
     def _parsed(self, function: Callable[[], Result]) -> Result:
         try:
             return function()
-        except EvidenceError as error:
+        except (ChipwitnessError, LookupError, TypeError, ValueError) as error:
             raise Failure(self.name, str(error)) from None
+
+    def _opening(self, question: Callable[[], Opening]) -> Opening:
+        opening = self._ask(question)
+        if type(opening) is not Opening or type(opening.leaf) is not bytes:
+            raise Failure(self.name, "its opening has no leaf")
+        self._ask(lambda: [_checked_bytes(value) for value in opening.proof])
+        return opening
 
     def _check_inclusion(self, opening: Opening, index: int, size: int, root: bytes) -> None:
         self._traffic.bytes += len(opening.leaf) + 32 * len(opening.proof)
@@ -127,6 +137,28 @@ class Party:
 
     def _count(self, *groups: list[Tensor]) -> None:
         self._traffic.bytes += sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group)
+
+
+def _checked_bytes(value: object) -> bytes:
+    if type(value) is not bytes:
+        raise EvidenceError(f"an answer holds {type(value).__name__} where bytes belong")
+    return value
+
+
+def _checked_prefix(value: object) -> tuple[bytes, tuple[bytes, ...]]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise EvidenceError("an answer is not a root with its proof")
+    return _checked_bytes(value[0]), tuple(_checked_bytes(item) for item in value[1])
+
+
+def _checked_tensors(values: object) -> list[Tensor]:
+    """Dense tensors of exactly that type on the CPU, so that no code of the party runs when they are used."""
+    if not isinstance(values, list):
+        raise EvidenceError("an answer is not a list of tensors")
+    for value in values:
+        if type(value) is not Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+            raise EvidenceError("an answer holds something that is not a dense tensor on the CPU")
+    return values
 
 
 def _leaf(data: bytes, step: int, shards: int) -> Leaf:

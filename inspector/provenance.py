@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from firmware_sim import EMPTY_MEMORY, LogRecord, RecordKind, decode_epoch_keys, open_quote, parse_log
+from firmware_sim import EMPTY_MEMORY, NO_RUN, LogRecord, RecordKind, decode_epoch_keys, open_quote, parse_log
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
+from inspector.commits import CommitOrder
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.transcripts import Transcript
@@ -129,13 +130,17 @@ def _open_case(chip: str, holder: Transcript, trust: Trust) -> ChipCase:
 def _match(
     report: ChipReport, records: Sequence[LogRecord], transcripts: Sequence[Transcript], findings: Findings
 ) -> None:
-    """Each record must belong to exactly one declared run, in the order commit, then snapshot."""
+    """Each record must belong to exactly one declared run, and come when an honest host makes the chip write it."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
+    order = CommitOrder(report.chip)
+    cut = 0
     for record in records:
+        findings.check(Guard.COMMITMENT, partial(order.take, record), chip=report.chip, record=record.counter)
+        cut += record.kind is RecordKind.POWER_GAP and record.op != 0
         if record.kind not in (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT):
             continue
-        if record.kind is RecordKind.SNAPSHOT and record.digest == EMPTY_MEMORY.value:
+        if record.kind is RecordKind.SNAPSHOT and record.digest == EMPTY_MEMORY.value and record.run_id == NO_RUN:
             continue
         where = {"chip": report.chip, "record": record.counter, "step": record.step}
         transcript = runs.get(record.run_id)
@@ -155,6 +160,11 @@ def _match(
                 text = f"chip {report.chip}, record {record.counter}: step {record.step} was not committed before it"
                 findings.add(Guard.COMMITMENT, text, **where)
             _match_snapshot(report, record, transcript, findings)
+    text = f"chip {report.chip}: power was cut {cut} times in the middle of a snapshot"
+    if cut > 1:
+        findings.add(Guard.SCHEDULE, text, chip=report.chip)
+    elif cut:
+        findings.doubt(text, chip=report.chip)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, findings)

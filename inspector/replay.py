@@ -14,7 +14,7 @@ from monitor.task import Task
 from monitor.training import Training
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["Segment", "SegmentReplay", "initial_state", "replay_segment", "segments"]
+__all__ = ["Segment", "SegmentReplay", "initial_state", "replay_segment", "segment_count", "segment_of", "segments"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,8 +63,20 @@ class SegmentReplay:
 
 def segments(task: Task) -> list[Segment]:
     """All segments of a run, in order."""
-    starts = range(0, task.steps, task.checkpoint_every)
-    return [Segment(index, start, min(start + task.checkpoint_every, task.steps)) for index, start in enumerate(starts)]
+    return [segment_of(task, index) for index in range(segment_count(task))]
+
+
+def segment_count(task: Task) -> int:
+    """Number of segments of a run."""
+    return -(-task.steps // task.checkpoint_every)
+
+
+def segment_of(task: Task, index: int) -> Segment:
+    """One segment; CallerError if there is no such one."""
+    if not 0 <= index < segment_count(task):
+        raise CallerError(f"there is no segment {index}; this run has segments 0 … {segment_count(task) - 1}")
+    start = index * task.checkpoint_every
+    return Segment(index, start, min(start + task.checkpoint_every, task.steps))
 
 
 def initial_state(task: Task) -> StateDigest:
@@ -80,12 +92,9 @@ def replay_segment(run: RunFolder, index: int) -> SegmentReplay:
         EvidenceError: the checkpoint or the data cannot be read.
     """
     task = run.task
-    every = segments(task)
-    if not 0 <= index < len(every):
-        raise CallerError(f"there is no segment {index}; this run has {len(every)}")
+    segment = segment_of(task, index)
     if task.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
-    segment = every[index]
     data = run.data()
     training = Training(task)
     training.memory.load(run.checkpoint(segment.start))
@@ -102,6 +111,9 @@ def replay_segment(run: RunFolder, index: int) -> SegmentReplay:
                 loss = training.take_step(batch)
         except EvidenceError as error:
             contradiction = _explain(step, error)
+            break
+        except (IndexError, ValueError) as error:  # values that the program cannot read, such as a label without class
+            contradiction = {"step": step, "text": f"the step cannot be executed: {error}"}
             break
         logged += session.statistics.entries
         if session.statistics.forced:

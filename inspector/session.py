@@ -21,10 +21,10 @@ from inspector.devices import device, run_worker
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
 from inspector.provenance import ChipReport, examine_chip
-from inspector.replay import Segment, segments
+from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
 from inspector.trust import Trust
-from inspector.verdict import Verdict
+from inspector.verdict import Reason, Verdict
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "draw", "hidden_training_detection", "inspect", "replay", "verify"]
@@ -122,6 +122,7 @@ def inspect(
         raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
     if len(transcripts) < len(folders):
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
+    _check_equivocation(transcripts, findings)
     seed = challenge_seed(settings.seed, [transcript.run for transcript in transcripts])
     drawn = draw(pool, settings.samples, seed)
     evidence["drawn_chips"] = sorted(drawn)
@@ -131,12 +132,17 @@ def inspect(
         {"ticks": ticks, "probability": hidden_training_detection(len(pool), len(drawn), rate, ticks)}
         for ticks in (1, 2, 5, 10, 20, 50)
     ]
-    if all(transcript.run.finished for transcript in transcripts):
-        reports = [examine_chip(chip, transcripts, trust, findings) for chip in sorted(drawn)]
+    complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.task.steps + 1]
+    if complete:
+        # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
+        told = {chip for item in complete for chip in item.run.metadata.chips}
+        busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
+        asked = [chip for chip in sorted(drawn) if chip not in busy]
+        reports = [examine_chip(chip, transcripts, trust, findings) for chip in asked]
         evidence["chips"] = [report.to_json() for report in reports]
         if not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
-        _replay(transcripts, reports, trust, settings, seed, findings, evidence, worker)
+        _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
     return Verdict.of(findings.found, findings.doubts, evidence, accept=_acceptance(evidence))
 
 
@@ -150,21 +156,19 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     run = open_run(folder, trust)
     if run.task.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
-    every = segments(run.task)
-    if not 0 <= index < len(every):
-        raise CallerError(f"there is no segment {index}; this run has segments 0 … {len(every) - 1}")
+    segment = segment_of(run.task, index)
     findings = Findings(Settings(samples=0, seed="", devices=(name,)))
     leaves, tree = run.load_steps()
-    if len(leaves) <= every[index].stop:
+    if len(leaves) <= segment.stop:
         raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
     transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.data(), region_tables=[])
-    job = _job(transcript, trust, [every[index]])
-    described = _judge(name, transcript, [every[index]], worker(name, job), findings)
+    job = _job(transcript, trust, [segment])
+    described = _judge(name, transcript, [segment], worker(name, job), findings)
     return Verdict.of(
         findings.found,
         findings.doubts,
         {"replays": [described]},
-        accept=f"segment {index} (steps {every[index].start + 1} … {every[index].stop}) replays bit for bit on {name}",
+        accept=f"segment {index} (steps {segment.start + 1} … {segment.stop}) replays bit for bit on {name}",
     )
 
 
@@ -185,6 +189,20 @@ def _check_registered(transcript: Transcript, trust: Trust, findings: Findings) 
         if chip not in registered:
             text = f"chip {chip}: the run uses it, but the registry does not give it to lab {run.metadata.lab}"
             findings.add(Guard.IDENTITY, text, run=run.folder.name, chip=chip)
+
+
+def _check_equivocation(transcripts: list[Transcript], findings: Findings) -> None:
+    """One run has one transcript: two logs of one run id that differ prove by themselves that the lab lied."""
+    seen: dict[str, Transcript] = {}
+    for transcript in transcripts:
+        run = transcript.run
+        other = seen.setdefault(run.manifest.run, transcript)
+        if other is transcript:
+            continue
+        if other.run.manifest_bytes == run.manifest_bytes:
+            raise CallerError(f"{run.folder} was given twice")
+        text = f"{other.run.folder.name} and {run.folder.name} are two transcripts of one run"
+        findings.found.append(Reason(guard="evidence", text=text, where={"run_id": run.manifest.run}))
 
 
 def _check_total(transcripts: list[Transcript], settings: Settings, findings: Findings) -> None:
@@ -286,27 +304,28 @@ def _judge(
     described: dict[str, Any] = {
         "run": run.folder.name,
         "device": name,
-        "fingerprint": result["fingerprint"],
-        "seconds": result["seconds"],
+        "fingerprint": str(result.get("fingerprint")),
+        "seconds": result.get("seconds"),
         "segments": [segment.index for segment in chosen],
-        "segments_in_run": len(segments(run.task)),
+        "segments_in_run": segment_count(run.task),
     }
     if "evidence_error" in result:
-        findings.add(Guard.REPLAY, result["evidence_error"], run=run.folder.name, device=name)
+        findings.add(Guard.REPLAY, str(result["evidence_error"]), run=run.folder.name, device=name)
         return {**described, "equal": False}
     try:
         before = len(findings.found)
         compare_initial(transcript, result["initial_state"], findings)
         for segment, replay in zip(chosen, result["replays"], strict=True):
             compare_replay(transcript, segment, replay, name, findings)
-    except (KeyError, ValueError, EvidenceError) as error:
+        replays = result["replays"]
+        described["steps"] = sum(len(replay["leaves"]) for replay in replays)
+        described["logged_decisions"] = sum(int(replay["logged"]) for replay in replays)
+        described["turned_decisions"] = sum(int(replay["turned"]) for replay in replays)
+        turned = [int(replay["first_turned_step"]) for replay in replays if replay["first_turned_step"] is not None]
+        described["first_turned_step"] = min(turned, default=None)
+    except (LookupError, ValueError, TypeError, AttributeError, EvidenceError) as error:
         findings.doubt(f"device {name} gave an answer of another form: {error}", device=name)
         return {**described, "equal": False}
-    described["steps"] = sum(len(replay["leaves"]) for replay in result["replays"])
-    described["logged_decisions"] = sum(replay["logged"] for replay in result["replays"])
-    described["turned_decisions"] = sum(replay["turned"] for replay in result["replays"])
-    turned = [replay["first_turned_step"] for replay in result["replays"] if replay["first_turned_step"] is not None]
-    described["first_turned_step"] = min(turned, default=None)
     described["equal"] = len(findings.found) == before
     return described
 

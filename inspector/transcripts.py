@@ -12,7 +12,7 @@ from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.replay import segments
 from inspector.trust import Trust
-from monitor.program import step_flop
+from monitor.program import meta_batch, step_flop
 from monitor.training import Training
 from monitor.transcript import Leaf, RunData, RunFolder, parse_time
 
@@ -65,7 +65,7 @@ def read_transcript(run: RunFolder, findings: Findings, *, now: datetime) -> Tra
         return None
     steps = findings.read(run.load_steps, **where)
     data = findings.read(run.data, **where)
-    if steps is None or data is None:
+    if steps is None or data is None or findings.read(lambda: _check_samples(run, data), **where) is None:
         return None
     leaves, tree = steps
     if not run.finished:
@@ -104,6 +104,15 @@ def _check_checkpoints(run: RunFolder, leaves: list[Leaf], training: Training) -
         training.memory.load(run.checkpoint(step))
         if training.memory.digest() != leaves[step].state:
             raise EvidenceError(f"the checkpoint of step {step} is not the state that the step commits to")
+
+
+def _check_samples(run: RunFolder, data: RunData) -> int:
+    """The samples have the names, types and shapes that the task's program reads; returns their number."""
+    expected = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in meta_batch(run.task).items()}
+    found = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in data.batch(1).items()}
+    if found != expected:
+        raise EvidenceError(f"the samples are not those of preset {run.task.preset}: {found}, not {expected}")
+    return len(data.order)
 
 
 def _check_batches(leaves: list[Leaf], data: RunData) -> None:

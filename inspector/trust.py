@@ -77,7 +77,7 @@ class Trust:
                 data = json.loads(path.read_text(encoding="utf-8"))
             except OSError as error:
                 raise CallerError(f"cannot read the trust file {path}: {error.strerror}") from None
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise CallerError(f"the trust file {path} is not JSON") from None
             parsed = cls.from_json(data, str(path))
             merged = parsed if merged is None else merged.merge(parsed)

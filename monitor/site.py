@@ -36,6 +36,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 def site_path(run: Path) -> Path:
     """The private folder beside a run folder."""
+    run = run if run.name else run.resolve()
     return run.with_name(run.name + ".lab")
 
 

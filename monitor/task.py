@@ -14,6 +14,8 @@ from monitor.presets import preset
 __all__ = ["OPTIMIZERS", "Task", "draw_order"]
 
 OPTIMIZERS = ("adamw", "sgd")
+_MOST = {"steps": 99_999_999, "batch_size": 1 << 16, "checkpoint_every": 99_999_999, "shards": 4096}
+_LARGEST = 3.0e38
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +48,24 @@ class Task:
     shards: int = 4
 
     def __post_init__(self) -> None:
-        entry = preset(self.preset)
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.type == "str" and type(value) is not str:
+                raise CallerError(f"{field.name} must be text, not {value!r}")
             if field.type == "float" and type(value) is not float:
                 raise CallerError(f"{field.name} must be a number, not {value!r}")
             if field.type == "int" and type(value) is not int:
                 raise CallerError(f"{field.name} must be a whole number, not {value!r}")
-        for name in ("steps", "batch_size", "checkpoint_every", "shards"):
-            if getattr(self, name) < 1:
-                raise CallerError(f"{name} must be at least 1, not {getattr(self, name)}")
+        preset(self.preset)
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise CallerError(f"{name} must be at least 1 and at most {most}, not {getattr(self, name)}")
         for name in ("learning_rate", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise CallerError(f"{name} must be a finite number of at least 0, not {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < _LARGEST:
+                raise CallerError(f"{name} must be a number of at least 0 in FP32's range, not {getattr(self, name)}")
+        for name in ("momentum", "beta_1", "beta_2"):
+            if getattr(self, name) >= 1:
+                raise CallerError(f"{name} must be less than 1, not {getattr(self, name)}")
         if not 0 <= self.seed < 1 << 63:
             raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed}")
         if self.warmup < 0:
@@ -67,8 +74,6 @@ class Task:
             raise CallerError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
         if self.numerics not in NUMERICS:
             raise CallerError(f"unknown numerics {self.numerics!r}; known: {', '.join(NUMERICS)}")
-        if self.shards > 4096:
-            raise CallerError(f"at most 4096 shards, not {self.shards} (preset {entry.name})")
 
     @classmethod
     def for_preset(cls, name: str, *, seed: int, steps: int, **changes: Any) -> Task:

@@ -79,7 +79,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("train", help="train on monitored chips and leave a run folder")
-    parser.add_argument("--preset", metavar="NAME", help="tiny-gpt or digits-cnn")
+    parser.add_argument("--preset", metavar="NAME", help="model, data and loss; an unknown name lists them")
     parser.add_argument("--data", type=Path, metavar="FILE", help="your own text, for presets that read one")
     parser.add_argument("--numerics", choices=("exact", "rounded", "native"), default="rounded")
     parser.add_argument("--chips", type=int, default=4, metavar="N")
@@ -105,6 +105,7 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def trust_path(run: Path) -> Path:
     """Where ``train`` writes what the maker and the registry tell the inspector."""
+    run = run if run.name else run.resolve()
     return run.with_name(run.name + ".trust.json")
 
 

@@ -19,6 +19,7 @@ import re
 __all__ = [
     "CHIP_FILES",
     "MANIFEST",
+    "MAXIMUM_STEP",
     "METADATA",
     "ORDER",
     "SALT",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from monitor.sharding import StateDigest
 
 __all__ = ["Leaf", "decode_step", "encode_step"]
 
+_BATCH = re.compile("[0-9a-f]{64}")
+_LOSS = re.compile("[0-9a-f]{8}")
 _KEYS = {"step", "batch", "state", "log", "loss", "flop"}
 
 
@@ -59,8 +62,13 @@ class Leaf:
         for name in ("step", "flop"):
             if type(data[name]) is not int or data[name] < 0:
                 raise EvidenceError(f"a step's {name} is not a count")
-        if data["log"]:
+        if data["step"] == 0:
+            if (data["batch"], data["log"], data["loss"], data["flop"]) != ("", "", "", 0):
+                raise EvidenceError("the leaf of the initial state claims a batch, a log, a loss or FLOP")
+        else:
             Digest.parse(data["log"])
+            if _BATCH.fullmatch(data["batch"]) is None or _LOSS.fullmatch(data["loss"]) is None:
+                raise EvidenceError(f"the batch root or loss of step {data['step']} is malformed")
         return cls(
             step=data["step"],
             batch=data["batch"],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
-from monitor.transcript.layout import is_allowed
+from monitor.transcript.layout import MAXIMUM_STEP, is_allowed
 
 __all__ = ["Entry", "Manifest"]
 
@@ -71,7 +71,7 @@ class Manifest:
             raise EvidenceError("the manifest has missing or extra keys")
         if not isinstance(payload["run"], str) or type(payload["finished"]) is not bool:
             raise EvidenceError("the manifest's run or finished field is malformed")
-        if type(payload["steps"]) is not int or payload["steps"] < -1:
+        if type(payload["steps"]) is not int or not -1 <= payload["steps"] <= MAXIMUM_STEP:
             raise EvidenceError("the manifest's number of steps is malformed")
         files, pending = _entries(payload["files"]), _entries(payload["pending"])
         if set(files) & set(pending) or (payload["finished"] and pending):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
@@ -13,6 +13,7 @@ from monitor.task import Task
 __all__ = ["FORMAT", "Metadata", "parse_time"]
 
 FORMAT = "chipwitness/run/1"
+_LONGEST = timedelta(days=5 * 365)
 _KEYS = {"format", "lab", "task", "data", "chips", "device", "versions", "settings", "started", "declared_end"}
 
 
@@ -88,6 +89,8 @@ class Metadata:
             raise EvidenceError(f"the metadata do not name {task.shards} different chips")
         if parse_time(data["declared_end"]) <= parse_time(data["started"]):
             raise EvidenceError("the metadata's declared end is not after the start")
+        if parse_time(data["declared_end"]) - parse_time(data["started"]) > _LONGEST:
+            raise EvidenceError(f"the metadata declare a run of more than {_LONGEST.days} days")
         return cls(
             lab=data["lab"],
             task=task,

@@ -14,7 +14,18 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical
 from monitor.transcript.data import RunData, decode_arrays
-from monitor.transcript.layout import MANIFEST, METADATA, ORDER, SALT, SAMPLES, checkpoint_path, log_path, step_path
+from monitor.transcript.layout import (
+    CHIP_FILES,
+    MANIFEST,
+    METADATA,
+    ORDER,
+    SALT,
+    SAMPLES,
+    checkpoint_path,
+    chip_path,
+    log_path,
+    step_path,
+)
 from monitor.transcript.leaf import Leaf, decode_step
 from monitor.transcript.manifest import Entry, Manifest
 from monitor.transcript.metadata import Metadata
@@ -62,6 +73,8 @@ class RunFolder:
         present = {name: entry for name, entry in self.manifest.pending.items() if (folder / name).exists()}
         self.files: dict[str, Entry] = {**self.manifest.files, **present}
         self.metadata = Metadata.from_json(canonical.decode(self.read(METADATA)))
+        if self.manifest.steps > self.metadata.task.steps:
+            raise EvidenceError(f"the manifest counts {self.manifest.steps} steps of {self.metadata.task.steps}")
         if self.metadata.run_id.hex() != self.manifest.run:
             raise EvidenceError("the manifest belongs to another run than the metadata")
         self.task = self.metadata.task
@@ -92,12 +105,27 @@ class RunFolder:
         for path, is_folder in _walk(self.folder, ""):
             if is_folder:
                 if path not in folders:
-                    raise EvidenceError(f"folder {path} is not part of the run")
+                    raise EvidenceError(f"folder {path!r} is not part of the run")
             elif path != MANIFEST and path not in self.files:
-                raise EvidenceError(f"{path} is not listed in the manifest")
+                raise EvidenceError(f"{path!r} is not listed in the manifest")
+        expected = self._expected_files()
+        for path in sorted(self.files):
+            if path not in expected:
+                raise EvidenceError(f"{path} is listed in the manifest, but is no part of this run")
         for path in sorted(self.files):
             self.read(path)
         return len(self.files)
+
+    def _expected_files(self) -> set[str]:
+        """Every path that a run of this task and these chips may hold after its last announced step."""
+        last, every = self.manifest.steps, self.task.checkpoint_every
+        expected = {METADATA, SAMPLES, ORDER, SALT}
+        expected |= {step_path(step) for step in range(last + 1)} | {log_path(step) for step in range(1, last + 1)}
+        expected |= {checkpoint_path(step) for step in range(0, last + 1, every)}
+        if last == self.task.steps:
+            expected.add(checkpoint_path(last))
+            expected |= {chip_path(chip, name) for chip in self.metadata.chips for name in CHIP_FILES}
+        return expected
 
     @property
     def committed(self) -> int:
@@ -162,7 +190,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, bool]]:
         for entry in sorted(entries, key=lambda item: item.name):
             path = f"{prefix}{entry.name}"
             if entry.is_symlink() or not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
-                raise EvidenceError(f"{path} is neither a file nor a folder")
+                raise EvidenceError(f"{path!r} is neither a file nor a folder")
             is_folder = entry.is_dir(follow_symlinks=False)
             yield path, is_folder
             if is_folder:

@@ -156,7 +156,7 @@ def test_trust_file_inside_the_run_is_refused(honest, tmp_path):
     outside.write_text(json.dumps(honest.trust.to_json()))
     verdict = verify(run, Trust.load([outside], [run]), now=honest.now)
     assert verdict.outcome is Outcome.REJECT
-    assert "trust.json is not listed" in verdict.reasons[0].text
+    assert "'trust.json' is not listed" in verdict.reasons[0].text
 
 
 def test_native_run_is_rejected_because_no_device_can_reproduce_it(make_run, inspect_run):

@@ -109,6 +109,8 @@ class _Reader:
             if byte < 128:
                 break
             shift += 7
+            if shift > 63:
+                raise EvidenceError("rounding log holds a number that is too large")
         if value > _LARGEST or (shift and byte == 0):
             raise EvidenceError("rounding log holds a number that is too large or not in its shortest form")
         return value
