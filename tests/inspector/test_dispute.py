@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
+import torch
 
 from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import MerkleTree
 from inspector.devices import run_worker
 from inspector.dispute import Claim, settle
 from inspector.transcripts import open_run
 from inspector.verdict import Outcome
-from monitor.prover import LabProver, Opening
+from monitor.prover import LabProver, Opening, TraceHead
 
 STEPS = 5
 OPTIONS = {"steps": STEPS, "chips": 2, "checkpoint_every": 2, "batch_size": 8}
@@ -182,6 +185,72 @@ def test_party_without_a_valid_answer_loses(right, record, tmp_path, prover):
         verdict = settle(*claims)
         assert verdict.outcome is Outcome.REJECT
         assert verdict.evidence["guilty"] == "wrong"
+
+
+def _nonsense(question, answer):
+    """A prover that answers one kind of question with something that is no answer."""
+
+    def reply(self, *_):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return type("Nonsense", (LabProver,), {question: reply})
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("step", None),
+        ("step", RuntimeError("no")),
+        ("step", Opening(leaf="text", proof=())),
+        ("step", Opening(leaf=b"{}", proof=(1, 2))),
+        ("trace", None),
+        ("trace", TraceHead(size="3", root=bytes(32))),
+        ("trace", TraceHead(size=3, root="x" * 32)),
+        ("trace", TraceHead(size=1 << 40, root=bytes(32))),
+        ("trace_prefix", None),
+        ("trace_prefix", (bytes(32), (1, 2))),
+        ("node", None),
+        ("node", Opening(leaf=b"[]", proof=None)),
+    ],
+    ids=str,
+)
+def test_nonsense_from_a_party_is_its_own_fault(right, record, tmp_path, question, answer):
+    wrong = record_wrong(record, tmp_path, right, "wrong-operator", 3)
+    liar = _nonsense(question, answer)(wrong.run)
+    for claims in ([claim(right), claim(wrong, liar)], [claim(wrong, liar), claim(right)]):
+        assert settle(*claims).evidence["guilty"] == "wrong"
+
+
+@pytest.mark.parametrize("answer", [None, ([1, 2], [3]), RuntimeError("no"), ([torch.eye(2).to_sparse()], [])], ids=str)
+def test_nonsense_tensors_do_not_help_the_liar(right, record, tmp_path, answer):
+    """The honest party opens the agreed inputs, so the operator is executed all the same."""
+    wrong = record_wrong(record, tmp_path, right, "wrong-operator", 3)
+    liar = _nonsense("tensors", answer)(wrong.run)
+    for claims in ([claim(right), claim(wrong, liar)], [claim(wrong, liar), claim(right)]):
+        evidence = settle(*claims).evidence
+        assert (evidence["guilty"], evidence["operators_executed"]) == ("wrong", 1)
+
+
+class FloatForInteger(LabProver):
+    """Writes 1.0 for an integer of an early operator: equal in Python, other bytes."""
+
+    def _trace(self, step):
+        nodes, _ = super()._trace(step)
+        first = replace(nodes[0], results=({**nodes[0].results[0], "stride": [1.0]},))
+        nodes = [first, *nodes[1:]]
+        return nodes, MerkleTree(node.encoded() for node in nodes)
+
+
+def test_equal_numbers_of_other_types_do_not_hide_a_lie(right, record, tmp_path):
+    wrong = record_wrong(record, tmp_path, right, "other-learning-rate", 3)
+    for claims in (
+        [claim(right), claim(wrong, FloatForInteger(wrong.run))],
+        [claim(wrong, FloatForInteger(wrong.run)), claim(right)],
+    ):
+        evidence = settle(*claims).evidence
+        assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("wrong", 3, "specification")
 
 
 def test_runs_of_different_tasks_are_the_callers_mistake(right, record, tmp_path):
