@@ -40,23 +40,23 @@ class CommitOrder:
         elif record.kind is RecordKind.SNAPSHOT and any(record.run_id) and record.run_id not in self._attached:
             raise self._error(record, "a snapshot names a run whose memory is not attached")
         elif record.kind is RecordKind.CLOSE_EPOCH:
-            self._require_tick(record)
+            waiting, self._waiting = self._waiting, None
+            self._require_tick(record, waiting)
 
     def _commit(self, record: LogRecord) -> None:
-        if record.run_id not in self._attached:
-            raise self._error(record, f"step {record.step} was committed before the run's memory was attached")
-        self._require_tick(record)
         last = self._last.get(record.run_id, -1)
         resumes = record.run_id in self._resumed and record.step <= last
+        waiting, self._waiting = self._waiting, (record.step, record.tick)
         self._resumed.discard(record.run_id)
         self._last[record.run_id] = record.step
-        self._waiting = (record.step, record.tick)
+        if record.run_id not in self._attached:
+            raise self._error(record, f"step {record.step} was committed before the run's memory was attached")
+        self._require_tick(record, waiting)
         if record.step != last + 1 and not resumes:
             raise self._error(record, f"step {record.step} was committed after step {last}")
 
-    def _require_tick(self, record: LogRecord) -> None:
+    def _require_tick(self, record: LogRecord, waiting: tuple[int, int] | None) -> None:
         """Time must have passed since the last head, if there was one in this boot."""
-        waiting, self._waiting = self._waiting, None
         if waiting is not None and record.tick <= waiting[1]:
             raise self._error(record, f"no tick passed after step {waiting[0]} was committed")
 

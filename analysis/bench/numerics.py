@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from monitor.numerics import recording, replaying
 from monitor.numerics.rounding.published import encode_dense
-from monitor.presets import PRESETS, Preset, initialise
+from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.training import to_batch
 
-__all__ = ["MATRICES", "matrix_rows", "preset_rows", "run"]
+__all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "preset_rows", "run"]
 
+SMALL_PRESETS = ("tiny-gpt", "digits-cnn", "llama-small")
 MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 768, 50257))
 """M, K and N of the matrix products."""
 
@@ -151,7 +152,9 @@ def preset_rows(name: str, repetitions: int = 5) -> list[Row]:
     )
 
 
-def run() -> list[Row]:
-    """All matrix products and a step of every preset."""
+def run(presets: Sequence[str] = SMALL_PRESETS) -> list[Row]:
+    """All matrix products and a step of each named preset; CallerError if there is no such preset."""
+    for name in presets:
+        preset(name)
     rows = [row for shape in MATRICES for row in matrix_rows(shape)]
-    return rows + [row for name in PRESETS for row in preset_rows(name)]
+    return rows + [row for name in presets for row in preset_rows(name)]

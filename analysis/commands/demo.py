@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, print_json
-from firmware_sim.errors import DeviceError
+from firmware_sim.errors import CallerError, DeviceError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -30,6 +30,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     parser = subparsers.add_parser("bench", help="measure in one run, with ratios to the native figure")
     parser.add_argument("work", choices=BENCHES)
+    parser.add_argument(
+        "--preset",
+        action="append",
+        metavar="NAME",
+        help="numerics: presets to take a step of (default: the small ones)",
+    )
     add_json(parser)
     parser.epilog = "JSON: a list of rows with work, mode, seconds, ratio and what else was measured"
     parser.set_defaults(handler=_bench)
@@ -66,7 +72,12 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     if arguments.work in ("demo", "numerics"):
         enter("native")
-    rows = importlib.import_module(f"analysis.bench.{arguments.work}").run()
+    options = {}
+    if arguments.preset:
+        if arguments.work != "numerics":
+            raise CallerError("--preset is an option of `bench numerics`")
+        options["presets"] = arguments.preset
+    rows = importlib.import_module(f"analysis.bench.{arguments.work}").run(**options)
     if arguments.json:
         print_json(rows)
     else:
