@@ -34,7 +34,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--preset",
         action="append",
         metavar="NAME",
-        help="numerics: presets to take a step of (default: the small ones)",
+        help="numerics: presets to step (default: small ones)",
     )
     add_json(parser)
     parser.epilog = "JSON: a list of rows with work, mode, seconds, ratio and what else was measured"
