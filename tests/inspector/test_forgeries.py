@@ -12,7 +12,7 @@ import pytest
 from firmware_sim import LogRecord, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.commits import CommitOrder
-from inspector.guards import Settings
+from inspector.guards import ALL_GUARDS, Guard, Settings
 from inspector.session import inspect, verify
 from inspector.verdict import Outcome
 from monitor.conduct import Conduct
@@ -30,6 +30,20 @@ def reasons(verdict) -> str:
 
 def check(recorded):
     return verify(recorded.run, recorded.trust, now=recorded.now)
+
+
+@pytest.fixture
+def passes_without(monkeypatch):
+    """The twin: with these guards off the forgery is accepted."""
+
+    def blind_check(recorded, *off: Guard) -> None:
+        with monkeypatch.context() as patch:
+            blind = replace(SETTINGS, guards=ALL_GUARDS - set(off))
+            patch.setattr("inspector.session.Settings", lambda **_: blind)
+            verdict = check(recorded)
+        assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+
+    return blind_check
 
 
 class Resigner:
@@ -53,14 +67,16 @@ class Resigner:
         self.sign(files={**self.manifest.files, path: Entry.of(content)})
 
 
-def test_heads_without_ticks_are_rejected(make_run, monkeypatch):
+def test_heads_without_ticks_are_rejected(make_run, monkeypatch, passes_without):
     """The lab lets no time pass in two steps, so that no snapshot can fall there."""
     tick = Recorder.tick_chips
     monkeypatch.setattr(Recorder, "tick_chips", lambda self, step: None if step in (5, 6) else tick(self, step))
-    verdict = check(make_run())
+    recorded = make_run()
+    verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
     assert "no tick passed after step 5 was committed" in reasons(verdict)
     assert "no tick passed after step 6 was committed" in reasons(verdict)
+    passes_without(recorded, Guard.COMMITMENT)
 
 
 def test_heads_committed_late_are_rejected(make_run, monkeypatch):
@@ -94,7 +110,7 @@ def test_chip_without_attached_memory_is_rejected(make_run, monkeypatch):
     assert "committed before the run's memory was attached" in reasons(verdict)
 
 
-def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch):
+def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch, passes_without):
     from monitor.sharding import ShardedMemory
 
     def decoy(self, step, recorder):
@@ -111,9 +127,23 @@ def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch):
             chip.attach(shard, recorder._run_id, step)
 
     monkeypatch.setattr(Conduct, "after_step", decoy)
-    verdict = check(make_run())
+    recorded = make_run()
+    verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
     assert "attached again in the same boot" in reasons(verdict)
+    passes_without(recorded, Guard.COMMITMENT)
+
+
+def test_another_batch_than_the_committed_data_is_rejected(make_run, monkeypatch, passes_without):
+    """The lab's leaves name batches that are not those of the data that it committed to before training."""
+    monkeypatch.setattr(
+        Conduct, "declare", lambda self, leaf: replace(leaf, batch="ab" * 32) if leaf.step == 4 else leaf
+    )
+    recorded = make_run()
+    verdict = check(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert reasons(verdict) == "step 4 commits to another batch than the declared data order has"
+    passes_without(recorded, Guard.DATA)
 
 
 def test_two_transcripts_of_one_run_are_rejected_in_either_order(honest, tmp_path, devices):
