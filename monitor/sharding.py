@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,14 +37,10 @@ class StateDigest:
         """Parse ``to_json``; EvidenceError unless there are exactly that many well-formed digests."""
         if not isinstance(data, list) or len(data) != shards:
             raise EvidenceError(f"a state digest does not list {shards} shards")
-        parsed = tuple(Digest.parse(text) if isinstance(text, str) else _not_text(text) for text in data)
+        parsed = tuple(Digest.parse(text) for text in data)
         if any(shard.algorithm != parsed[0].algorithm for shard in parsed):
             raise EvidenceError("a state digest mixes digest algorithms")
         return cls(shards=parsed)
-
-
-def _not_text(value: object) -> Digest:
-    raise EvidenceError(f"a shard digest is {type(value).__name__}, not text")
 
 
 class ShardedMemory:
@@ -139,8 +134,3 @@ def adopt(model: nn.Module, optimizer_state: Mapping[tuple[str, str], Tensor], s
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner)._buffers[leaf] = memory.tensors["buffer", name]
     return memory
-
-
-def elements(memory: ShardedMemory) -> int:
-    """Number of elements over all shards."""
-    return sum(math.prod(tensor.shape) for tensor in memory.tensors.values())
