@@ -15,6 +15,7 @@ from inspector.devices import current_device, device
 from inspector.drift import native_weights, replay_decisions
 from inspector.replay import initial_state, replay_segment
 from monitor.environment import check_subnormals, fingerprint, settings, versions
+from monitor.numerics.emulated import install_from_environment
 from monitor.transcript import RunFolder
 
 
@@ -25,6 +26,7 @@ def main() -> int:
     found = settings()["cpu_capability"]
     if wanted is not None and found != wanted:
         raise DeviceError(f"this process computes with {found}, not {wanted}")
+    install_from_environment()
     check_subnormals()
     identity = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}
     for line in sys.stdin:
@@ -44,7 +46,8 @@ def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
 
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
     run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
-    replays = [replay_segment(run, index).to_json() for index in job["segments"]]
+    check = job["check_rounding"]
+    replays = [replay_segment(run, index, check_rounding=check).to_json() for index in job["segments"]]
     return {"replays": replays, "initial_state": initial_state(run.task).to_json()}
 
 

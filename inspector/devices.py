@@ -1,8 +1,9 @@
 """Replay devices: the same machine computing with different kernels, each in a process of its own.
 
 Kernel families are chosen by environment variables that must be set before torch is imported, so a device is entered
-only by starting a process. Each reports the fingerprint of its native arithmetic; equal fingerprints mean that two
-devices do not really differ.
+only by starting a process. Emulated devices add in an order that this machine does not have (monitor.numerics.emulated)
+and say so in their name and kind. Each device reports the fingerprint of its native arithmetic; equal fingerprints mean
+that two devices do not really differ.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from firmware_sim.errors import CallerError, DeviceError
 
 __all__ = ["DEVICES", "Device", "DevicePool", "current_device", "device", "enter", "run_worker"]
 
+_ORDER = "CHIPWITNESS_EMULATED_ORDER"
+"""As ``monitor.numerics.emulated`` has it, which this module must not import: it would load torch."""
 _CONTROLLED = (
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
@@ -29,6 +32,7 @@ _CONTROLLED = (
     "MKL_ENABLE_INSTRUCTIONS",
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
+    _ORDER,
 )
 _NAME = "CHIPWITNESS_DEVICE"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -39,6 +43,7 @@ class Device:
     """A named way to compute.
 
     Attributes:
+        kind: ``cpu`` for kernels of this machine, ``emulated`` for an order of additions that it does not have.
         environment: variables that select the kernels; all other controlled ones are unset.
         capability: what PyTorch must report after it was imported, or None where it depends on the machine.
     """
@@ -53,6 +58,11 @@ class Device:
         """Environment of a process that is to be this device."""
         kept = {name: value for name, value in os.environ.items() if name not in _CONTROLLED}
         return {**kept, **self.environment, _NAME: self.name}
+
+
+def _emulated(order: str, summary: str) -> Device:
+    environment = {**_ONE_THREAD, _ORDER: order}
+    return Device(name=f"emulated-{order}", kind="emulated", summary=f"emulated: {summary}", environment=environment)
 
 
 DEVICES: dict[str, Device] = {
@@ -95,6 +105,10 @@ DEVICES: dict[str, Device] = {
             summary="MKL's compatible mode, one code path for all processors; one thread",
             environment={**_ONE_THREAD, "MKL_CBWR": "COMPATIBLE"},
         ),
+        _emulated("split-k", "K in four parts whose sums are added"),
+        _emulated("tiles", "tiles of 96 × 256 × 96, added by falling K"),
+        _emulated("no-fma", "term by term, product and sum rounded separately"),
+        _emulated("tensor-core", "chunks of 8 exact products, FP32 sums truncated"),
     )
 }
 
@@ -115,13 +129,18 @@ def current_device() -> str:
 def enter(name: str) -> None:
     """Make this process that device, by starting the same command again with its environment where it has another.
 
-    Must be called before torch is imported. Does not return if the process is replaced.
+    Must be called before torch is imported. Does not return if the process is replaced. An emulated device computes in
+    this thread only.
     """
     wanted = device(name).process_environment()
     if "torch" in sys.modules:
         raise DeviceError(f"cannot become device {name}: torch is loaded already")
     if any(os.environ.get(key) != wanted.get(key) for key in (*_CONTROLLED, _NAME)):
         os.execve(sys.executable, [sys.executable, "-m", "analysis.cli", *sys.argv[1:]], wanted)
+    if _ORDER in wanted:
+        from monitor.numerics.emulated import install_from_environment
+
+        install_from_environment()
 
 
 class DevicePool:

@@ -15,7 +15,14 @@ from firmware_sim.evidence import Digest, digest_list, digest_tensor
 
 __all__ = ["check_subnormals", "fingerprint", "settings", "versions"]
 
-SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OMP_NUM_THREADS")
+SETTINGS = (
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "OMP_NUM_THREADS",
+    "CHIPWITNESS_EMULATED_ORDER",
+)
 
 
 def versions() -> dict[str, str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ._battery_cases import cases
+from .emulated import install_from_environment
 from .operators import functional_name, functional_of_out, operator_table
 from .session import recording
 
@@ -73,4 +74,5 @@ def run_battery(numerics: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    install_from_environment()
     print(json.dumps(run_battery(sys.argv[1] if len(sys.argv) > 1 else "exact")))
