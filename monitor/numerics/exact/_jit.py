@@ -19,7 +19,7 @@ import torch
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["compiled", "inlined", "reordered", "run_pieces"]
+__all__ = ["compiled", "guarded", "inlined", "reordered", "run_pieces"]
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -58,7 +58,8 @@ def _keeps_subnormals(probe: Any) -> Any:
     return value[0] * np.float32(1.0) != np.float32(0.0)
 
 
-def _guarded(kernel: Callable[..., Any], begin: int, end: int, arguments: tuple[Any, ...]) -> Any:
+def guarded(kernel: Callable[..., Any], begin: int, end: int, arguments: tuple[Any, ...]) -> Any:
+    """kernel(begin, end, *arguments); DeviceError if this thread flushes subnormal numbers to zero."""
     if not _keeps_subnormals(_PROBE):
         raise DeviceError(
             "this thread flushes subnormal numbers to zero, so results would not be equal on other devices; "
@@ -91,7 +92,7 @@ def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any
     """
     threads = min(torch.get_num_threads(), rows, work // grain)
     if threads <= 1:
-        return [_guarded(kernel, 0, rows, arguments)]
+        return [guarded(kernel, 0, rows, arguments)]
     pieces = min(rows, _PIECES * threads)
     edges = [rows * i // pieces for i in range(pieces + 1)]
     remaining = iter(range(pieces))
@@ -100,7 +101,7 @@ def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any
 
     def work_off() -> None:
         while (i := next(remaining, None)) is not None:
-            results[i] = _guarded(kernel, edges[i], edges[i + 1], arguments)
+            results[i] = guarded(kernel, edges[i], edges[i + 1], arguments)
 
     pool = _executor(threads)
     helpers = [pool.submit(work_off) for _ in range(threads - 1)]
