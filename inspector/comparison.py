@@ -54,11 +54,17 @@ def compare_replay(
             return
     contradiction = replay["contradiction"]
     if contradiction is not None:
-        place = {key: value for key, value in contradiction.items() if key != "text"}
-        rows = _declared_samples(transcript, contradiction["step"])
-        text = f"step {contradiction['step']}: training on the declared samples {rows} fails when replayed on {device}"
-        text = f"{text}: {contradiction['text']}"
-        findings.add(Guard.REPLAY, text, **place, **where)
+        step = contradiction["step"]
+        place = {key: value for key, value in contradiction.items() if key not in ("text", "obeyed")}
+        obeyed = contradiction.get("obeyed")
+        if obeyed is not None and Leaf.from_json(obeyed, run.task.shards) == transcript.leaves[step]:
+            guard = Guard.ROUNDING
+            what = f"the committed state is reached on {device} only by obeying an edited log"
+        else:
+            guard = Guard.REPLAY
+            rows = _declared_samples(transcript, step)
+            what = f"training on the declared samples {rows} fails when replayed on {device}"
+        findings.add(guard, f"step {step}: {what}: {contradiction['text']}", **place, **where)
     elif len(leaves) != len(steps):
         raise ValueError(f"{len(leaves)} steps were replayed, not {len(steps)}")
 

@@ -27,6 +27,8 @@ class Guard(enum.Enum):
     """The initial state is what the declared seed gives."""
     REPLAY = "replay"
     """Re-execution on another device reaches the committed states bit for bit."""
+    ROUNDING = "rounding"
+    """A rounding log chooses only where an honest device had a choice, and chooses wherever one had to."""
     RULES = "rules"
     """Declared compute equals what the program needs, and stays within the rules."""
 

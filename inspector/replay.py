@@ -7,7 +7,7 @@ from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
-from monitor.numerics import LogContradiction
+from monitor.numerics import Bound, LogContradiction
 from monitor.recorder import make_leaf
 from monitor.sharding import StateDigest
 from monitor.task import Task
@@ -35,7 +35,8 @@ class SegmentReplay:
 
     Attributes:
         leaves: recomputed leaves of the steps of the segment, as far as the replay came.
-        contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step.
+        contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
+            a log with the leaf that the step has if the log is obeyed all the same.
         logged: rounding decisions that were taken from the log.
         turned: those among them that this device alone would have taken the other way.
     """
@@ -84,9 +85,11 @@ def initial_state(task: Task) -> StateDigest:
     return Training(task).memory.digest()
 
 
-def replay_segment(run: RunFolder, index: int) -> SegmentReplay:
+def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -> SegmentReplay:
     """Replay one segment on this process's device.
 
+    Args:
+        check_rounding: False obeys rounding logs without asking whether any device had a choice.
     Raises:
         CallerError: there is no such segment, or the run's numerics are not controlled.
         EvidenceError: the checkpoint or the data cannot be read.
@@ -104,13 +107,18 @@ def replay_segment(run: RunFolder, index: int) -> SegmentReplay:
     contradiction: dict[str, Any] | None = None
     logged = turned = 0
     first_turned: int | None = None
+    bound = Bound(check=check_rounding)
     for step in range(segment.start + 1, segment.stop + 1):
         try:
             log, batch = run.rounding_log(step), data.batch(step)
-            with numerics.replaying(task.numerics, log) as session:
+            with numerics.replaying(task.numerics, log, bound=bound) as session:
                 loss = training.take_step(batch)
         except EvidenceError as error:
             contradiction = _explain(step, error)
+            if isinstance(error, LogContradiction) and check_rounding:
+                blind = replay_segment(run, index, check_rounding=False).leaves
+                reached = step - segment.start - 1 < len(blind)
+                contradiction["obeyed"] = blind[step - segment.start - 1].to_json() if reached else None
             break
         except (IndexError, ValueError) as error:  # values that the program cannot read, such as a label without class
             contradiction = {"step": step, "text": f"the step cannot be executed: {error}"}

@@ -162,7 +162,7 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     if len(leaves) <= segment.stop:
         raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
     transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.data(), region_tables=[])
-    job = _job(transcript, trust, [segment])
+    job = _job(transcript, trust, [segment], findings)
     described = _judge(name, transcript, [segment], worker(name, job), findings)
     return Verdict.of(
         findings.found,
@@ -172,12 +172,13 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     )
 
 
-def _job(transcript: Transcript, trust: Trust, chosen: list[Segment]) -> dict[str, Any]:
+def _job(transcript: Transcript, trust: Trust, chosen: list[Segment], findings: Findings) -> dict[str, Any]:
     return {
         "action": "replay",
         "run": str(transcript.run.folder.resolve()),
         "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
         "segments": [segment.index for segment in chosen],
+        "check_rounding": findings.is_on(Guard.ROUNDING),
     }
 
 
@@ -257,7 +258,7 @@ def _replay(
             )
             continue
         chosen = _choose(transcript, reports, settings, seed)
-        job = _job(transcript, trust, chosen)
+        job = _job(transcript, trust, chosen, findings)
         jobs += [(name, transcript, chosen, job) for name in settings.devices]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))

@@ -16,22 +16,35 @@ from torch import Tensor
 from firmware_sim import ChipLie, LabLie, parse_lie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
+from monitor import numerics
+from monitor.adversary import LogEdit, Survey, apply_edit, far_addition
+from monitor.numerics import Bound
 from monitor.presets import initialise
 
 if TYPE_CHECKING:
     from monitor.numerics import Observer
     from monitor.recorder import Recorder
+    from monitor.task import Task
     from monitor.training import Training
     from monitor.transcript import Leaf
 
-__all__ = ["LIES", "Conduct", "conduct", "simulated_lie"]
+__all__ = ["LIES", "Conduct", "EditRoundingLog", "conduct", "simulated_lie"]
 
 
 _PRODUCTS = frozenset({"aten.addmm.default", "aten.bmm.default", "aten.convolution.default", "aten.mm.default"})
 
 
 class Conduct:
-    """The honest lab."""
+    """The honest lab.
+
+    Attributes:
+        bound: by which the lab obeys its own rounding logs when it takes a committed step again.
+    """
+
+    bound = Bound()
+
+    def check(self, task: Task) -> None:
+        """Raise CallerError if this lie cannot be told in that task."""
 
     def initialise(self, training: Training) -> None:
         """Called on the initial state before it is committed."""
@@ -47,6 +60,12 @@ class Conduct:
     def observer(self, step: int) -> Observer | None:
         """Return an observer that may alter operator results."""
         return None
+
+    def record(self, step: int, training: Training, take: Callable[[], Tensor]) -> tuple[bytes, Tensor]:
+        """Take a step by calling ``take`` under recording numerics; return the rounding log and the loss."""
+        with numerics.recording(training.task.numerics, observer=self.observer(step)) as session:
+            loss = take()
+        return session.log, loss
 
     def before_commit(self, step: int, training: Training) -> None:
         """Called after a step was taken and before its state is committed."""
@@ -163,6 +182,43 @@ class _EditLog(_HiddenSteps):
         return {**evidence, "log.bin": b"".join(edited)}
 
 
+class EditRoundingLog(Conduct):
+    """Edits one entry of one step's rounding log and trains on under it; everything after it is honest.
+
+    The step is recorded as it should be, then taken again from the same state under the edited log, obeyed without
+    checks. State, loss, log and all that follows are committed and signed as they then are, so that every record of
+    the run agrees with every other.
+
+    Args:
+        edit: by default an entry outside the window of its error bound, against the lab's own arithmetic.
+    """
+
+    bound = Bound(check=False)
+
+    def __init__(self, step: int, edit: LogEdit | None = None) -> None:
+        self._step = step
+        self._edit = edit
+
+    def check(self, task: Task) -> None:
+        if task.numerics != "rounded":
+            raise CallerError(f"{task.numerics} numerics have no rounding log to edit; take rounded ones")
+
+    def record(self, step: int, training: Training, take: Callable[[], Tensor]) -> tuple[bytes, Tensor]:
+        if step != self._step:
+            return super().record(step, training, take)
+        number = training.step
+        saved = {name: tensor.clone() for name, tensor in training.memory.export().items()}
+        survey, session = Survey.recording()
+        with session:
+            take()
+        edit = far_addition(survey.roundings) if self._edit is None else self._edit
+        log = apply_edit(session.log, edit, survey.roundings)
+        training.memory.load(saved)
+        training.step = number
+        with numerics.replaying("rounded", log, bound=self.bound):
+            return log, take()
+
+
 class _WrongOperator(Conduct):
     """Returns one wrong element from one operator of one step: by default its first matrix product or convolution."""
 
@@ -212,6 +268,7 @@ LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.OTHER_LEARNING_RATE: _OtherLearningRate,
     LabLie.EDITED_OPTIMIZER: _EditOptimizer,
     LabLie.UNDER_REPORTED_FLOP: _UnderReportFlop,
+    LabLie.EDITED_ROUNDING_LOG: EditRoundingLog,
     LabLie.WRONG_OPERATOR: _WrongOperator,
 }
 """The lab lies that training simulates; the argument is the step at which the lab departs from honesty."""

@@ -46,6 +46,7 @@ def train(task: Task, out: Path, config: SiteConfig, *, device: str, progress: P
     """
     if out.exists():
         raise CallerError(f"{out} exists already; choose another --out or resume it")
+    conduct(config.lie, config.lie_step).check(task)
     check_subnormals()
     samples = preset(task.preset).samples(Path(config.source) if config.source else None)
     order = draw_order(task, len(next(iter(samples.values()))))

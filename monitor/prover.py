@@ -11,7 +11,7 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree
 from monitor import numerics
-from monitor.conduct import conduct
+from monitor.conduct import Conduct, conduct
 from monitor.recorder import make_leaf
 from monitor.site import Site, site_path
 from monitor.trace import Node, Tracer
@@ -123,7 +123,7 @@ class LabProver(Prover):
         batch = behaviour.batch(step, self._data.batch(step))
         tracer = Tracer(capture=capture, inner=behaviour.observer(step))
         tracer.declare_inputs(training.memory.export(), batch)
-        with numerics_of(training, log, tracer) as session:
+        with numerics_of(training, log, tracer, behaviour) as session:
             loss = training.take_step(batch, learning_rate=rate)
         behaviour.before_commit(step, training)
         tracer.commit_state(training.memory.export(), str(training.memory.digest().root))
@@ -144,15 +144,17 @@ class LabProver(Prover):
             behaviour = self._conduct
             rate = behaviour.learning_rate(number, task.learning_rate_at(number))
             batch = behaviour.batch(number, self._data.batch(number))
-            with numerics_of(training, self._run.rounding_log(number), behaviour.observer(number)):
+            with numerics_of(training, self._run.rounding_log(number), behaviour.observer(number), behaviour):
                 training.take_step(batch, learning_rate=rate)
             behaviour.before_commit(number, training)
         return training
 
 
-def numerics_of(training: Training, log: bytes, observer: numerics.Observer | None) -> numerics.Session:
+def numerics_of(
+    training: Training, log: bytes, observer: numerics.Observer | None, behaviour: Conduct
+) -> numerics.Session:
     """The session in which a recorded step runs again; a native run has no log to follow."""
     name = training.task.numerics
     if name == "native":
         raise CallerError("a run with native numerics cannot be disputed: no two devices reach the same bits")
-    return numerics.replaying(name, log, observer=observer)
+    return numerics.replaying(name, log, bound=behaviour.bound, observer=observer)

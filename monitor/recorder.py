@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 from torch import Tensor
@@ -74,9 +73,7 @@ class Recorder:
         step = self.training.step + 1
         task = self.training.task
         batch = self._conduct.batch(step, self.data.batch(step))
-        with numerics.recording(task.numerics, observer=self._conduct.observer(step)) as session:
-            loss = self._take(step, batch)
-        log = session.log
+        log, loss = self._conduct.record(step, self.training, lambda: self._take(step, batch))
         leaf = self._leaf(step, log, loss)
         files = {log_path(step): log}
         if step % task.checkpoint_every == 0 or step == task.steps:
@@ -88,11 +85,9 @@ class Recorder:
     def replay_step(self, committed: Leaf, log: bytes) -> None:
         """Take a step that is committed already, with its committed log, after a crash."""
         step = self.training.step + 1
-        session: AbstractContextManager[object] = numerics.replaying(
-            self.training.task.numerics, log, observer=self._conduct.observer(step)
-        )
         batch = self._conduct.batch(step, self.data.batch(step))
-        with session:
+        name, observer, bound = self.training.task.numerics, self._conduct.observer(step), self._conduct.bound
+        with numerics.replaying(name, log, bound=bound, observer=observer):
             loss = self._take(step, batch)
         if self._leaf(step, log, loss) != committed:
             raise EvidenceError(f"step {step} does not replay to its committed state; this run cannot be resumed")

@@ -45,6 +45,11 @@ LIES = [
     ("other-learning-rate", {Guard.REPLAY}, r"^step 3: "),
     ("wrong-operator", {Guard.REPLAY}, r"^step 3: "),
     ("edited-optimizer", {Guard.REPLAY}, r"^step 3: .*the shards of lab-chip-000\d"),
+    (
+        "edited-rounding-log",
+        {Guard.ROUNDING},
+        r"^step 3: .* at call \d+ \(aten\.convolution\.default\), element \d+: entry",
+    ),
     ("under-reported-flop", {Guard.RULES, Guard.REPLAY}, r"^step 3 declares \d+ FLOP; the program needs \d+"),
     ("extra-steps", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
     ("edited-chip-log", {Guard.LOG_CHAIN}, r"chip lab-chip-000\d: log "),
