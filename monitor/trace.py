@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_tensor
@@ -25,7 +26,9 @@ __all__ = [
     "Tracer",
     "gather",
     "layout_of",
+    "reach",
     "restore_arguments",
+    "result_tensors",
     "tensor_digest",
     "written_arguments",
 ]
@@ -124,9 +127,9 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
     """
     if list(source.shape) != layout["shape"] or str(source.dtype) != f"torch.{place['dtype']}":
         raise EvidenceError("a source has another shape or type than its place says")
-    size = _reach(layout["shape"], layout["stride"])
+    size = reach(layout["shape"], layout["stride"])
     offset = place["offset"]
-    if offset < 0 or offset + _reach(place["shape"], place["stride"]) > size:
+    if offset < 0 or offset + reach(place["shape"], place["stride"]) > size:
         raise EvidenceError("an input does not lie inside its source")
     memory = torch.zeros(size, dtype=source.dtype)
     memory.as_strided(layout["shape"], layout["stride"]).copy_(source)
@@ -139,8 +142,8 @@ def layout_of(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(tensor.stride())}
 
 
-def _reach(shape: list[int], stride: list[int]) -> int:
-    """Number of elements from the first that a tensor touches to the last."""
+def reach(shape: list[int], stride: list[int]) -> int:
+    """Number of elements of memory from the first that a tensor touches to the last."""
     if any(size == 0 for size in shape):
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
@@ -170,7 +173,7 @@ class Tracer:
         self._capture = capture
         self._inner = inner
         self._writers: dict[int, list[_Written]] = {}
-        self._alive: list[Tensor] = []
+        self._known: list[StorageWeakRef] = []
         self._open: tuple[Any, list[dict[str, Any]], list[str], list[Tensor]] | None = None
 
     def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
@@ -189,7 +192,7 @@ class Tracer:
         sources = [self._source_of(tensor, str(func)) for tensor in tensors]
         if index == self._capture:
             self.captured_inputs = [tensor.detach().clone() for tensor in tensors]
-        self._open = (arguments, sources, [tensor_digest(tensor) for tensor in tensors], tensors)
+        self._open = (arguments, sources, [self._digest(tensor) for tensor in tensors], tensors)
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call wrote, and finish its node."""
@@ -198,7 +201,7 @@ class Tracer:
         assert self._open is not None
         arguments, sources, inputs, _ = self._open
         written = written_arguments(func, args, kwargs)
-        results = [tensor for tensor in _tensors(out) if not any(tensor is other for other in written)]
+        results = result_tensors(out, written)
         for tensor in written:
             self._record_write(tensor, f"node:{index}:{len(results) + _position(tensor, written)}")
         for slot, tensor in enumerate(results):
@@ -215,7 +218,7 @@ class Tracer:
                 sources=tuple(sources),
                 results=tuple(layout_of(tensor) for tensor in outputs),
                 inputs=tuple(inputs),
-                outputs=tuple(tensor_digest(tensor) for tensor in outputs),
+                outputs=tuple(self._digest(tensor) for tensor in outputs),
             )
         )
 
@@ -237,11 +240,18 @@ class Tracer:
             )
         )
 
+    def _digest(self, tensor: Tensor) -> str:
+        return tensor_digest(tensor)
+
+    def _stranger(self, tensor: Tensor, operator: str) -> None:
+        """Called on a tensor whose memory nothing known has written; may record a writer for it."""
+        raise EvidenceError(f"{operator} reads a tensor that no recorded operator, batch or state produced")
+
     def _source_of(self, tensor: Tensor, operator: str) -> dict[str, Any]:
         start, stop = _extent(tensor)
-        stretches = self._writers.get(tensor.untyped_storage()._cdata)
-        if stretches is None:
-            raise EvidenceError(f"{operator} reads a tensor that no recorded operator, batch or state produced")
+        if tensor.untyped_storage()._cdata not in self._writers:
+            self._stranger(tensor, operator)
+        stretches = self._writers[tensor.untyped_storage()._cdata]
         writer = next(
             (w for w in reversed(stretches) if w.start < max(stop, start + 1) and start < max(w.stop, 1)), None
         )
@@ -251,10 +261,13 @@ class Tracer:
 
     def _record_write(self, tensor: Tensor, source: str) -> None:
         start, stop = _extent(tensor)
-        stretches = self._writers.setdefault(tensor.untyped_storage()._cdata, [])
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._writers:
+            # A weak reference frees the memory but keeps its address from being given to another tensor.
+            self._known.append(StorageWeakRef(storage))
+        stretches = self._writers.setdefault(storage._cdata, [])
         stretches[:] = [w for w in stretches if not (start <= w.start and w.stop <= stop)]
         stretches.append(_Written(start, stop, source))
-        self._alive.append(tensor)  # a freed storage's address would be given to another tensor
 
 
 def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -270,6 +283,11 @@ def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[s
     return found
 
 
+def result_tensors(out: object, written: list[Tensor]) -> list[Tensor]:
+    """The tensors that a call returned, but for the written arguments that it hands back."""
+    return [tensor for tensor in _tensors(out) if not any(tensor is other for other in written)]
+
+
 def _position(tensor: Tensor, tensors: list[Tensor]) -> int:
     return next(index for index, other in enumerate(tensors) if other is tensor)
 
@@ -277,7 +295,7 @@ def _position(tensor: Tensor, tensors: list[Tensor]) -> int:
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """First element of the storage that the tensor touches, and the one after the last."""
     start = int(tensor.storage_offset())
-    return start, start + _reach(list(tensor.shape), list(tensor.stride()))
+    return start, start + reach(list(tensor.shape), list(tensor.stride()))
 
 
 def _tensors(value: object) -> Iterable[Tensor]:
