@@ -337,7 +337,12 @@ def _acceptance(evidence: dict[str, Any]) -> str:
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
     devices = ", ".join(sorted({replay["device"] for replay in replays}))
     steps = sum(replay.get("steps", 0) for replay in replays)
-    return (
+    text = (
         f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
         f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
     )
+    logged = sum(replay.get("logged_decisions", 0) for replay in replays)
+    turned = sum(replay.get("turned_decisions", 0) for replay in replays)
+    if logged:
+        text += f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
+    return text

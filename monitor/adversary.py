@@ -93,6 +93,8 @@ class EditKind(enum.Enum):
     """Removes an entry."""
     ADD = "add"
     """Adds an entry that rounds against the lab's own arithmetic."""
+    PAD = "pad"
+    """Adds an entry that rounds as the lab's own arithmetic does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ def apply_edit(log: bytes, edit: LogEdit, roundings: Sequence[Rounding]) -> byte
     ways = np.empty(0, dtype=np.bool_) if group is None else group.upward
     row = int(np.searchsorted(known, edit.element))
     held = row < len(known) and known[row] == edit.element
-    if held == (edit.kind is EditKind.ADD):
+    if held == (edit.kind in (EditKind.ADD, EditKind.PAD)):
         raise CallerError(f"the log has {'an' if held else 'no'} entry for element {edit.element} of call {edit.call}")
     if edit.kind is EditKind.FLIP:
         ways = ways.copy()
@@ -130,7 +132,7 @@ def apply_edit(log: bytes, edit: LogEdit, roundings: Sequence[Rounding]) -> byte
         known, ways = np.delete(known, row), np.delete(ways, row)
     else:
         known = np.insert(known, row, edit.element)
-        ways = np.insert(ways, row, not at.upward[edit.element])
+        ways = np.insert(ways, row, at.upward[edit.element] != (edit.kind is EditKind.ADD))
     groups.pop(place, None)
     if len(known):
         size = len(at.distance)
