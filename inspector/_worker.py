@@ -14,6 +14,7 @@ from firmware_sim.evidence import VerifyingKey
 from inspector.devices import current_device, device
 from inspector.drift import native_weights, replay_decisions
 from inspector.replay import initial_state, replay_segment
+from inspector.trial import run_trial
 from monitor.environment import check_subnormals, fingerprint, settings, versions
 from monitor.numerics.emulated import install_from_environment
 from monitor.transcript import RunFolder
@@ -63,7 +64,7 @@ def _drift(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_ACTIONS = {"drift": _drift, "fingerprint": _fingerprint, "replay": _replay}
+_ACTIONS = {"drift": _drift, "fingerprint": _fingerprint, "replay": _replay, "trial": run_trial}
 
 if __name__ == "__main__":
     sys.exit(main())

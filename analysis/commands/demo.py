@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-BENCHES = ("demo", "numerics", "fleet", "registry")
+BENCHES = ("demo", "numerics", "equality", "fleet", "registry")
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -34,10 +34,24 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--preset",
         action="append",
         metavar="NAME",
-        help="numerics: presets to step (default: small ones)",
+        help="numerics, equality: presets to step (default: small ones; for equality all)",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="equality: steps (default: 20, for large presets 3)")
+    parser.add_argument(
+        "--device", action="append", metavar="NAME", help="equality: the first records (default: every known one)"
+    )
+    parser.add_argument(
+        "--numerics", action="append", choices=("native", "rounded", "exact"), help="equality (default: all)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="equality: keep the rows here, and run only those it does not hold"
     )
     add_json(parser)
-    parser.epilog = "JSON: a list of rows with work, mode, seconds, ratio and what else was measured"
+    parser.epilog = (
+        "JSON: a list of rows with work, mode, seconds, ratio and what else was measured; equality: work, mode, "
+        "device, kind, steps, batch_size, seed, status, weights, optimizer, losses (digests), seconds, log_bytes, "
+        "and exit code 1 where controlled rows do not all end in the same bits"
+    )
     parser.set_defaults(handler=_bench)
 
 
@@ -67,15 +81,40 @@ def _demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _equality(arguments: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from analysis.bench import equality
+
+    names = {"presets": "preset", "steps": "steps", "devices": "device", "numerics": "numerics", "out": "out"}
+    given = {name: getattr(arguments, option) for name, option in names.items()}
+    options = {name: value for name, value in given.items() if value is not None}
+    with tqdm(desc="equality", unit="row", disable=not sys.stderr.isatty(), leave=False) as bar:
+        rows = equality.run(progress=lambda row: bar.update() and None, **options)
+    if arguments.json:
+        print_json(rows)
+    else:
+        print("\n".join(equality.table(rows)))
+    problem = equality.verdict(rows)
+    if problem is not None:
+        print(f"chipwitness bench: {problem}", file=sys.stderr)
+    return 0 if problem is None else 1
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from inspector.devices import enter
 
+    if arguments.work == "equality":
+        return _equality(arguments)
+    for option in ("steps", "device", "numerics", "out"):
+        if getattr(arguments, option) is not None:
+            raise CallerError(f"--{option} is an option of `bench equality`")
     if arguments.work in ("demo", "numerics"):
         enter("native")
     options = {}
     if arguments.preset:
         if arguments.work != "numerics":
-            raise CallerError("--preset is an option of `bench numerics`")
+            raise CallerError("--preset is an option of `bench numerics` and `bench equality`")
         options["presets"] = arguments.preset
     rows = importlib.import_module(f"analysis.bench.{arguments.work}").run(**options)
     if arguments.json:
