@@ -1,13 +1,15 @@
 """Random operators: a 63-bit key from torch's CPU generator, then a counter-based generator equal on every device.
 
 The key advances torch's own generator state, so that saving and restoring that state (activation checkpointing)
-reproduces the numbers.
+reproduces the numbers. Under ``keys_from`` a step's keys come from a source that a replay can repeat.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,12 +20,29 @@ from ..errors import UnsupportedOperator
 from .elementwise import square_root
 from .rule import Rule
 
-__all__ = ["rules"]
+__all__ = ["keys_from", "rules"]
 
 _UNIFORM_STEP = 2.0**-24
 
+_SOURCE: ContextVar[Callable[[], int] | None] = ContextVar("chipwitness_random_keys", default=None)
+
+
+@contextmanager
+def keys_from(source: Callable[[], int]) -> Iterator[None]:
+    """While it is open, every random operator of this thread takes its key, in [0, 2^63), from ``source``."""
+    token = _SOURCE.set(source)
+    try:
+        yield
+    finally:
+        _SOURCE.reset(token)
+
 
 def _key(generator: torch.Generator | None) -> int:
+    source = _SOURCE.get()
+    if source is not None:
+        if generator is not None:
+            raise UnsupportedOperator("a random operator with its own generator", "let it use torch's global one")
+        return source()
     if generator is not None and generator.device.type != "cpu":
         raise UnsupportedOperator("a CUDA generator", "pass a CPU generator or none")
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
