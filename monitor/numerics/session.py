@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -15,9 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firmware_sim.errors import CallerError, EvidenceError
 
 from ._backend import Backend
+from ._direct import direct_forms
 from ._exact_backend import ExactBackend
+from ._variants import functional_variant, split_outputs
+from ._widening import HALF, apply_widened, canonical_nan, takes_half, types_of
 from .errors import UnsupportedOperator
-from .operators import Rule, functional_name, functional_of_out, operator_table, remedy_for
+from .operators import Rule, functional_name, operator_table, remedy_for
 from .operators.decomposed import decomposition
 from .rounding.engine import RoundedBackend
 from .rounding.policy import Bound, Policy
@@ -29,6 +32,7 @@ Numerics = Literal["native", "rounded", "exact"]
 NUMERICS: tuple[Numerics, ...] = ("native", "rounded", "exact")
 
 _ITEM = "aten._local_scalar_dense.default"
+_CAST = "aten._to_copy.default"
 _UNCOUNTED = frozenset({"aten.detach.default", "aten.alias.default"})
 """Aliases without arithmetic that autograd makes or spares as references to saved tensors come and go."""
 
@@ -43,28 +47,34 @@ class Observer(Protocol):
         """The call has run; the observer may change the tensors of ``out`` in place."""
 
 
-def _canonical_nan(out: Any) -> None:
-    """Give every NaN the bits 0x7FC00000; a processor may choose sign and payload."""
-    if isinstance(out, Tensor):
-        if out.dtype.is_floating_point and out.numel() and not math.isfinite(float(out.sum())):
-            out.masked_fill_(out.isnan(), float("nan"))
-    elif isinstance(out, list | tuple):
-        for value in out:
-            _canonical_nan(value)
-
-
 def _require_float32(name: str, values: Iterable[Any]) -> None:
-    """Order-sensitive operators are specified for FP32 operands alone."""
+    """Order-sensitive operators are specified for FP32 operands alone; half-precision ones have been widened."""
     for value in values:
         if isinstance(value, Tensor):
             if value.dtype.is_floating_point and value.dtype != torch.float32:
-                raise UnsupportedOperator(
-                    name, f"{value.dtype} operands; switch autocast off and keep to torch.float32"
-                )
-            if value.dtype.is_complex:
-                raise UnsupportedOperator(name, "complex operands; use real ones")
+                raise UnsupportedOperator(name, f"{value.dtype} operands; use float32, bfloat16 or float16")
+            _require_real(name, value)
         elif isinstance(value, list | tuple):
             _require_float32(name, value)
+
+
+@functools.cache
+def _name(func: OpOverload) -> str:
+    """``str(func)``, which PyTorch composes anew for each call."""
+    return str(func)
+
+
+def _require_real(name: str, value: Any) -> None:
+    if isinstance(value, Tensor) and value.dtype.is_complex:
+        raise UnsupportedOperator(name, "complex operands; use real ones")
+
+
+def _refuse_autocast(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Autocast shows itself below by its casts alone, which are to a type of its own choice, operator by operator."""
+    if name == _CAST and kwargs.get("dtype") in HALF and args[0].dtype not in HALF:
+        torch.autocast_increment_nesting()
+        if torch.autocast_decrement_nesting() > 0:
+            raise UnsupportedOperator(name, "autocast narrows here; switch it off and keep parameters in one format")
 
 
 def _write(target: Any, result: Any) -> None:
@@ -78,6 +88,17 @@ def _write(target: Any, result: Any) -> None:
         return
     for one, value in zip(target, result, strict=True):
         _write(one, value)
+
+
+def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
+    """Store results in ``out=`` tensors and return those, as ATen does."""
+    results = (result,) if len(outputs) == 1 else tuple(result)
+    for output, value in zip(outputs, results, strict=True):
+        ours, theirs = types_of(value), types_of(output)
+        if ours != theirs and HALF & {ours, theirs}:
+            raise UnsupportedOperator(name, f"a result of type {ours} for out= of type {theirs}; convert it afterwards")
+        _write(output, value)
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -98,6 +119,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._backend = backend
         self._observer = observer
         self._table: dict[str, Rule] = operator_table()
+        self._direct = direct_forms(backend)
         self._depth = 0
         self._state: Literal["new", "open", "closed", "failed"] = "new"
         self._log = b""
@@ -137,14 +159,15 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "profiler" or str(func) in _UNCOUNTED:
+        name = _name(func)
+        if name in _UNCOUNTED or func.namespace == "profiler":
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)
         index = self.statistics.calls
         self.statistics.calls += 1
         if self._backend is not None:
-            self._backend.begin_call(index, str(func))
+            self._backend.begin_call(index, name)
         if self._observer is not None:
             self._observer.before(index, func, args, kwargs)
         out = self._apply(func, args, kwargs)
@@ -153,52 +176,67 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _apply(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = str(func)
+        name = _name(func)
         if name == _ITEM:
             value = func(*args, **kwargs)
             self.statistics.items.append((self.statistics.calls - 1, value))
             return value
         if self._backend is None:
             return func(*args, **kwargs)
-        rule = self._table.get(name)
-        target: Any = None
-        if rule is None:
-            rule, target = self._writing_rule(name, args, kwargs)
-        if rule is None:
-            return self._compose(func, args, kwargs, func.decompose)
-        if rule.kind == "exact" or (rule.kind == "arithmetic" and "out" not in kwargs):
-            out = func(*args, **kwargs)
-            if rule.kind == "arithmetic":
-                _canonical_nan(out)
-            return out
+        _refuse_autocast(name, args, kwargs)
+        direct = self._direct.get(func)
+        if direct is not None:
+            out = direct(args, kwargs)
+            if out is not NotImplemented:
+                return out
+        if name in self._table:
+            return self._functional(self._table[name], func, args, kwargs)
+        row = functional_name(name)
+        if row is not None and row in self._table:
+            out = self._functional(self._table[row], func, args, kwargs, types=types_of(args[0]))
+            if out is not args[0]:
+                _write(args[0], out)
+            return None if isinstance(args[0], list) else args[0]
+        functional = functional_variant(func)
+        if functional is not None and str(functional) in self._table:
+            inputs, outputs = split_outputs(func, functional, kwargs)
+            out = self._functional(self._table[str(functional)], functional, args, inputs)
+            return _write_outputs(name, outputs, out)
+        return self._compose(func, args, kwargs, func.decompose)
+
+    def _functional(
+        self, rule: Rule, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any = None
+    ) -> Any:
+        """Result of a row of the table; only native in-place kernels write to their argument here."""
+        name = _name(func)
         if rule.kind == "refused":
             raise UnsupportedOperator(name, rule.remedy)
-        inputs = {key: value for key, value in kwargs.items() if key != "out"}
-        if rule.kind == "decomposed":
+        if rule.kind == "exact":
+            return func(*args, **kwargs)
+        if takes_half(functional_name(name) or name, args, kwargs):
+            return apply_widened(func, functools.partial(self._in_fp32, rule, func), args, kwargs, types)
+        return self._in_fp32(rule, func, *args, **kwargs)
+
+    def _in_fp32(self, rule: Rule, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Result of a row whose half-precision operands, if any, have been widened."""
+        name = _name(func)
+        if rule.kind == "arithmetic":
+            for value in args:
+                _require_real(name, value)
+            out = func(*args, **kwargs)
+        elif rule.kind == "decomposed":
             found = decomposition(func)
             if found is None:
                 raise UnsupportedOperator(name, remedy_for(name))
-            out = self._compose(func, args, inputs, found)
+            out = self._compose(func, args, kwargs, found)
         else:
             if not rule.any_format:
                 _require_float32(name, args)
-            out = rule.run(self._backend, *args, **inputs)
+            assert self._backend is not None
+            out = rule.run(self._backend, *args, **kwargs)
         if not rule.settled:
-            _canonical_nan(out)
-        if target is None:
-            return out
-        _write(target, out)
-        return None if isinstance(target, list) else target
-
-    def _writing_rule(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Rule | None, Any]:
-        """The functional rule behind an in-place or ``out=`` overload, and what it writes to."""
-        functional = functional_name(name)
-        if functional is not None and functional in self._table:
-            return self._table[functional], args[0]
-        functional = functional_of_out(name)
-        if functional is not None and self._table[functional].kind == "implemented":
-            return self._table[functional], kwargs["out"]
-        return None, None
+            canonical_nan(out)
+        return out
 
     def _compose(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], definition: Callable[..., Any]

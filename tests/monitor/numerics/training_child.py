@@ -90,7 +90,7 @@ def batches(kind: str, step: int) -> tuple[Tensor, Tensor]:
 def digest(tensors: list[Tensor]) -> str:
     sha = hashlib.sha256()
     for tensor in tensors:
-        sha.update(tensor.detach().contiguous().numpy().tobytes())
+        sha.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 
@@ -105,8 +105,12 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]
 def train(kind: str, numerics: str, steps: int, logs: list[bytes] | None, options: dict[str, Any]) -> dict[str, Any]:
     model = Gpt() if kind == "gpt" else cnn()
     exact_initialisation(model)
+    dtype = getattr(torch, options.get("dtype", "float32"))
+    model.to(dtype)
     if kind == "gpt":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-3, eps=1e-4 if dtype == torch.float16 else 1e-8, foreach=False
+        )
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     policy = Policy(**options.get("policy", {}))
@@ -115,6 +119,7 @@ def train(kind: str, numerics: str, steps: int, logs: list[bytes] | None, option
     started = time.perf_counter()
     for step in range(steps):
         x, y = batches(kind, step)
+        x = x.to(dtype) if x.is_floating_point() else x
         if logs is None:
             session = recording(numerics, policy=policy, bound=bound)
         else:
