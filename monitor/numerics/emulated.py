@@ -7,6 +7,7 @@ attention) and all others keep the vendor's arithmetic. These are orders that re
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -378,6 +379,21 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
+_MOVEMENT = frozenset(
+    ("contiguous", "expand_as", "flatten", "item", "narrow", "reshape", "resolve_conj", "resolve_neg", "to", "view_as")
+)
+"""Operators that torch defines by others and that only move or convert values."""
+
+
+@functools.cache
+def _is_composite(func: OpOverload) -> bool:
+    """Whether torch defines an operator by others, among which there may be products and sums."""
+    if func.namespace == "aten" and func._schema.name.removeprefix("aten::") in _MOVEMENT:
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+@functools.cache
 def _handler(func: OpOverload) -> tuple[Callable[..., Any], bool] | None:
     """What computes an overload in place of the vendor, and whether it writes to its first argument."""
     if func.namespace != "aten":
@@ -404,14 +420,17 @@ class EmulatedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        places = {value.device.type for value in args if isinstance(value, Tensor)}
-        found = None if "meta" in places else _handler(func)
-        if found is not None and places != {"cpu"}:
-            raise DeviceError(f"an emulated order computes on the CPU only; {func} has operands elsewhere")
+        found = _handler(func)
         if found is None:
+            if not _is_composite(func):
+                return func(*args, **kwargs)
             with self:
-                out = func.decompose(*args, **kwargs)
-            return func(*args, **kwargs) if out is NotImplemented else out
+                return func.decompose(*args, **kwargs)
+        places = {value.device.type for value in args if isinstance(value, Tensor)}
+        if "meta" in places:
+            return func(*args, **kwargs)
+        if places != {"cpu"}:
+            raise DeviceError(f"an emulated order computes on the CPU only; {func} has operands elsewhere")
         handler, in_place = found
         target = args[0] if in_place else kwargs.pop("out", None)
         result = handler(self._order, *args, **kwargs)
@@ -423,8 +442,14 @@ class EmulatedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def install_from_environment() -> str | None:
-    """Compute in the order that VARIABLE names for the rest of this thread; return its name, or None without one."""
+    """Compute in the order that VARIABLE names for the rest of this thread; return its name, or None without one.
+
+    Raises:
+        DeviceError: there is no such order, or engines may compute in other threads, where it would not hold.
+    """
     name = os.environ.get(VARIABLE)
     if name is not None:
+        if torch.get_num_threads() != 1:
+            raise DeviceError("an emulated order holds in one thread; set OMP_NUM_THREADS=1")
         EmulatedArithmetic(name).__enter__()  # type: ignore[no-untyped-call]
     return name
