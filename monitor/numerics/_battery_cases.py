@@ -277,6 +277,73 @@ def _randomness() -> None:
     _call("native_dropout", _plain(501), 0.2, True)
 
 
+def _every_half(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """All 65,536 numbers of a half-precision type, and the same in another order."""
+    values = torch.arange(1 << 16, dtype=torch.int32) - (1 << 15)
+    return tuple(v.to(torch.int16).view(dtype) for v in (values, (values * 40503 + 7).to(torch.int16)))  # type: ignore[return-value]
+
+
+_HALF_UNARY = "neg abs relu sqrt reciprocal exp tanh sigmoid silu gelu round sign isnan signbit hardswish clone"
+_HALF_BINARY = "add.Tensor mul.Tensor div.Tensor maximum minimum eq.Tensor lt.Tensor clamp_min.Tensor silu_backward"
+
+
+def _half(dtype: torch.dtype) -> None:
+    x, y = _every_half(dtype)
+    single, _ = _special()
+    for name in _HALF_UNARY.split():
+        _call(name, x)
+    for name in _HALF_BINARY.split():
+        _call(name, x, y)
+    for name in (
+        "add.Tensor",
+        "mul.Scalar",
+        "eq.Scalar",
+        "gt.Scalar",
+        "clamp_max",
+        "masked_fill.Scalar",
+        "fill.Scalar",
+    ):
+        _call(name, x, *((x > 1,) if name == "masked_fill.Scalar" else ()), 0.1)
+    _call("_to_copy", single, dtype=dtype)
+    _call("_to_copy", x, dtype=torch.float32)
+    _call("_to_copy", single.to(torch.float64) * (1 + 2.0**-30), dtype=dtype)
+    _call("copy_", x.clone(), _plain(1 << 16, seed=50))
+    _call("where.self", x > y, x, y)
+    _call("where.self", x.isnan(), y, _plain(1 << 16, seed=51))
+    _call("cat", [x, y.nan_to_num().to(torch.float32)])
+    _call("constant_pad_nd", x, [1, 2], 0.1)
+    _call("full_like", x, 0.1)
+    _call("index_select", x, 0, torch.arange(0, 1 << 16, 37))
+    _call("addcmul", x, y, x, value=0.3)
+    _call("mul_.Tensor", x.clone(), y)
+    _call("_foreach_add_.List", [x.clone(), y.clone()], [y, x], alpha=0.3)
+    grid = (x.nan_to_num(0.0, 1.0, -1.0) * 2.0**-8).reshape(256, 256)
+    for name in ("sum.dim_IntList", "mean.dim", "var.correction", "amax"):
+        _call(name, x.reshape(256, 256), [1])
+    for name in ("cumsum", "max.dim", "argmin"):
+        _call(name, x.reshape(256, 256), 1)
+    _call("_softmax", grid, 1, False)
+    _call("_log_softmax", grid, 0, False)
+    _call("mm", grid, grid.t())
+    _call("embedding_dense_backward", grid, torch.arange(256) % 40, 40, 3, False)
+    _call("index_put", grid, [torch.arange(256) % 40], grid, True)
+
+
+def _half_training(dtype: torch.dtype) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8)
+    )
+    with torch.no_grad():
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.copy_(_plain(*parameter.shape, seed=seed) * 0.5)
+    model.to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3, foreach=True)
+    out = model(_plain(5, 3, 6, 6, seed=60).to(dtype))
+    torch.autograd.backward(F.cross_entropy(out, torch.arange(5)) + _attend(out.reshape(1, 1, 5, 8)))
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
 _MODULES: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
     (lambda: nn.Conv1d(4, 6, 3, padding=1), (2, 4, 9)),
     (lambda: nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), (3, 4, 9, 8)),
@@ -350,6 +417,9 @@ def _optimizer(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
 def cases() -> Iterator[Callable[[], None]]:
     """Programs, each to be run in a session of its own."""
     yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness)
+    for dtype in (torch.bfloat16, torch.float16):
+        yield functools.partial(_half, dtype)
+        yield functools.partial(_half_training, dtype)
     for make, shape in _MODULES:
         yield functools.partial(_module, make, shape)
     for loss in _LOSSES:
