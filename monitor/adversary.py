@@ -22,7 +22,7 @@ from monitor.numerics.rounding.codec import Group, decode, encode
 from monitor.numerics.rounding.engine import RoundedBackend
 from monitor.numerics.rounding.grid import decide
 
-__all__ = ["EditKind", "LogEdit", "Rounding", "Survey", "apply_edit", "far_addition"]
+__all__ = ["EditKind", "LogEdit", "Rounding", "Survey", "apply_edit", "far_additions"]
 
 _POLICY = Policy()
 _BOUND = Bound()
@@ -140,14 +140,11 @@ def apply_edit(log: bytes, edit: LogEdit, roundings: Sequence[Rounding]) -> byte
     return encode((groups[key] for key in sorted(groups)), _POLICY, _BOUND)
 
 
-def far_addition(roundings: Sequence[Rounding]) -> LogEdit:
-    """The last element of the step's first rounding that lies outside every window (|v − m| > 6β, β > 0).
-
-    Raises:
-        CallerError: the step rounds no such element.
-    """
+def far_additions(roundings: Sequence[Rounding]) -> list[LogEdit]:
+    """For each sub-operation the last element that lies outside every window (|v − m| > 6β, β > 0), if it has one."""
+    edits = []
     for each in roundings:
         far = np.flatnonzero((each.distance > 6.0) & np.isfinite(each.distance))
         if len(far):
-            return LogEdit(kind=EditKind.ADD, call=each.call, part=each.part, element=int(far[-1]))
-    raise CallerError("the step rounds no element outside the window of its error bound")
+            edits.append(LogEdit(kind=EditKind.ADD, call=each.call, part=each.part, element=int(far[-1])))
+    return edits

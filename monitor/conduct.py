@@ -17,7 +17,7 @@ from firmware_sim import ChipLie, LabLie, parse_lie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
 from monitor import numerics
-from monitor.adversary import LogEdit, Survey, apply_edit, far_addition
+from monitor.adversary import LogEdit, Survey, apply_edit, far_additions
 from monitor.numerics import Bound
 from monitor.presets import initialise
 
@@ -190,7 +190,8 @@ class EditRoundingLog(Conduct):
     the run agrees with every other.
 
     Args:
-        edit: by default an entry outside the window of its error bound, against the lab's own arithmetic.
+        edit: by default an added entry outside the window of its error bound, against the lab's own arithmetic: the
+            first that changes the state.
     """
 
     bound = Bound(check=False)
@@ -211,12 +212,19 @@ class EditRoundingLog(Conduct):
         survey, session = Survey.recording()
         with session:
             take()
-        edit = far_addition(survey.roundings) if self._edit is None else self._edit
-        log = apply_edit(session.log, edit, survey.roundings)
-        training.memory.load(saved)
-        training.step = number
-        with numerics.replaying("rounded", log, bound=self.bound):
-            return log, take()
+        honest = training.memory.digest()
+        edits = far_additions(survey.roundings) if self._edit is None else [self._edit]
+        if not edits:
+            raise CallerError(f"step {step} rounds no element outside the window of its error bound")
+        for edit in edits:
+            log = apply_edit(session.log, edit, survey.roundings)
+            training.memory.load(saved)
+            training.step = number
+            with numerics.replaying("rounded", log, bound=self.bound):
+                loss = take()
+            if training.memory.digest() != honest:
+                break
+        return log, loss
 
 
 class _WrongOperator(Conduct):
