@@ -1,8 +1,7 @@
-"""Matrix products on the CPU: compiled quantisation around int8 or FP64 GEMMs, the bits of the specification."""
+"""Matrix products on the CPU: int8 GEMMs for large products, FP64 ones for small and batched; the same bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import _matmul_kernels as kernels
+from monitor.numerics.exact._int8_engine import int8_matmul
 from monitor.numerics.exact._jit import run_pieces
 from monitor.numerics.exact._known_answers import fp64_gemm_is_exact, int8_gemm_is_exact
 from monitor.numerics.exact._scratch import scratch
@@ -22,9 +22,8 @@ __all__ = ["cpu_matmul", "int8_serves"]
 _INT8_WORK = 1 << 22
 """Multiplications from which four int8 products and their digits beat one FP64 product."""
 
-_TILE_ELEMENTS = 1 << 22
 _CHECK_EVERY = 64
-_calls: dict[tuple[int, int, int, bool, bool], int] = {}
+_calls: dict[tuple[int, ...], int] = {}
 
 
 @lru_cache(maxsize=1)
@@ -39,150 +38,74 @@ def _require_fp64() -> None:
         raise DeviceError("the FP64 matrix product of this processor does not add integers exactly")
 
 
-class _Operand:
-    """One side of a product: scaled rows (side 0, rows of A) or columns (side 1, columns of B), with their outcome."""
-
-    __slots__ = ("outcome", "parts", "side", "transposed", "wide")
-
-    def __init__(self, matrices: Tensor, side: int, *, int8: bool) -> None:
-        """Splits `matrices` (B, rows, K) for side 0 or (B, K, columns) for side 1; B is 1 for int8.
-
-        `parts` holds the digits or halves laid side by side along K.
-        """
-        self.side = side
-        scaled_first = matrices if side == 0 else matrices.transpose(-1, -2)
-        batch, count, k = scaled_first.shape
-        by_rows = scaled_first.stride(-1) == 1 or scaled_first.stride(-2) != 1
-        source = (scaled_first if by_rows else scaled_first.transpose(-1, -2)).contiguous()
-        outcome = np.empty((batch, count), np.float64)
-        wide = np.empty((batch, count), np.bool_)
-        parts = 3 if int8 else 2
-        shape = (batch, count, parts * k) if by_rows else (batch, parts * k, count)
-        out = scratch(f"operand {side}", shape, torch.int8 if int8 else torch.float64)
-        x, result = source.numpy(), out.numpy()
-        work = x.size * 4
-        if by_rows:
-            kernel = kernels.digits_by_rows if int8 else kernels.halves_by_rows
-            x, result = x.reshape(batch * count, k), result.reshape(batch * count, parts * k)
-            flat = (outcome.reshape(-1), wide.reshape(-1))
-            run_pieces(kernel, batch * count, work, x, x.view(np.uint32), result, *flat, side)
-        elif int8:
-            x, result, flat = x[0], result[0], (outcome[0], wide[0])
-            run_pieces(kernels.digits_by_columns, count, work, x, x.view(np.uint32), result, *flat, side)
-        else:
-            arguments = (x, x.view(np.uint32), result, outcome, wide, side)
-            run_pieces(kernels.halves_by_columns, batch, work, *arguments)
-        self.parts = out if by_rows == (side == 0) else out.transpose(-1, -2)
-        self.transposed = by_rows != (side == 0)
-        self.outcome = outcome
-        self.wide = wide
-
-
-def _checked(left: Tensor, right: Tensor, product: Tensor) -> None:
-    """Raises DeviceError unless product·1 = left·(right·1), in integers below 2^53."""
-    expected = left.to(torch.float64) @ right.sum(dim=1, dtype=torch.int64).to(torch.float64)
-    if not torch.equal(expected, product.sum(dim=1, dtype=torch.int64).to(torch.float64)):
-        raise DeviceError(
-            "the int8 matrix product of this processor returned a wrong sum for "
-            f"{tuple(left.shape)} by {tuple(right.shape)}"
-        )
-
-
-def _sampled(a: _Operand, b: _Operand, shape: tuple[int, int, int]) -> bool:
+def _sampled(a: Tensor, b: Tensor) -> bool:
     """Whether this call is checked: the first of each shape and layout, then every 64th."""
-    key = (*shape, a.transposed, b.transposed)
+    key = (*a.shape, *b.shape, int(a.stride(-1) == 1), int(b.stride(-1) == 1))
     count = _calls.get(key, 0)
     _calls[key] = count + 1
     return count % _CHECK_EVERY == 0
 
 
-def _int8_products(a: Tensor, b: Tensor, k: int, start: int, stop: int) -> Iterator[Tensor]:
-    """The four sums of digit products for k in [start, stop), by falling power of 256, in int32.
+class _Halves:
+    """One side of a batched product: scaled rows (side 0, rows of A) or columns (side 1, columns of B)."""
 
-    With A = [A0 A1 A2] and B = [B2 B1 B0] along K, each power is one product of strided views where K fits.
-    """
-    for power in range(4):
-        pairs = [(i, power - i) for i in range(3) if 0 <= power - i < 3]
-        if stop - start == k:
-            first, last = pairs[0][0], pairs[-1][0]
-            begin = (2 - (power - first)) * k
-            target = scratch(f"power {power}", (a.shape[0], b.shape[1]), torch.int32)
-            left, right = a[:, first * k : (last + 1) * k], b[begin : begin + (last - first + 1) * k]
-            yield torch._int_mm(left, right, out=target)
+    __slots__ = ("outcome", "parts", "wide")
+
+    def __init__(self, matrices: Tensor, side: int) -> None:
+        """Splits `matrices` (B, rows, K) for side 0 or (B, K, columns) for side 1; `parts` lie side by side along K."""
+        scaled_first = matrices if side == 0 else matrices.transpose(-1, -2)
+        batch, count, k = scaled_first.shape
+        by_rows = scaled_first.stride(-1) == 1 or scaled_first.stride(-2) != 1
+        source = (scaled_first if by_rows else scaled_first.transpose(-1, -2)).contiguous()
+        self.outcome = np.empty((batch, count), np.float64)
+        self.wide = np.empty((batch, count), np.bool_)
+        out = scratch(f"operand {side}", (batch, count, 2 * k) if by_rows else (batch, 2 * k, count), torch.float64)
+        x, result = source.numpy(), out.numpy()
+        work = x.size * 4
+        if by_rows:
+            x, result = x.reshape(batch * count, k), result.reshape(batch * count, 2 * k)
+            flat = (self.outcome.reshape(-1), self.wide.reshape(-1))
+            run_pieces(kernels.halves_by_rows, batch * count, work, x, x.view(np.uint32), result, *flat, side)
         else:
-            pieces = [
-                torch._int_mm(a[:, i * k + start : i * k + stop], b[(2 - j) * k + start : (2 - j) * k + stop])
-                for i, j in pairs
-            ]
-            yield torch.stack(pieces).sum(dim=0, dtype=torch.int32) if len(pieces) > 1 else pieces[0]
+            arguments = (x, x.view(np.uint32), result, self.outcome, self.wide, side)
+            run_pieces(kernels.halves_by_columns, batch, work, *arguments)
+        self.parts = out if by_rows == (side == 0) else out.transpose(-1, -2)
 
 
-def _int8_matmul(a: _Operand, b: _Operand, out: Tensor, k: int) -> None:
-    """Fills out (M, N)."""
-    left, right = a.parts[0], b.parts[0]
-    m, n = out.shape
-    check = _sampled(a, b, (m, n, k))
-    tile = max(1, min(m, _TILE_ELEMENTS // n))
-    for row in range(0, m, tile):
-        rows = slice(row, min(row + tile, m))
-        target, piece = out[rows].numpy(), left[rows]
-        if k <= CHUNK:
-            products = list(_int8_products(piece, right, k, 0, k))
-            if check:
-                _check_products(piece, right, products, k)
-            arrays = [p.numpy() for p in products]
-            factors = (a.outcome[0, rows], b.outcome[0])
-            run_pieces(kernels.combine_int8, target.shape[0], target.size * 4, *arrays, *factors, target)
-        else:
-            total = np.zeros(target.shape, np.int64)
-            for start in range(0, k, CHUNK):
-                arrays = [p.numpy() for p in _int8_products(piece, right, k, start, min(start + CHUNK, k))]
-                run_pieces(kernels.combine_int64, target.shape[0], target.size * 4, *arrays, total)
-            value = total.astype(np.float64)[None]
-            run_pieces(kernels.combine_fp64, 1, 0, value, a.outcome[:, rows], b.outcome, target[None])
-
-
-def _check_products(left: Tensor, right: Tensor, products: list[Tensor], k: int) -> None:
-    spans = ((0, 1, 2), (0, 2, 1), (0, 3, 0), (1, 3, 0))
-    for (first, last, begin), product in zip(spans, products, strict=True):
-        width = last - first
-        _checked(left[:, first * k : last * k], right[begin * k : (begin + width) * k], product)
-
-
-def _fp64_matmul(a: _Operand, b: _Operand, out: Tensor, k: int) -> None:
+def _fp64_matmul(a: Tensor, b: Tensor, out: Tensor, *, wide: bool) -> None:
     """Fills out (B, M, N)."""
     _require_fp64()
+    left, right = _Halves(a, 0), _Halves(b, 1)
+    k = a.shape[-1]
     if k <= CHUNK:
-        value = torch.bmm(a.parts, b.parts, out=scratch("value", tuple(out.shape), torch.float64))
+        value = torch.bmm(left.parts, right.parts, out=scratch("value", tuple(out.shape), torch.float64))
     else:
         total = torch.zeros(out.shape, dtype=torch.int64)
         for offset in (0, k):
             for start in range(0, k, CHUNK):
                 span = slice(offset + start, offset + min(start + CHUNK, k))
-                total += torch.bmm(a.parts[:, :, span], b.parts[:, span]).to(torch.int64)
+                total += torch.bmm(left.parts[:, :, span], right.parts[:, span]).to(torch.int64)
         value = total.to(torch.float64)
-    run_pieces(kernels.combine_fp64, out.shape[0], out.numel() * 2, value.numpy(), a.outcome, b.outcome, out.numpy())
+    result = out.numpy()
+    run_pieces(kernels.combine_fp64, out.shape[0], out.numel() * 2, value.numpy(), left.outcome, right.outcome, result)
+    if wide and (left.wide.any() or right.wide.any()):
+        for i in np.flatnonzero(left.wide.any(axis=1) | right.wide.any(axis=1)):
+            round_products(a[i], b[i], left.wide[i], right.wide[i], result[i])
 
 
 def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto", wide: bool = True) -> Tensor:
     """The product by the specification of `matmul`, for CPU FP32 (B, M, K) and (B, K, N) with no empty dimension.
 
     Args:
-        engine: "int8" or "fp64" to force one (int8 for B = 1 only); "auto" takes int8 for large single products where
-            its known-answer test passed.
+        engine: "int8" or "fp64" to force one; "auto" takes int8 for large products where its known-answer test passed.
         wide: False leaves the wide path out, against the specification: for measuring what it is worth.
     """
     batch, m, k = a.shape
     n = b.shape[-1]
-    if batch > 1 and engine == "auto" and m * n * k >= _INT8_WORK and int8_serves():
-        return torch.cat([cpu_matmul(a[i : i + 1], b[i : i + 1], wide=wide) for i in range(batch)])
-    int8 = engine == "int8" or (engine == "auto" and batch == 1 and m * n * k >= _INT8_WORK and int8_serves())
-    left, right = _Operand(a, 0, int8=int8), _Operand(b, 1, int8=int8)
     out = torch.empty((batch, m, n), dtype=torch.float32)
-    if int8:
-        _int8_matmul(left, right, out[0], k)
+    if engine == "int8" or (engine == "auto" and m * n * k >= _INT8_WORK and int8_serves()):
+        for left, right, result in zip(a, b, out, strict=True):
+            int8_matmul(left, right, result, check=_sampled(left, right), wide=wide)
     else:
-        _fp64_matmul(left, right, out, k)
-    if wide and (left.wide.any() or right.wide.any()):
-        round_products(a, b, left.wide & np.isfinite(left.outcome), right.wide & np.isfinite(right.outcome), out)
+        _fp64_matmul(a, b, out, wide=wide)
     return out

@@ -19,7 +19,7 @@ import torch
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["compiled", "guarded", "inlined", "reordered", "run_pieces"]
+__all__ = ["compiled", "contracted", "guarded", "inlined", "reordered", "run_pieces"]
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -28,23 +28,51 @@ _PIECES = 4
 _PROBE = np.ones(1, dtype=np.uint32)
 
 
+def _helpers(function: Callable[..., Any]) -> set[str]:
+    """Source files of the compiled functions that a kernel calls."""
+    files: set[str] = set()
+    for name in function.__code__.co_names:
+        helper = getattr(function.__globals__.get(name), "py_func", None)
+        if helper is not None:
+            files |= {helper.__code__.co_filename} | _helpers(helper)
+    return files
+
+
+def _watch_helpers(kernel: Any, function: Callable[..., Any]) -> None:
+    """Make numba's cache entry depend on the helpers' files too; by itself it watches the kernel's file alone."""
+    cache = getattr(kernel._cache, "_cache_file", None)
+    if cache is not None:
+        stamps = [(name, os.stat(name).st_mtime, os.stat(name).st_size) for name in sorted(_helpers(function))]
+        cache._source_stamp = (cache._source_stamp, *stamps)
+
+
 def _jit(function: Callable[..., Any], **options: Any) -> Any:
     options = {"nogil": True, "error_model": "numpy", **options}
     try:
-        return numba.njit(function, cache=True, **options)
+        kernel = numba.njit(function, cache=True, **options)
     except RuntimeError:
         # No cache folder can be written: the kernel is compiled again in every process.
         return numba.njit(function, **options)
+    _watch_helpers(kernel, function)
+    return kernel
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """A kernel compiled at its first call, from the on-disk cache where that can be written."""
+    """A kernel compiled at its first call, from the on-disk cache where that can be written.
+
+    Its closure may hold numbers and strings but no other kernel, which would give it a new cache key in every process.
+    """
     return _jit(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A scalar helper of kernels, expanded where it is used so that loops stay vectorised."""
     return _jit(function, forceinline=True)
+
+
+def contracted(function: Callable[..., Any]) -> Any:
+    """A kernel in which LLVM may contract to FMA: for arithmetic that is exact, which no contraction can change."""
+    return _jit(function, fastmath={"contract"})
 
 
 def reordered(function: Callable[..., Any]) -> Any:

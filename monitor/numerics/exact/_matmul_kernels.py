@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled
+from monitor.numerics.exact._jit import compiled, contracted, inlined
 
 __all__ = [
+    "add_doubles",
+    "add_int8",
     "combine_fp64",
     "combine_int8",
     "combine_int64",
-    "digits_by_columns",
-    "digits_by_rows",
+    "digits_across",
+    "digits_along",
     "dot_products",
     "halves_by_columns",
     "halves_by_rows",
@@ -27,8 +29,8 @@ __all__ = [
 _MAGNITUDE = np.uint32(0x7FFF_FFFF)
 _INFINITY = np.uint32(0x7F80_0000)
 _ALL_DIGITS_128 = np.int32(0x80_8080)
-_LIMIT = np.float32(8388608.0)
 _NOTHING = np.float32(0.0)
+_ONE = np.float32(1.0)
 _P32 = np.ldexp(np.float32(1.0), np.arange(-126, 128)).astype(np.float32)
 _P64 = np.ldexp(1.0, np.arange(-200, 201))
 
@@ -57,72 +59,110 @@ def _scale_and_peak(bits: Any) -> Any:
 
 @compiled
 def _factors(bits: Any, side: Any) -> Any:
-    """(f, g, limit, outcome): f·g = 2^s, |q| < limit iff 6|q| < max|q|, outcome = 2^(8-s) for rows, 2^-t for columns.
+    """(f, g, limit, outcome): g·f = 2^s, |q| < limit iff 6|q| < max|q|, outcome = 2^(8-s) for rows, 2^-t for columns.
 
-    The scale of a subnormal row reaches 2^171, hence two factors.
+    g is 1 except for vectors of subnormal numbers, whose scale reaches 2^171, and 0 for those that are not finite.
     """
     scale, peak = _scale_and_peak(bits)
     first = min(scale, 100)
     limit = (peak + 5) // 6
-    outcome = np.nan if bits >= _INFINITY else _P64[200 + (8 - scale if side == 0 else -scale)]
-    return _P32[first + 126], _P32[scale - first + 126], np.int32(limit), outcome
+    broken = bits >= _INFINITY
+    outcome = np.nan if broken else _P64[200 + (8 - scale if side == 0 else -scale)]
+    return _P32[first + 126], _NOTHING if broken else _P32[scale - first + 126], np.int32(limit), outcome
 
 
 @compiled
-def digits_by_rows(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any) -> Any:
-    """Rows of x (R, K) as int8 digits in out (R, 3K): high, middle, low for side 0 (A), else low, middle, high."""
+def _prescaled(source: Any, g: Any, target: Any) -> Any:
+    """target = source·g for the few vectors whose g is not 1."""
+    for j in range(source.shape[0]):
+        target[j] = source[j] * g if g != _NOTHING else _NOTHING
+
+
+@inlined
+def _write_digits(value: Any, factor: Any, high: Any, middle: Any, low: Any, j: Any) -> Any:
+    """Stores the three balanced base-256 digits of q = RNE(value·factor) at place j; returns |q|."""
+    q = np.int32(np.rint(value * factor))
+    u = q + _ALL_DIGITS_128
+    high[j] = np.int8((u >> 16) ^ 0x80)
+    middle[j] = np.int8((u >> 8) ^ 0x80)
+    low[j] = np.int8(u ^ 0x80)
+    return abs(q)
+
+
+@inlined
+def _is_wide(below: Any, filled: Any, count: Any) -> Any:
+    """Whether over seven eighths of the non-zero elements are small; `below` counts the zeros too."""
+    return 8 * (below - (count - filled)) > 7 * filled
+
+
+@compiled
+def digits_along(
+    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any, chunk: Any, origin: Any
+) -> Any:
+    """Rows of x (R, K) as int8 digits in rows of out (·, 3K), the first of which stands for row ``origin``.
+
+    Each piece of ``chunk`` elements becomes its high, middle and low digits for side 0 (A), low, middle, high for B.
+    """
     k = x.shape[1]
-    first, last = (0, 2 * k) if side == 0 else (2 * k, 0)
     for i in range(begin, end):
         largest = np.uint32(0)
         for j in range(k):
             largest = max(largest, bits[i, j] & _MAGNITUDE)
         f, g, limit, outcome[i] = _factors(largest, side)
-        high, middle, low = out[i, first : first + k], out[i, k : 2 * k], out[i, last : last + k]
-        nonzero = np.int32(0)
-        small = np.int32(0)
-        for j in range(k):
-            scaled = np.rint((x[i, j] * f) * g)
-            q = np.int32(scaled if abs(scaled) < _LIMIT else _NOTHING)
-            u = q + _ALL_DIGITS_128
-            high[j] = np.int8((u >> 16) ^ 0x80)
-            middle[j] = np.int8((u >> 8) ^ 0x80)
-            low[j] = np.int8(u ^ 0x80)
-            filled = np.int32((bits[i, j] & _MAGNITUDE) != 0)
-            nonzero += filled
-            small += filled & np.int32(abs(q) < limit)
-        wide[i] = 8 * small > 7 * nonzero
+        row = x[i]
+        if g != _ONE:
+            row = np.empty(k, np.float32)
+            _prescaled(x[i], g, row)
+        filled = np.int32(0)
+        below = np.int32(0)
+        for start in range(0, k, chunk):
+            width = min(chunk, k - start)
+            source, original = row[start : start + width], x[i, start : start + width]
+            piece = out[i - origin, 3 * start : 3 * (start + width)]
+            first, last = (0, 2 * width) if side == 0 else (2 * width, 0)
+            high, middle, low = piece[first : first + width], piece[width : 2 * width], piece[last : last + width]
+            for j in range(width):
+                below += np.int32(_write_digits(source[j], f, high, middle, low, j) < limit)
+                filled += np.int32(original[j] != _NOTHING)
+        wide[i] = _is_wide(below, filled, k)
 
 
 @compiled
-def digits_by_columns(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any) -> Any:
-    """Columns of x (K, C) as int8 digits in out (3K, C), in the order of `digits_by_rows`."""
+def digits_across(
+    begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: Any, wide: Any, side: Any, chunk: Any, origin: Any
+) -> Any:
+    """Columns of x (K, C) as int8 digits in columns of out (3K, ·), in the order of ``digits_along``."""
     k = x.shape[0]
-    first, last = (0, 2 * k) if side == 0 else (2 * k, 0)
     width = end - begin
     largest = np.zeros(width, np.uint32)
     for i in range(k):
+        pattern = bits[i, begin:end]
         for j in range(width):
-            largest[j] = max(largest[j], bits[i, begin + j] & _MAGNITUDE)
-    f, g = np.empty(width, np.float32), np.empty(width, np.float32)
-    limit, nonzero, small = np.empty(width, np.int32), np.zeros(width, np.int32), np.zeros(width, np.int32)
+            largest[j] = max(largest[j], pattern[j] & _MAGNITUDE)
+    f, g, scaled = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
+    limit, filled, below = np.empty(width, np.int32), np.zeros(width, np.int32), np.zeros(width, np.int32)
+    special = False
     for j in range(width):
         f[j], g[j], limit[j], outcome[begin + j] = _factors(largest[j], side)
+        special |= g[j] != _ONE
     for i in range(k):
-        source, pattern = x[i, begin:end], bits[i, begin:end]
-        high, middle, low = out[first + i, begin:end], out[k + i, begin:end], out[last + i, begin:end]
+        original = source = x[i, begin:end]
+        if special:
+            for j in range(width):
+                scaled[j] = source[j] * g[j] if g[j] != _NOTHING else _NOTHING
+            source = scaled
+        start = i // chunk * chunk
+        depth = min(chunk, k - start)
+        row = 2 * start + i
+        first, last = (0, 2 * depth) if side == 0 else (2 * depth, 0)
+        high = out[row + first, begin - origin : end - origin]
+        middle = out[row + depth, begin - origin : end - origin]
+        low = out[row + last, begin - origin : end - origin]
         for j in range(width):
-            scaled = np.rint((source[j] * f[j]) * g[j])
-            q = np.int32(scaled if abs(scaled) < _LIMIT else _NOTHING)
-            u = q + _ALL_DIGITS_128
-            high[j] = np.int8((u >> 16) ^ 0x80)
-            middle[j] = np.int8((u >> 8) ^ 0x80)
-            low[j] = np.int8(u ^ 0x80)
-            filled = np.int32((pattern[j] & _MAGNITUDE) != 0)
-            nonzero[j] += filled
-            small[j] += filled & np.int32(abs(q) < limit[j])
+            below[j] += np.int32(_write_digits(source[j], f[j], high, middle, low, j) < limit[j])
+            filled[j] += np.int32(original[j] != _NOTHING)
     for j in range(width):
-        wide[begin + j] = 8 * small[j] > 7 * nonzero[j]
+        wide[begin + j] = _is_wide(below[j], filled[j], k)
 
 
 @compiled
@@ -134,20 +174,22 @@ def halves_by_rows(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome: A
         for j in range(k):
             largest = max(largest, bits[i, j] & _MAGNITUDE)
         f, g, limit, outcome[i] = _factors(largest, side)
+        original = source = x[i]
+        if g != _ONE:
+            source = np.empty(k, np.float32)
+            _prescaled(original, g, source)
         left, right = out[i, 0:k], out[i, k : 2 * k]
-        nonzero = np.int32(0)
-        small = np.int32(0)
+        filled = np.int32(0)
+        below = np.int32(0)
         for j in range(k):
-            scaled = np.rint((x[i, j] * f) * g)
-            q = np.int32(scaled if abs(scaled) < _LIMIT else _NOTHING)
+            q = np.int32(np.rint(source[j] * f))
             u = q + _ALL_DIGITS_128
             h = (u >> 8) - 0x8080
             left[j] = np.float64(h if side == 0 else q)
             right[j] = np.float64((u & 255) - 128 if side == 0 else h)
-            filled = np.int32((bits[i, j] & _MAGNITUDE) != 0)
-            nonzero += filled
-            small += filled & np.int32(abs(q) < limit)
-        wide[i] = 8 * small > 7 * nonzero
+            below += np.int32(abs(q) < limit)
+            filled += np.int32(original[j] != _NOTHING)
+        wide[i] = _is_wide(below, filled, k)
 
 
 @compiled
@@ -155,50 +197,71 @@ def halves_by_columns(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome
     """Columns of each matrix of x (B, K, C) as FP64 integers in out (B, 2K, C), in the order of `halves_by_rows`."""
     k, width = x.shape[1], x.shape[2]
     largest = np.empty(width, np.uint32)
-    f, g = np.empty(width, np.float32), np.empty(width, np.float32)
-    limit, nonzero, small = np.empty(width, np.int32), np.empty(width, np.int32), np.empty(width, np.int32)
+    f, g, scaled = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
+    limit, filled, below = np.empty(width, np.int32), np.empty(width, np.int32), np.empty(width, np.int32)
     for b in range(begin, end):
         largest[:] = 0
-        nonzero[:] = 0
-        small[:] = 0
+        filled[:] = 0
+        below[:] = 0
+        special = False
         for i in range(k):
             for j in range(width):
                 largest[j] = max(largest[j], bits[b, i, j] & _MAGNITUDE)
         for j in range(width):
             f[j], g[j], limit[j], outcome[b, j] = _factors(largest[j], side)
+            special |= g[j] != _ONE
         for i in range(k):
+            original = source = x[b, i]
+            if special:
+                for j in range(width):
+                    scaled[j] = source[j] * g[j] if g[j] != _NOTHING else _NOTHING
+                source = scaled
             left, right = out[b, i], out[b, k + i]
             for j in range(width):
-                scaled = np.rint((x[b, i, j] * f[j]) * g[j])
-                q = np.int32(scaled if abs(scaled) < _LIMIT else _NOTHING)
+                q = np.int32(np.rint(source[j] * f[j]))
                 u = q + _ALL_DIGITS_128
                 h = (u >> 8) - 0x8080
                 left[j] = np.float64(h if side == 0 else q)
                 right[j] = np.float64((u & 255) - 128 if side == 0 else h)
-                filled = np.int32((bits[b, i, j] & _MAGNITUDE) != 0)
-                nonzero[j] += filled
-                small[j] += filled & np.int32(abs(q) < limit[j])
+                below[j] += np.int32(abs(q) < limit[j])
+                filled[j] += np.int32(original[j] != _NOTHING)
         for j in range(width):
-            wide[b, j] = 8 * small[j] > 7 * nonzero[j]
+            wide[b, j] = _is_wide(below[j], filled[j], k)
 
 
-@compiled
-def combine_int8(begin: Any, end: Any, p0: Any, p1: Any, p2: Any, p3: Any, rows: Any, columns: Any, out: Any) -> Any:
-    """out (M, N) from the digit products by power of 256; V < 2^53, so that FP64 holds each step exactly."""
+@contracted
+def combine_int8(
+    begin: Any, end: Any, p0: Any, p1: Any, p2: Any, p3: Any, rows: Any, columns: Any, out: Any, top: Any, left: Any
+) -> Any:
+    """out[top:, left:] from the digit products (M, N) by power of 256; V < 2^53, so FP64 holds each step exactly."""
+    width = p0.shape[1]
     for i in range(begin, end):
         row = rows[i]
-        for j in range(out.shape[1]):
-            v = ((p0[i, j] * 256.0 + p1[i, j]) * 256.0 + p2[i, j]) * 256.0 + p3[i, j]
-            out[i, j] = np.float32((v * row) * columns[j])
+        q0, q1, q2, q3 = p0[i], p1[i], p2[i], p3[i]
+        target = out[top + i, left : left + width]
+        for j in range(width):
+            v = ((q0[j] * 256.0 + q1[j]) * 256.0 + q2[j]) * 256.0 + q3[j]
+            target[j] = np.float32((v * row) * columns[j])
 
 
 @compiled
-def combine_int64(begin: Any, end: Any, p0: Any, p1: Any, p2: Any, p3: Any, total: Any) -> Any:
+def add_int8(begin: Any, end: Any, p0: Any, p1: Any, p2: Any, p3: Any, total: Any) -> Any:
     """Adds V of one piece of K to total (M, N) in int64."""
     for i in range(begin, end):
+        q0, q1, q2, q3, target = p0[i], p1[i], p2[i], p3[i], total[i]
         for j in range(total.shape[1]):
-            v = ((np.int64(p0[i, j]) * 256 + p1[i, j]) * 256 + p2[i, j]) * 256 + p3[i, j]
-            total[i, j] += v
+            target[j] += ((np.int64(q0[j]) * 256 + q1[j]) * 256 + q2[j]) * 256 + q3[j]
+
+
+@compiled
+def combine_int64(begin: Any, end: Any, total: Any, rows: Any, columns: Any, out: Any, top: Any, left: Any) -> Any:
+    """out[top:, left:] from V (M, N) in int64."""
+    width = total.shape[1]
+    for i in range(begin, end):
+        row = rows[i]
+        target = out[top + i, left : left + width]
+        for j in range(width):
+            target[j] = np.float32((np.float64(total[i, j]) * row) * columns[j])
 
 
 @compiled
@@ -209,6 +272,18 @@ def combine_fp64(begin: Any, end: Any, v: Any, rows: Any, columns: Any, out: Any
             row = rows[b, i]
             for j in range(out.shape[2]):
                 out[b, i, j] = np.float32(((np.float64(v[b, i, j]) + 0.0) * row) * columns[b, j])
+
+
+@compiled
+def add_doubles(begin: Any, end: Any, part: Any, head: Any, tail: Any) -> Any:
+    """head + tail (R, N) += part: each addition's error is found without error (Knuth) and kept in tail."""
+    for i in range(begin, end):
+        for j in range(part.shape[1]):
+            old, more = head[i, j], part[i, j]
+            new = old + more
+            back = new - old
+            head[i, j] = new
+            tail[i, j] += (old - (new - back)) + (more - back)
 
 
 @compiled
