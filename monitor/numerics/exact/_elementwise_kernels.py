@@ -33,7 +33,7 @@ OPERATORS = (
 
 
 @inlined
-def _value(which: Any, x: Any, a: Any, b: Any, c: Any) -> Any:  # noqa: C901, PLR0911, PLR0912
+def _value(which: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
     """Operator number `which` of OPERATORS; the number is a constant of each kernel."""
     if which == 0:
         return x + a

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from llvmlite import ir
-from numba import carray, types
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from torch import Tensor, nn
 
@@ -21,12 +21,14 @@ __all__ = ["floats", "is_plain", "overlaps_partly"]
 _TENSORS = (Tensor, nn.Parameter)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _pointer(typing_context: Any, address: Any) -> Any:
+def _pointer_type(typing_context: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
 
-    return types.CPointer(types.float32)(address), generate
+    return types.CPointer(types.float32)(address), generate  # type: ignore[no-untyped-call]
+
+
+_pointer: Any = intrinsic(_pointer_type)
 
 
 @inlined

@@ -6,7 +6,6 @@ passes those elements to the eager reference. numba's cache watches this file on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -166,16 +165,6 @@ def _gelu(x: Any) -> Any:
 
 
 @inlined
-def _sqrt(x: Any) -> Any:
-    return np.sqrt(x)
-
-
-@inlined
-def _rsqrt(x: Any) -> Any:
-    return 1.0 / np.sqrt(x)
-
-
-@inlined
 def _circular(x: Any, turn: Any) -> Any:
     shifted = x * _TWO_OVER_PI + _MAGIC
     count = shifted - _MAGIC
@@ -192,11 +181,6 @@ def _circular(x: Any, turn: Any) -> Any:
 @inlined
 def _sin(x: Any) -> Any:
     return x if x == 0.0 else _circular(x, 0)
-
-
-@inlined
-def _cos(x: Any) -> Any:
-    return _circular(x, 1)
 
 
 @inlined
@@ -230,30 +214,71 @@ def _box_muller(radius: Any, angle: Any, turn: Any) -> Any:
     return np.sqrt(-2.0 * _log_positive(u)) * value
 
 
-def _unary_kernel(scalar: Callable[..., Any], epsilon: float) -> Any:
+_NAMES = (
+    *("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "silu", "erf", "erfc", "gelu", "gelu_tanh"),
+    *("sqrt", "rsqrt", "sin", "cos"),
+)
+
+
+@inlined
+def _value(which: Any, x: Any) -> Any:
+    """Function number `which` of _NAMES; a number in a kernel's closure, unlike a function, keeps its cache valid."""
+    if which == 0:
+        return _exp(x)
+    if which == 1:
+        return _expm1(x)
+    if which == 2:
+        return _log(x)
+    if which == 3:
+        return _log1p(x)
+    if which == 4:
+        return _tanh(x)
+    if which == 5:
+        return _sigmoid(x)
+    if which == 6:
+        return _silu(x)
+    if which == 7:
+        return _erf(x)
+    if which == 8:
+        return _erfc(x)
+    if which == 9:
+        return _gelu(x)
+    if which == 10:
+        return _gelu_tanh(x)
+    if which == 11:
+        return np.sqrt(x)
+    if which == 12:
+        return 1.0 / np.sqrt(x)
+    if which == 13:
+        return _sin(x)
+    return _circular(x, 1)
+
+
+def _unary_kernel(which: int, epsilon: float) -> Any:
     down, up = 1.0 - epsilon, 1.0 + epsilon
 
     def kernel(begin: Any, end: Any, x: Any, out: Any, limit: Any, found: Any) -> Any:
         count = 0
         for start in range(begin, end, _CHUNK):
             stop = min(start + _CHUNK, end)
+            source, target = x[start:stop], out[start:stop]
             undecided = 0
-            for i in range(start, stop):
-                argument = np.float64(x[i])
-                value = scalar(argument)
+            for i in range(stop - start):
+                argument = np.float64(source[i])
+                value = _value(which, argument)
                 low, high = np.float32(value * down), np.float32(value * up)
-                out[i] = high if value == value else np.float32(_NAN)
+                target[i] = high if value == value else np.float32(_NAN)
                 size = abs(argument)
                 undecided += (low < high) | (low > high) | ((size >= limit) & (size < _INFINITY))
             if undecided:
-                for i in range(start, stop):
-                    argument = np.float64(x[i])
-                    value = scalar(argument)
+                for i in range(stop - start):
+                    argument = np.float64(source[i])
+                    value = _value(which, argument)
                     low, high = np.float32(value * down), np.float32(value * up)
                     size = abs(argument)
                     if (low < high) | (low > high) | ((size >= limit) & (size < _INFINITY)):
                         if count < found.shape[0]:
-                            found[count] = i
+                            found[count] = start + i
                         count += 1
         return count
 
@@ -299,26 +324,7 @@ def _normal_kernel(epsilon: float) -> Any:
     return compiled(kernel)
 
 
-UNARY_KERNELS: dict[str, Any] = {
-    name: _unary_kernel(scalar, EPSILON[name])
-    for name, scalar in {
-        "exp": _exp,
-        "expm1": _expm1,
-        "log": _log,
-        "log1p": _log1p,
-        "tanh": _tanh,
-        "sigmoid": _sigmoid,
-        "silu": _silu,
-        "erf": _erf,
-        "erfc": _erfc,
-        "gelu": _gelu,
-        "gelu_tanh": _gelu_tanh,
-        "sqrt": _sqrt,
-        "rsqrt": _rsqrt,
-        "sin": _sin,
-        "cos": _cos,
-    }.items()
-}
+UNARY_KERNELS: dict[str, Any] = {name: _unary_kernel(which, EPSILON[name]) for which, name in enumerate(_NAMES)}
 
 NORMAL_KERNEL = _normal_kernel(EPSILON["normal"])
 POWER_KERNEL = _power_kernel(EPSILON["pow"])
