@@ -121,7 +121,7 @@ def _one_by_one() -> Order:
     """By rising k, multiplication and addition rounded separately: no FMA, no vectors along K."""
     dot = {torch.float32: kernels.running_dot, torch.float64: kernels.running_dot}
     total = {torch.float32: kernels.running_total, torch.float64: kernels.running_total}
-    return _Compiled(dot, total, chunk=64)
+    return _Compiled(dot, total, chunk=192)
 
 
 def _tensor_core() -> Order:
@@ -132,7 +132,7 @@ def _tensor_core() -> Order:
     """
     dot = {torch.float32: kernels.chunked_dot, torch.float64: kernels.chunk_products}
     total = {torch.float32: kernels.chunked_total, torch.float64: kernels.chunk_sums}
-    return _Compiled(dot, total, chunk=32)
+    return _Compiled(dot, total, chunk=128)
 
 
 EMULATED: dict[str, Callable[[], Order]] = {
@@ -390,7 +390,8 @@ def _is_composite(func: OpOverload) -> bool:
     """Whether torch defines an operator by others, among which there may be products and sums."""
     if func.namespace == "aten" and func._schema.name.removeprefix("aten::") in _MOVEMENT:
         return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    name = func._schema.name + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Known-answer tests of a device's integer matrix products: an engine serves only where they pass.
+"""Known-answer tests of a device's products on integers: an engine serves only where they pass.
 
 Processors without an int8 dot product (x86 before VNNI) multiply bytes in pairs and saturate the 16-bit sum, so that
 all-(-128) operands come out right and mixed signs wrong. Kernels differ by size and layout, so each class is tried.
@@ -11,7 +11,7 @@ import itertools
 import torch
 from torch import Tensor
 
-__all__ = ["fp64_gemm_is_exact", "int8_gemm_is_exact"]
+__all__ = ["fp64_convolution_is_exact", "fp64_gemm_is_exact", "int8_gemm_is_exact"]
 
 _EXTREMES = (-128, -127, -1, 0, 1, 127)
 _SHAPES = ((1, 8, 8), (8, 1, 40), (17, 40, 33), (64, 64, 64), (16, 512, 96), (256, 32, 768), (130, 130, 1030))
@@ -39,7 +39,7 @@ def int8_gemm_is_exact(device: torch.device) -> bool:
     """Whether `torch._int_mm` returns the exact sums for every kernel class and layout; False where it is missing."""
     for (m, n, k), seed in zip(_SHAPES, itertools.count(), strict=False):
         for a, b in _operands(m, n, k, seed):
-            expected = (a.to(torch.float64) @ b.to(torch.float64)).to(torch.int32)
+            expected = torch.from_numpy(a.numpy() @ b.numpy()).to(torch.int32)  # numpy's own loops
             for left, right in itertools.product(_layouts(a, torch.int8, device), _layouts(b, torch.int8, device)):
                 try:
                     product = torch._int_mm(left, right)
@@ -62,3 +62,30 @@ def fp64_gemm_is_exact(device: torch.device) -> bool:
         if not torch.equal(product.cpu().to(torch.int64), expected):
             return False
     return True
+
+
+def fp64_convolution_is_exact(device: torch.device) -> bool:
+    """Whether FP64 convolution, with both gradients, adds integers up to 2^53 exactly; three samples, strided, padded.
+
+    The expected sums run over the elements of the filter, in int64.
+    """
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randint(-(1 << 22), 1 << 22, (3, 4, 9, 8), generator=generator)
+    w = torch.randint(-(1 << 22), 1 << 22, (6, 4, 3, 3), generator=generator)
+    grad = torch.randint(-(1 << 22), 1 << 22, (3, 6, 5, 4), generator=generator)
+    padded = torch.constant_pad_nd(x, [1, 1, 1, 1])
+    out, to_padded, to_w = torch.zeros_like(grad), torch.zeros_like(padded), torch.zeros_like(w)
+    for i, j in itertools.product(range(3), repeat=2):
+        seen = (slice(None), slice(None), slice(i, i + 9, 2), slice(j, j + 7, 2))
+        out += (padded[seen].unsqueeze(1) * w[:, :, i, j, None, None]).sum(2)
+        to_padded[seen] += (grad.unsqueeze(2) * w[:, :, i, j, None, None]).sum(1)
+        to_w[:, :, i, j] = (grad.unsqueeze(2) * padded[seen].unsqueeze(1)).sum((0, 3, 4))
+    geometry = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+    images, filters, gradients = (value.to(device, torch.float64) for value in (x, w, grad))
+    with torch.backends.cudnn.flags(enabled=False):
+        found = torch.ops.aten.convolution.default(images, filters, None, *geometry)
+        to_images, to_filters, _ = torch.ops.aten.convolution_backward.default(
+            gradients, images, filters, None, *geometry, [True, True, False]
+        )
+    pairs = ((found, out), (to_images, to_padded[:, :, 1:-1, 1:-1]), (to_filters, to_w))
+    return all(torch.equal(value.cpu().to(torch.int64), expected) for value, expected in pairs)

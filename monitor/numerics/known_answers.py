@@ -1,0 +1,190 @@
+"""Known-answer tests of everything that controlled numerics compute with on this device, before it is used.
+
+An engine that fails is replaced by a slower one with the same bits where there is one; else the device is refused.
+Answers come from integers, rational arithmetic, mpmath and published test vectors, never from the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import DeviceError
+
+from . import exact
+from .exact._known_answers import fp64_convolution_is_exact, fp64_gemm_is_exact, int8_gemm_is_exact
+from .exact._resolve import resolve, round_fraction
+from .exact.matmul_reference import matmul_by_integers
+from .rounding.sums import order_free_sum
+
+__all__ = ["ENGINES", "Engine", "require_engines"]
+
+_CPU = torch.device("cpu")
+_PHILOX = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+"""Philox4x32-10 of counter 0 under key 0 (Salmon et al. 2011, Random123's test vectors)."""
+
+_POINTS = (-87.25, -9.5, -1.0, -0.3125, -1.5e-5, 2.0**-140, 1.5e-5, 0.3125, 1.0, 1.7, 9.5, 31.0, 87.25)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Part of the arithmetic.
+
+    Attributes:
+        of: the numerics that use it.
+        fallback: what takes its place, with the same bits, where the test fails; None where nothing can.
+    """
+
+    name: str
+    of: frozenset[str]
+    test: Callable[[], bool]
+    fallback: str | None = None
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return torch.equal(found.contiguous().view(torch.int32), expected.contiguous().view(torch.int32))
+
+
+def _operands() -> tuple[Tensor, Tensor]:
+    """FP32 (9, 70) and (70, 8) over many binades, with a wide row, a zero row, an infinity and a NaN."""
+    i = torch.arange(630, dtype=torch.int64)
+    a = ((i * 2654435761 % 16777213) - 8388606).to(torch.float32).reshape(9, 70) * 2.0**-20
+    b = ((i[:560] * 2246822519 % 16777213) - 8388606).to(torch.float32).reshape(70, 8) * 2.0**-33
+    a[2, 5], a[3], a[4, 1], b[6, 2] = 3e7, 0.0, math.inf, math.nan
+    return a, b
+
+
+def _exact_products() -> bool:
+    """Small products, and one large enough for the engine that large ones take, looked at in two rows."""
+    a, b = _operands()
+    if not _same(exact.matmul(a, b), matmul_by_integers(a, b)):
+        return False
+    left, right = a[:1].tile(16, 8), b[:, :1].tile(8, 1).expand(-1, 512) * torch.arange(1, 513)
+    left = left * torch.arange(1, 17)[:, None]
+    found = exact.matmul(left, right)
+    columns = [0, 1, 300, 511]
+    return _same(found[7:9][:, columns], matmul_by_integers(left[7:9], right[:, columns]))
+
+
+def _row_sums() -> tuple[Tensor, Tensor]:
+    """FP32 rows with cancellation, and their correctly rounded sums."""
+    i = torch.arange(3 * 257, dtype=torch.int64)
+    x = ((i * 2654435761 % 16777213) - 8388606).to(torch.float32).reshape(3, 257) * 2.0**-12
+    x[1, 0], x[1, 1] = 2.0**60, -(2.0**60)
+    x[2] *= 2.0**-130
+    sums = [round_fraction(sum((Fraction(value) for value in row), Fraction(0))) for row in x.tolist()]
+    return x, torch.tensor(sums, dtype=torch.float32)
+
+
+def _exact_sums() -> bool:
+    x, expected = _row_sums()
+    across = exact.sum(x.t().contiguous(), [0])
+    index = torch.arange(3).repeat_interleave(257)
+    scattered = exact.scatter_rows(3, index, x.reshape(-1, 1)).reshape(-1)
+    return all(_same(found, expected) for found in (exact.sum(x, [1]), across, scattered))
+
+
+def _order_free_sums() -> bool:
+    """The sums of ``rounded`` drop what lies far below the largest term, so that row alone is not looked at."""
+    x, expected = _row_sums()
+    keep = [0, 2]
+    found = order_free_sum(x, [1], False)
+    return _same(found[keep], expected[keep]) and _same(order_free_sum(x.flip(1), [1], False), found)
+
+
+def _domain(name: str, x: Tensor) -> Tensor:
+    return x[x > 0] if name in ("log", "sqrt") else x[x > -1] if name == "log1p" else x
+
+
+def _exact_functions() -> bool:
+    """One function of each family of kernels; the battery has them all."""
+    x = torch.tensor(_POINTS, dtype=torch.float32)
+    for name in ("exp", "log", "tanh", "erfc", "sin"):
+        taken = _domain(name, x)
+        expected = torch.tensor([resolve(name, value) for value in taken.tolist()], dtype=torch.float32)
+        if not _same(exact.unary(name, taken), expected):
+            return False
+    taken = _domain("log", x)
+    expected = torch.tensor([resolve("pow", value, 1.25) for value in taken.tolist()], dtype=torch.float32)
+    return _same(exact.power(taken, 1.25), expected)
+
+
+def _philox() -> bool:
+    return exact.philox.bits(0, 0, 4).tolist() == list(_PHILOX)
+
+
+_NEGLIGIBLE = 2.0**-1000
+_LIBRARY: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Any]]] = {
+    "exp": (torch.exp, mpmath.exp),
+    "expm1": (torch.expm1, mpmath.expm1),
+    "log": (torch.log, mpmath.log),
+    "log1p": (torch.log1p, mpmath.log1p),
+    "tanh": (torch.tanh, mpmath.tanh),
+    "erf": (torch.erf, mpmath.erf),
+    "erfc": (torch.erfc, mpmath.erfc),
+    "sin": (torch.sin, mpmath.sin),
+    "cos": (torch.cos, mpmath.cos),
+    "sqrt": (torch.sqrt, mpmath.sqrt),
+}
+
+
+def _library_functions() -> bool:
+    """FP64 functions of the device's library lie within 8 ulp, which the bounds of ``rounded`` take for granted."""
+    x = torch.tensor(_POINTS, dtype=torch.float32).to(torch.float64)
+    with mpmath.workprec(200):
+        for name, (function, truth) in _LIBRARY.items():
+            taken = _domain(name, x)
+            for value, found in zip(taken.tolist(), function(taken).tolist(), strict=True):
+                expected = truth(mpmath.mpf(value))
+                if abs(found - expected) > max(abs(expected) * 2.0**-50, _NEGLIGIBLE):
+                    return False
+    return True
+
+
+_BOTH = frozenset(("exact", "rounded"))
+_EXACT = frozenset(("exact",))
+_ROUNDED = frozenset(("rounded",))
+
+ENGINES: tuple[Engine, ...] = (
+    Engine(name="int8 products", of=_EXACT, test=lambda: int8_gemm_is_exact(_CPU), fallback="FP64 products"),
+    Engine(name="FP64 products", of=_BOTH, test=lambda: fp64_gemm_is_exact(_CPU)),
+    Engine(name="FP64 convolutions", of=_ROUNDED, test=lambda: fp64_convolution_is_exact(_CPU)),
+    Engine(name="FP64 functions", of=_ROUNDED, test=_library_functions),
+    Engine(name="order-free sums", of=_ROUNDED, test=_order_free_sums),
+    Engine(name="exact products", of=_EXACT, test=_exact_products),
+    Engine(name="exact sums", of=_EXACT, test=_exact_sums),
+    Engine(name="exact functions", of=_EXACT, test=_exact_functions),
+    Engine(name="random numbers", of=_BOTH, test=_philox),
+)
+
+
+def _state(engine: Engine) -> str:
+    try:
+        passed = engine.test()
+    except DeviceError as error:
+        return f"fails: {error}"
+    if passed:
+        return "serves"
+    return "fails its test" if engine.fallback is None else f"fails its test; {engine.fallback} serve"
+
+
+@functools.cache
+def require_engines(*numerics: str) -> dict[str, str]:
+    """What serves on this process's device under the given numerics, by engine; tested once a process.
+
+    Raises:
+        DeviceError: an engine fails that nothing can replace.
+    """
+    states = {engine.name: _state(engine) for engine in ENGINES if engine.of & set(numerics)}
+    broken = [name for name, state in states.items() if not state.endswith(("serves", "serve"))]
+    if broken:
+        raise DeviceError(f"this device fails the known-answer test of {', '.join(broken)}; it cannot be used")
+    return states
