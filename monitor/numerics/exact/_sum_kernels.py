@@ -8,9 +8,10 @@ import numpy as np
 
 from monitor.numerics.exact._jit import compiled, inlined, reordered
 
-__all__ = ["sum_groups", "sum_last", "sum_middle", "two_sum"]
+__all__ = ["settle", "sum_groups", "sum_last", "sum_middle", "sum_of", "two_sum"]
 
 _UNIT = 2.0**-52
+_SMALLEST = 5e-324
 _BLOCK = 1024
 _NAN = np.float32(np.nan)
 
@@ -42,20 +43,67 @@ def _total_and_magnitude(row: Any) -> Any:
 
 
 @compiled
+def two_sum(values: Any) -> Any:
+    """(total, error, Σ|x|, exact): total + error ≈ Σ x with the error of each addition found exactly (Knuth).
+
+    `exact` says that no addition rounded, so that `total` is the sum.
+    """
+    total = 0.0
+    error = 0.0
+    magnitude = 0.0
+    exact = True
+    for i in range(values.shape[0]):
+        value = np.float64(values[i])
+        new = total + value
+        back = new - total
+        lost = (total - (new - back)) + (value - back)
+        exact = exact and lost == 0.0
+        error += lost
+        magnitude += abs(value)
+        total = new
+    return total, error, magnitude, exact
+
+
+@compiled
+def settle(values: Any, divisor: Any) -> Any:
+    """(FP32 of Σ values / divisor, whether still undecided) by compensated summation, for what FP64 leaves open.
+
+    Mostly these are ties, as the sum of two or three numbers often is, which an addition without error decides.
+    """
+    total, error, magnitude, exact = two_sum(values)
+    if exact and divisor == 1.0:
+        return np.float32(total + 0.0), False
+    slack = 0.0 if exact else magnitude * (values.shape[0] + 1.0) ** 2 * 2.0**-104
+    head = total + error
+    rest = error - (head - total)
+    low, high = (head + (rest - slack)) / divisor, (head + (rest + slack)) / divisor
+    low = low - abs(low) * _UNIT - _SMALLEST
+    high = high + abs(high) * _UNIT + _SMALLEST
+    below, above = np.float32(low), np.float32(high)
+    return above, (below != above) | (below == 0.0)
+
+
+@compiled
+def sum_of(row: Any, divisor: Any) -> Any:
+    """(FP32 of Σ row / divisor, whether undecided) of a contiguous FP32 row."""
+    n = row.shape[0]
+    total, magnitude = 0.0, 0.0
+    for start in range(0, n, _BLOCK):
+        part, size = _total_and_magnitude(row[start : start + _BLOCK])
+        total += part
+        magnitude += size
+    value, undecided = _rounded(total, magnitude, min(n, _BLOCK + (n + _BLOCK - 1) // _BLOCK), divisor)
+    return settle(row, divisor) if undecided else (value, undecided)
+
+
+@compiled
 def sum_last(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: Any) -> Any:
     """Sums of the rows of x (R, N) over N, divided by `divisor` before the one rounding.
 
     Blocks keep the number of additions that any term passes through, and so the error bound, near √N.
     """
-    n = x.shape[1]
-    depth = min(n, _BLOCK + (n + _BLOCK - 1) // _BLOCK)
     for i in range(begin, end):
-        total, magnitude = 0.0, 0.0
-        for start in range(0, n, _BLOCK):
-            part, size = _total_and_magnitude(x[i, start : start + _BLOCK])
-            total += part
-            magnitude += size
-        out[i], undecided[i] = _rounded(total, magnitude, depth, divisor)
+        out[i], undecided[i] = sum_of(x[i], divisor)
 
 
 @compiled
@@ -73,7 +121,10 @@ def sum_middle(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: 
                 total[i] += value
                 magnitude[i] += abs(value)
         for i in range(width):
-            out[o, begin + i], undecided[o, begin + i] = _rounded(total[i], magnitude[i], x.shape[1], divisor)
+            value, unknown = _rounded(total[i], magnitude[i], x.shape[1], divisor)
+            if unknown:
+                value, unknown = settle(x[o, :, begin + i].copy(), divisor)
+            out[o, begin + i], undecided[o, begin + i] = value, unknown
 
 
 @compiled
@@ -104,31 +155,17 @@ def sum_groups(
         count = last - first + (1 if add else 0)
         open_elements = 0
         for i in range(width):
-            result[i], unknown = _rounded(total[i], magnitude[i], count, 1.0)
+            value, unknown = _rounded(total[i], magnitude[i], count, 1.0)
+            if unknown:
+                terms = np.empty(count, np.float32)
+                for p in range(first, last):
+                    terms[p - first] = source[order[p], i]
+                if add:
+                    terms[count - 1] = out[slot, i]
+                value, unknown = settle(terms, 1.0)
+            result[i] = value
             open_elements += unknown
         undecided[g] = open_elements > 0
         if open_elements == 0:
             for i in range(width):
                 out[slot, i] = result[i]
-
-
-@compiled
-def two_sum(values: Any) -> Any:
-    """(total, error, Σ|x|, exact): total + error ≈ Σ x with the error of each addition found exactly (Knuth).
-
-    `exact` says that no addition rounded, so that `total` is the sum.
-    """
-    total = 0.0
-    error = 0.0
-    magnitude = 0.0
-    exact = True
-    for i in range(values.shape[0]):
-        value = np.float64(values[i])
-        new = total + value
-        back = new - total
-        lost = (total - (new - back)) + (value - back)
-        exact = exact and lost == 0.0
-        error += lost
-        magnitude += abs(value)
-        total = new
-    return total, error, magnitude, exact
