@@ -13,10 +13,11 @@ from firmware_sim.errors import DeviceError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
 from inspector.devices import current_device, device
 from inspector.drift import native_weights, replay_decisions
-from inspector.replay import initial_state, replay_segment
+from inspector.replay import initial_state_of, replay_segment
 from inspector.trial import run_trial
 from monitor.environment import check_subnormals, fingerprint, settings, versions
 from monitor.numerics.emulated import install_from_environment
+from monitor.numerics.known_answers import require_engines
 from monitor.transcript import RunFolder
 
 
@@ -42,18 +43,20 @@ def main() -> int:
 
 
 def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
-    return {}
+    return {"engines": require_engines("exact", "rounded")}
 
 
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
     run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
+    require_engines(run.task.numerics)
     check = job["check_rounding"]
     replays = [replay_segment(run, index, check_rounding=check).to_json() for index in job["segments"]]
-    return {"replays": replays, "initial_state": initial_state(run.task).to_json()}
+    return {"replays": replays, "initial_state": initial_state_of(run).to_json()}
 
 
 def _drift(job: dict[str, Any]) -> dict[str, Any]:
     run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
+    require_engines("rounded")
     data = run.data()
     weights, digests = native_weights(run.task, data, run.task.steps)
     logs = [bytes.fromhex(log) for log in job["logs"]]

@@ -29,6 +29,8 @@ class Guard(enum.Enum):
     """Re-execution on another device reaches the committed states bit for bit."""
     ROUNDING = "rounding"
     """A rounding log chooses only where an honest device had a choice, and chooses wherever one had to."""
+    PROGRAM = "program"
+    """Each step of a loop runs a program that the inspector has agreed to; rules explain each number that changes."""
     RULES = "rules"
     """Declared compute equals what the program needs, and stays within the rules."""
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
+from monitor.loops.program import Program
+from monitor.loops.replaying import ProgramTraining
+from monitor.loops.task import LoopTask
 from monitor.numerics import Bound, LogContradiction
 from monitor.recorder import make_leaf
 from monitor.sharding import StateDigest
@@ -14,7 +17,16 @@ from monitor.task import Task
 from monitor.training import Training
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["Segment", "SegmentReplay", "initial_state", "replay_segment", "segment_count", "segment_of", "segments"]
+__all__ = [
+    "Segment",
+    "SegmentReplay",
+    "initial_state",
+    "initial_state_of",
+    "replay_segment",
+    "segment_count",
+    "segment_of",
+    "segments",
+]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,17 +74,17 @@ class SegmentReplay:
         }
 
 
-def segments(task: Task) -> list[Segment]:
+def segments(task: Task | LoopTask) -> list[Segment]:
     """All segments of a run, in order."""
     return [segment_of(task, index) for index in range(segment_count(task))]
 
 
-def segment_count(task: Task) -> int:
+def segment_count(task: Task | LoopTask) -> int:
     """Number of segments of a run."""
     return -(-task.steps // task.checkpoint_every)
 
 
-def segment_of(task: Task, index: int) -> Segment:
+def segment_of(task: Task | LoopTask, index: int) -> Segment:
     """One segment; CallerError if there is no such one."""
     if not 0 <= index < segment_count(task):
         raise CallerError(f"there is no segment {index}; this run has segments 0 … {segment_count(task) - 1}")
@@ -85,6 +97,58 @@ def initial_state(task: Task) -> StateDigest:
     return Training(task).memory.digest()
 
 
+def initial_state_of(run: RunFolder) -> StateDigest:
+    """The initial state that a preset's seed gives, or of a loop, the one that its first checkpoint holds."""
+    if isinstance(run.declared, LoopTask):
+        return _ProgramSteps(run, 0, Bound()).memory.digest()
+    return initial_state(run.declared)
+
+
+class _PresetSteps:
+    """Repeats steps of a preset by building its model and optimizer."""
+
+    def __init__(self, run: RunFolder, start: int, bound: Bound) -> None:
+        self._run = run
+        self._training = Training(run.task)
+        self.memory = self._training.memory
+        self.memory.load(run.checkpoint(start))
+        self._training.step = start
+        self._data = run.data()
+        self._bound = bound
+
+    def take(self, step: int) -> tuple[Leaf, numerics.Session]:
+        """Take the next step and return the leaf that it leads to."""
+        log, batch = self._run.rounding_log(step), self._data.batch(step)
+        with numerics.replaying(self._run.task.numerics, log, bound=self._bound) as session:
+            loss = self._training.take_step(batch)
+        return make_leaf(self._training, batch_root=self._data.batch_root(step), log=log, loss=loss), session
+
+
+class _ProgramSteps:
+    """Repeats steps of somebody's own loop by interpreting its programs; none of its Python runs."""
+
+    def __init__(self, run: RunFolder, start: int, bound: Bound) -> None:
+        self._run = run
+        self._training = ProgramTraining(run.loop)
+        self.memory = self._training.memory
+        self.memory.load(run.checkpoint(start))
+        self._training.step = start
+        self._batches = run.batches()
+        self._programs: dict[str, Program] = {}
+        self._bound = bound
+
+    def take(self, step: int) -> tuple[Leaf, numerics.Session]:
+        """Take the next step and return the leaf that it leads to."""
+        execution = self._run.leaf(step).execution
+        if execution is None:
+            raise EvidenceError(f"step {step} names no program")
+        program = self._programs.get(execution.program) or self._run.program(execution.program)
+        self._programs[execution.program] = program
+        batch, root = self._batches.batch(step), self._batches.batch_root(step)
+        log = self._run.rounding_log(step)
+        return self._training.take_step(program, execution, batch, root, log, bound=self._bound)
+
+
 def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -> SegmentReplay:
     """Replay one segment on this process's device.
 
@@ -94,25 +158,19 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
         CallerError: there is no such segment, or the run's numerics are not controlled.
         EvidenceError: the checkpoint or the data cannot be read.
     """
-    task = run.task
-    segment = segment_of(task, index)
-    if task.numerics == "native":
+    segment = segment_of(run.declared, index)
+    if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
-    data = run.data()
-    training = Training(task)
-    training.memory.load(run.checkpoint(segment.start))
-    training.step = segment.start
+    steps = _ProgramSteps if isinstance(run.declared, LoopTask) else _PresetSteps
+    training = steps(run, segment.start, Bound(check=check_rounding))
     start_state = training.memory.digest()
     leaves: list[Leaf] = []
     contradiction: dict[str, Any] | None = None
     logged = turned = 0
     first_turned: int | None = None
-    bound = Bound(check=check_rounding)
     for step in range(segment.start + 1, segment.stop + 1):
         try:
-            log, batch = run.rounding_log(step), data.batch(step)
-            with numerics.replaying(task.numerics, log, bound=bound) as session:
-                loss = training.take_step(batch)
+            leaf, session = training.take(step)
         except EvidenceError as error:
             contradiction = _explain(step, error)
             if isinstance(error, LogContradiction) and check_rounding:
@@ -127,7 +185,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
         if session.statistics.forced:
             turned += session.statistics.forced
             first_turned = step if first_turned is None else first_turned
-        leaves.append(make_leaf(training, batch_root=data.batch_root(step), log=log, loss=loss))
+        leaves.append(leaf)
     return SegmentReplay(
         segment=segment,
         start_state=start_state,

@@ -20,11 +20,13 @@ from inspector.detection import detection, log_miss_without_replacement
 from inspector.devices import device, run_worker
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
+from inspector.loops import examine_loop
 from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
 from inspector.trust import Trust
 from inspector.verdict import Reason, Verdict
+from monitor.loops.task import LoopTask
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "draw", "hidden_training_detection", "inspect", "replay", "verify"]
@@ -132,7 +134,7 @@ def inspect(
         {"ticks": ticks, "probability": hidden_training_detection(len(pool), len(drawn), rate, ticks)}
         for ticks in (1, 2, 5, 10, 20, 50)
     ]
-    complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.task.steps + 1]
+    complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     if complete:
         # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
         told = {chip for item in complete for chip in item.run.metadata.chips}
@@ -154,14 +156,17 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     """
     device(name)
     run = open_run(folder, trust)
-    if run.task.numerics == "native":
+    if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
-    segment = segment_of(run.task, index)
+    segment = segment_of(run.declared, index)
     findings = Findings(Settings(samples=0, seed="", devices=(name,)))
     leaves, tree = run.load_steps()
     if len(leaves) <= segment.stop:
         raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
-    transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.data(), region_tables=[])
+    report = examine_loop(run, leaves, trust, findings) if isinstance(run.declared, LoopTask) else None
+    transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.batches(), region_tables=[], loop=report)
+    if report is not None and not report.executable:
+        return Verdict.of(findings.found, findings.doubts, {"replays": []}, accept="")
     job = _job(transcript, trust, [segment], findings)
     described = _judge(name, transcript, [segment], worker(name, job), findings)
     return Verdict.of(
@@ -222,7 +227,7 @@ def _check_total(transcripts: list[Transcript], settings: Settings, findings: Fi
 
 def _open(folder: Path, trust: Trust, findings: Findings, now: datetime) -> Transcript | None:
     run = findings.read(lambda: open_run(folder, trust), run=folder.name)
-    return None if run is None else read_transcript(run, findings, now=now)
+    return None if run is None else read_transcript(run, trust, findings, now=now)
 
 
 def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
@@ -230,7 +235,9 @@ def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
     evidence["run_id"] = run.manifest.run
     evidence["lab"] = run.metadata.lab
     evidence["steps"] = max(len(transcript.leaves) - 1, 0)
-    evidence["numerics"] = run.task.numerics
+    evidence["numerics"] = run.declared.numerics
+    if transcript.loop is not None:
+        evidence["loop"] = transcript.loop.to_json()
     evidence["training_device"] = run.metadata.device
     evidence["state_digest"] = str(transcript.leaves[-1].state.root) if transcript.leaves else None
     evidence["log_root"] = transcript.tree.root().hex()
@@ -250,7 +257,9 @@ def _replay(
     """Replay the chosen segments of each run on each device and compare with what was committed."""
     jobs = []
     for transcript in transcripts:
-        if transcript.run.task.numerics == "native":
+        if transcript.loop is not None and not transcript.loop.executable:
+            continue
+        if transcript.run.declared.numerics == "native":
             findings.add(
                 Guard.REPLAY,
                 "the run used native numerics, which no other device can reproduce: its provenance cannot be shown",
@@ -287,7 +296,7 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
 
 def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> list[Segment]:
     """Segments that hold a snapshot of a drawn chip, and the first; at most ``settings.segments`` of them, drawn."""
-    every = segments(transcript.run.task)
+    every = segments(transcript.run.declared)
     steps = {step for report in reports for run_id, step in report.snapshots if run_id == transcript.run.manifest.run}
     wanted = [every[0]] + [segment for segment in every[1:] if any(step in segment for step in steps)]
     if settings.segments is None:
@@ -308,7 +317,7 @@ def _judge(
         "fingerprint": str(result.get("fingerprint")),
         "seconds": result.get("seconds"),
         "segments": [segment.index for segment in chosen],
-        "segments_in_run": segment_count(run.task),
+        "segments_in_run": segment_count(run.declared),
     }
     if "evidence_error" in result:
         findings.add(Guard.REPLAY, str(result["evidence_error"]), run=run.folder.name, device=name)

@@ -10,11 +10,15 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
 from inspector.findings import Findings
 from inspector.guards import Guard
+from inspector.loops import LoopReport, examine_loop
 from inspector.replay import segments
 from inspector.trust import Trust
+from monitor.loops.task import LoopTask
 from monitor.program import meta_batch, step_flop
+from monitor.sharding import ShardedMemory
 from monitor.training import Training
-from monitor.transcript import Leaf, RunData, RunFolder, parse_time
+from monitor.transcript import Batches, Leaf, RunFolder, parse_time
+from monitor.transcript.layout import checkpoint_path
 
 __all__ = ["Transcript", "open_run", "read_transcript"]
 
@@ -27,13 +31,15 @@ class Transcript:
         leaves: steps 0 … committed.
         tree: their RFC 9162 log.
         region_tables: digest of each shard's region table, as the declared task gives it.
+        loop: for a run of somebody's own loop, what its programs are and whether they may be executed.
     """
 
     run: RunFolder
     leaves: list[Leaf]
     tree: MerkleTree
-    data: RunData
+    data: Batches
     region_tables: list[bytes]
+    loop: LoopReport | None = None
 
 
 def open_run(folder: Path, trust: Trust) -> RunFolder:
@@ -58,36 +64,64 @@ def open_run(folder: Path, trust: Trust) -> RunFolder:
     raise error if error is not None else EvidenceError("no lab is registered")
 
 
-def read_transcript(run: RunFolder, findings: Findings, *, now: datetime) -> Transcript | None:
+def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: datetime) -> Transcript | None:
     """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on."""
     where = {"run": run.folder.name}
     if findings.read(run.check_files, **where) is None:
         return None
     steps = findings.read(run.load_steps, **where)
-    data = findings.read(run.data, **where)
-    if steps is None or data is None or findings.read(lambda: _check_samples(run, data), **where) is None:
+    data = findings.read(run.batches, **where)
+    if steps is None or data is None:
+        return None
+    if not isinstance(run.declared, LoopTask) and findings.read(lambda: _check_samples(run, data), **where) is None:
         return None
     leaves, tree = steps
     if not run.finished:
         _unfinished(run, findings, now)
-    elif len(leaves) != run.task.steps + 1:
-        findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.task.steps} steps", **where)
-    training = Training(run.task)
-    findings.read(lambda: _check_checkpoints(run, leaves, training), **where)
+    elif len(leaves) != run.declared.steps + 1:
+        findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
+    memory = findings.read(lambda: _memory(run), **where)
+    if memory is None:
+        return None
+    findings.read(lambda: _check_checkpoints(run, leaves, memory), **where)
     findings.check(Guard.DATA, lambda: _check_batches(leaves, data), **where)
-    findings.check(Guard.RULES, lambda: _check_flop(run, leaves), **where)
+    report = None
+    if isinstance(run.declared, LoopTask):
+        report = examine_loop(run, leaves, trust, findings)
+    else:
+        findings.read(lambda: _check_no_programs(leaves), **where)
+        findings.check(Guard.RULES, lambda: _check_flop(run, leaves), **where)
     findings.read(lambda: _check_logs(run, leaves), **where)
     return Transcript(
         run=run,
         leaves=leaves,
         tree=tree,
         data=data,
-        region_tables=[shard.table_digest().value for shard in training.memory.shards],
+        region_tables=[shard.table_digest().value for shard in memory.shards],
+        loop=report,
     )
 
 
+def _memory(run: RunFolder) -> ShardedMemory:
+    """Memory of the declared layout; a loop's state must be as large as its first checkpoint's file allows."""
+    if not isinstance(run.declared, LoopTask):
+        return Training(run.declared).memory
+    length = run.files[checkpoint_path(0)].length if checkpoint_path(0) in run.files else 0
+    if run.declared.byte_count > length:
+        raise EvidenceError(f"a state of {run.declared.byte_count} bytes is declared, more than the first checkpoint's")
+    return run.declared.empty_memory()
+
+
+def _check_no_programs(leaves: list[Leaf]) -> None:
+    for leaf in leaves:
+        if leaf.execution is not None:
+            raise EvidenceError(f"step {leaf.step} of a preset's run names a program")
+
+
 def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
-    text = f"the run is unfinished: {max(run.committed, 0)} of {run.task.steps} steps are committed"
+    committed = max(run.committed, 0)
+    whole = "" if isinstance(run.declared, LoopTask) else f"of {run.declared.steps} "
+    text = f"the run is unfinished: {committed} {whole}steps are committed"
     end = run.metadata.declared_end
     if now > parse_time(end):
         findings.add(Guard.REPLAY, f"{text}, and its declared end {end} has passed", run=run.folder.name)
@@ -95,27 +129,30 @@ def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
         findings.doubt(f"{text}; its declared end is {end}", run=run.folder.name)
 
 
-def _check_checkpoints(run: RunFolder, leaves: list[Leaf], training: Training) -> None:
-    """Each W_i is there and is the state that its leaf commits to."""
+def _check_checkpoints(run: RunFolder, leaves: list[Leaf], memory: ShardedMemory) -> None:
+    """Each W_i is there and is the state that its leaf commits to; an open-ended run has its last when it ends."""
     last = len(leaves) - 1
-    for step in sorted({segment.start for segment in segments(run.task)} | {run.task.steps}):
+    due = {0} | {segment.start for segment in segments(run.declared)}
+    if run.finished or not isinstance(run.declared, LoopTask):
+        due.add(run.declared.steps)
+    for step in sorted(due):
         if step > last:
             break
-        training.memory.load(run.checkpoint(step))
-        if training.memory.digest() != leaves[step].state:
+        memory.load(run.checkpoint(step))
+        if memory.digest() != leaves[step].state:
             raise EvidenceError(f"the checkpoint of step {step} is not the state that the step commits to")
 
 
-def _check_samples(run: RunFolder, data: RunData) -> int:
-    """The samples have the names, types and shapes that the task's program reads; returns their number."""
+def _check_samples(run: RunFolder, data: Batches) -> bool:
+    """The samples have the names, types and shapes that the task's program reads."""
     expected = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in meta_batch(run.task).items()}
     found = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in data.batch(1).items()}
     if found != expected:
         raise EvidenceError(f"the samples are not those of preset {run.task.preset}: {found}, not {expected}")
-    return len(data.order)
+    return True
 
 
-def _check_batches(leaves: list[Leaf], data: RunData) -> None:
+def _check_batches(leaves: list[Leaf], data: Batches) -> None:
     for leaf in leaves[1:]:
         if leaf.batch != data.batch_root(leaf.step).hex():
             raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")

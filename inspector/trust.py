@@ -32,6 +32,7 @@ _KEYS = {
     "verifier",
     "nonce",
 }
+_AGREEMENT_KEYS = {"programs", "initial_states", "free_slots"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,9 @@ class Trust:
         labs: public key of each lab's transcripts.
         chips: which lab owns which chip: the registry.
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
+        programs: SHA-256, in hex, of each program that a loop of a lab's own may run.
+        initial_states: digests of the states that such a loop may start from.
+        free_slots: those among the programs that may change numbers from step to step which no rule explains.
     """
 
     chip_trust: ChipTrust
@@ -50,6 +54,9 @@ class Trust:
     chips: Mapping[str, str]
     verifier: str
     nonce: bytes
+    programs: frozenset[str] = frozenset()
+    initial_states: frozenset[str] = frozenset()
+    free_slots: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
@@ -109,6 +116,9 @@ class Trust:
             chips={**self.chips, **other.chips},
             verifier=self.verifier,
             nonce=self.nonce,
+            programs=self.programs | other.programs,
+            initial_states=self.initial_states | other.initial_states,
+            free_slots=self.free_slots | other.free_slots,
         )
 
     def key_of(self, lab: str) -> VerifyingKey:
@@ -134,20 +144,29 @@ class Trust:
             "chips": dict(self.chips),
             "verifier": self.verifier,
             "nonce": self.nonce.hex(),
+            "programs": sorted(self.programs),
+            "initial_states": sorted(self.initial_states),
+            "free_slots": sorted(self.free_slots),
         }
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Trust:
         """Parse; CallerError names the source on any other form."""
-        if not isinstance(data, dict) or set(data) != _KEYS or data["format"] != FORMAT:
+        if isinstance(data, dict) and set(data) == _KEYS:
+            data = {**data, **{key: [] for key in _AGREEMENT_KEYS}}
+        if not isinstance(data, dict) or set(data) != _KEYS | _AGREEMENT_KEYS or data["format"] != FORMAT:
             raise CallerError(f"{source} is not a trust file of the form {FORMAT}")
         try:
             texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
             texts += [data[name] for name in ("verifier", "nonce", "snapshot_rate", "snapshot_algorithm")]
             if not all(isinstance(text, str) for text in texts) or type(data["minimum_security_version"]) is not int:
                 raise ValueError
-            if not re.fullmatch(r"[0-9a-f]{64}", data["nonce"]):
+            names = [data["nonce"], *data["programs"], *data["free_slots"]]
+            if not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in names):
                 raise ValueError
+            for key in _AGREEMENT_KEYS:
+                if not isinstance(data[key], list):
+                    raise ValueError
             return cls(
                 chip_trust=ChipTrust(
                     ca_digests=frozenset(Digest.parse(text) for text in data["makers"]),
@@ -160,6 +179,9 @@ class Trust:
                 chips=data["chips"],
                 verifier=data["verifier"],
                 nonce=bytes.fromhex(data["nonce"]),
+                programs=frozenset(data["programs"]),
+                initial_states=frozenset(str(Digest.parse(text)) for text in data["initial_states"]),
+                free_slots=frozenset(data["free_slots"]),
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None

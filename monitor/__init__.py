@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monitor.lab import resume, train
+    from monitor.loops.recorder import Recorder
     from monitor.presets import PRESETS
     from monitor.prover import LabProver, Prover
     from monitor.site import Site, new_site_config
@@ -20,6 +21,7 @@ __all__ = [
     "PRESETS",
     "LabProver",
     "Prover",
+    "Recorder",
     "RunFolder",
     "Site",
     "Task",
@@ -30,6 +32,7 @@ __all__ = [
 
 _HOMES = {
     "lab": ("resume", "train"),
+    "loops.recorder": ("Recorder",),
     "presets": ("PRESETS",),
     "prover": ("LabProver", "Prover"),
     "site": ("Site", "new_site_config"),

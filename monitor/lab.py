@@ -19,7 +19,7 @@ from monitor.training import Training
 from monitor.transcript import Leaf, Metadata, RunData, RunFolder, TranscriptWriter, encode_arrays
 from monitor.transcript.layout import ORDER, SALT, SAMPLES, chip_path, log_path
 
-__all__ = ["Progress", "TrainResult", "resume", "train"]
+__all__ = ["Progress", "TrainResult", "chip_evidence", "resume", "train"]
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, loss bits)."""
@@ -137,7 +137,7 @@ def _continue(
         leaf = recorder.record_step()
         if progress is not None:
             progress(leaf.step, task.steps, leaf.loss)
-    writer.finish(_chip_evidence(site, recorder))
+    writer.finish(chip_evidence(site, recorder.hand_over))
     site.power_off()
     finished = RunFolder(writer.folder, site.key.verifying)
     return _result(writer.folder, metadata, recorder.leaves, finished)
@@ -154,8 +154,8 @@ def _result(out: Path, metadata: Metadata, leaves: list[Leaf], run: RunFolder) -
     )
 
 
-def _chip_evidence(site: Site, recorder: Recorder) -> dict[str, bytes]:
-    """Close the epochs of all chips and collect what they say, as the lab's conduct hands it over."""
+def chip_evidence(site: Site, hand_over: Callable[[int, dict[str, bytes]], dict[str, bytes]]) -> dict[str, bytes]:
+    """Close the epochs of all chips and collect what they say, as ``hand_over(shard, evidence)`` gives it."""
     files = {}
     nonce = bytes.fromhex(site.config.challenge)
     for shard, chip in enumerate(site.chips):
@@ -167,6 +167,6 @@ def _chip_evidence(site: Site, recorder: Recorder) -> dict[str, bytes]:
             "chain.pem": chip.certificate_chain(),
             "epochs.json": encode_epoch_keys(chip.reveal()),
         }
-        for name, content in recorder.hand_over(shard, evidence).items():
+        for name, content in hand_over(shard, evidence).items():
             files[chip_path(chip.chip_id, name)] = content
     return files

@@ -264,7 +264,7 @@ class Tracer:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._writers:
             # A weak reference frees the memory but keeps its address from being given to another tensor.
-            self._known.append(StorageWeakRef(storage))
+            self._known.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
         stretches = self._writers.setdefault(storage._cdata, [])
         stretches[:] = [w for w in stretches if not (start <= w.start and w.stop <= stop)]
         stretches.append(_Written(start, stop, source))

@@ -1,17 +1,21 @@
 """The transcript {M, D, W} of a run, its rounding logs and its signed manifest."""
 
+from monitor.transcript.batches import Batches, RecordedBatches
 from monitor.transcript.data import RunData, encode_arrays
-from monitor.transcript.leaf import Leaf
+from monitor.transcript.leaf import Execution, Leaf
 from monitor.transcript.manifest import Entry, Manifest
 from monitor.transcript.metadata import Metadata, parse_time
 from monitor.transcript.reader import RunFolder, encode_state
 from monitor.transcript.writer import TranscriptWriter
 
 __all__ = [
+    "Batches",
     "Entry",
+    "Execution",
     "Leaf",
     "Manifest",
     "Metadata",
+    "RecordedBatches",
     "RunData",
     "RunFolder",
     "TranscriptWriter",

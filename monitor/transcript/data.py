@@ -77,6 +77,10 @@ class RunData:
         rows = self.order[step - 1]
         return {name: torch.from_numpy(values[rows]) for name, values in self.samples.items()}
 
+    def describe(self, step: int) -> str:
+        """The declared samples of a step, in words."""
+        return "samples " + ", ".join(str(row) for row in self.order[step - 1])
+
     def sample_digest(self, row: int) -> bytes:
         """Salted digest of one sample: 32 bytes."""
         salt = hmac.new(self.salt, struct.pack("<Q", row), hashlib.sha256).digest()

@@ -9,6 +9,8 @@ A run folder holds {M, D, W} of Shavit 2023, section 4.1 (PAPERS S5), the roundi
     steps/00000012.json              leaf of step 12 and the signed head of the log that ends with it
     logs/00000012.rlog               rounding log of step 12
     checkpoints/00000012.safetensors W_12
+    batches/00000012.safetensors     of a run of somebody's own loop, in place of data/: the batch of step 12
+    programs/<sha256>.json           of such a run: a program that its steps execute
     chips/<id>/log.bin …             what each chip says: log, quote, certificate chain, revealed epoch keys
 """
 
@@ -24,10 +26,12 @@ __all__ = [
     "ORDER",
     "SALT",
     "SAMPLES",
+    "batch_path",
     "checkpoint_path",
     "chip_path",
     "is_allowed",
     "log_path",
+    "program_path",
     "step_path",
 ]
 
@@ -41,7 +45,7 @@ CHIP_FILES = ("chain.pem", "epochs.json", "log.bin", "quote.json")
 MAXIMUM_STEP = 99_999_999
 _ALLOWED = re.compile(
     r"metadata\.json|data/(samples\.safetensors|order\.safetensors|salt\.bin)"
-    r"|steps/\d{8}\.json|logs/\d{8}\.rlog|checkpoints/\d{8}\.safetensors"
+    r"|steps/\d{8}\.json|logs/\d{8}\.rlog|(checkpoints|batches)/\d{8}\.safetensors|programs/[0-9a-f]{64}\.json"
     r"|chips/[a-z0-9][a-z0-9-]{0,63}/(chain\.pem|epochs\.json|log\.bin|quote\.json)",
     re.ASCII,
 )
@@ -60,6 +64,16 @@ def log_path(step: int) -> str:
 def checkpoint_path(step: int) -> str:
     """Path of the full state after a step."""
     return f"checkpoints/{_number(step)}.safetensors"
+
+
+def batch_path(step: int) -> str:
+    """Path of the batch of a step of somebody's own loop."""
+    return f"batches/{_number(step)}.safetensors"
+
+
+def program_path(digest: str) -> str:
+    """Path of the program with that SHA-256, lower-case hex."""
+    return f"programs/{digest}.json"
 
 
 def chip_path(chip_id: str, name: str) -> str:

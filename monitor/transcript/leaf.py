@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +12,73 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, canonical
 from monitor.sharding import StateDigest
 
-__all__ = ["Leaf", "decode_step", "encode_step"]
+__all__ = ["Execution", "Leaf", "decode_step", "encode_step"]
 
 _BATCH = re.compile("[0-9a-f]{64}")
 _LOSS = re.compile("[0-9a-f]{8}")
 _KEYS = {"step", "batch", "state", "log", "loss", "flop"}
+_EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
+_MOST_SCALARS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What a step of somebody's own loop executed.
+
+    Attributes:
+        program: SHA-256 of the program, hex.
+        slots: each value that differs from the program's own, as hexadecimal text, with the numbers of its scalars.
+        hyper: for each parameter group, the hyper-parameters that differ from the declared ones.
+        reads: digest of the values that the loop read while the step ran.
+    """
+
+    program: str
+    slots: Mapping[str, tuple[int, ...]]
+    hyper: tuple[Mapping[str, Any], ...]
+    reads: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "program": self.program,
+            "slots": {text: list(numbers) for text, numbers in self.slots.items()},
+            "hyper": [dict(changes) for changes in self.hyper],
+            "reads": self.reads,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Execution:
+        """Parse; EvidenceError on any other form."""
+        if not isinstance(data, dict) or set(data) != _EXECUTION_KEYS:
+            raise EvidenceError("a step's execution has missing or extra keys")
+        slots, hyper = data["slots"], data["hyper"]
+        if not isinstance(data["program"], str) or _BATCH.fullmatch(data["program"]) is None:
+            raise EvidenceError("a step's program is no SHA-256")
+        if not isinstance(data["reads"], str) or not isinstance(slots, dict) or not isinstance(hyper, list):
+            raise EvidenceError("a step's slots, hyper-parameters or reads are malformed")
+        Digest.parse(data["reads"])
+        numbers = [number for each in slots.values() if isinstance(each, list) for number in each]
+        if not all(isinstance(each, list) and each for each in slots.values()) or len(set(numbers)) != len(numbers):
+            raise EvidenceError("a step's slots are malformed")
+        if not all(type(number) is int and 0 <= number < _MOST_SCALARS for number in numbers):
+            raise EvidenceError("a step's slots are malformed")
+        if not all(isinstance(changes, dict) and all(map(_is_hyper, changes.values())) for changes in hyper):
+            raise EvidenceError("a step's hyper-parameters are malformed")
+        return cls(
+            program=data["program"],
+            slots={text: tuple(each) for text, each in slots.items()},
+            hyper=tuple(hyper),
+            reads=data["reads"],
+        )
+
+
+def _is_hyper(value: object) -> bool:
+    """Tell whether a value is a finite number, a truth value, text, None or a list of them."""
+    parts = value if isinstance(value, list) else [value]
+    return all(
+        part is None or isinstance(part, bool | int | str) or (isinstance(part, float) and math.isfinite(part))
+        for part in parts
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +91,7 @@ class Leaf:
         log: digest of the step's rounding log.
         loss: bits of the FP32 loss, 8 hex digits.
         flop: multiply-adds of matrix products and convolutions, times two.
+        execution: for a step of somebody's own loop, what it executed; such a step declares no loss.
     """
 
     step: int
@@ -35,10 +100,11 @@ class Leaf:
     log: str
     loss: str
     flop: int
+    execution: Execution | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
-        return {
+        data = {
             "step": self.step,
             "batch": self.batch,
             "state": self.state.to_json(),
@@ -46,6 +112,7 @@ class Leaf:
             "loss": self.loss,
             "flop": self.flop,
         }
+        return data if self.execution is None else {**data, "execution": self.execution.to_json()}
 
     def encoded(self) -> bytes:
         """Canonical bytes: the input of the leaf hash."""
@@ -54,8 +121,9 @@ class Leaf:
     @classmethod
     def from_json(cls, data: object, shards: int) -> Leaf:
         """Parse; EvidenceError on any other form."""
-        if not isinstance(data, dict) or set(data) != _KEYS:
+        if not isinstance(data, dict) or set(data) not in (_KEYS, _KEYS | {"execution"}):
             raise EvidenceError("a step's leaf has missing or extra keys")
+        execution = Execution.from_json(data["execution"]) if "execution" in data else None
         for name in ("batch", "log", "loss"):
             if not isinstance(data[name], str):
                 raise EvidenceError(f"a step's {name} is not text")
@@ -63,11 +131,12 @@ class Leaf:
             if type(data[name]) is not int or data[name] < 0:
                 raise EvidenceError(f"a step's {name} is not a count")
         if data["step"] == 0:
-            if (data["batch"], data["log"], data["loss"], data["flop"]) != ("", "", "", 0):
+            if (data["batch"], data["log"], data["loss"], data["flop"], execution) != ("", "", "", 0, None):
                 raise EvidenceError("the leaf of the initial state claims a batch, a log, a loss or FLOP")
         else:
             Digest.parse(data["log"])
-            if _BATCH.fullmatch(data["batch"]) is None or _LOSS.fullmatch(data["loss"]) is None:
+            no_loss = execution is not None and data["loss"] == ""
+            if _BATCH.fullmatch(data["batch"]) is None or not (no_loss or _LOSS.fullmatch(data["loss"])):
                 raise EvidenceError(f"the batch root or loss of step {data['step']} is malformed")
         return cls(
             step=data["step"],
@@ -76,6 +145,7 @@ class Leaf:
             log=data["log"],
             loss=data["loss"],
             flop=data["flop"],
+            execution=execution,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_bytes
+from monitor.loops.task import LoopTask
 from monitor.task import Task
 
 __all__ = ["FORMAT", "Metadata", "parse_time"]
@@ -31,7 +32,8 @@ class Metadata:
 
     Attributes:
         lab: who runs it.
-        data: commitment to D.
+        task: a preset's, or a loop whose steps are programs.
+        data: commitment to D; of a loop, to the salt key alone, since its batches come as it goes.
         chips: which chip holds which shard, in shard order.
         device: name and native fingerprint of the processor that trains, as the lab states them.
         settings: numerical settings of the process, read back.
@@ -39,7 +41,7 @@ class Metadata:
     """
 
     lab: str
-    task: Task
+    task: Task | LoopTask
     data: dict[str, str]
     chips: tuple[str, ...]
     device: dict[str, str]
@@ -84,7 +86,8 @@ class Metadata:
         chips = data["chips"]
         if not isinstance(chips, list) or not all(isinstance(chip, str) for chip in chips):
             raise EvidenceError("the metadata's chips are malformed")
-        task = Task.from_json(data["task"])
+        is_loop = isinstance(data["task"], dict) and "form" in data["task"]
+        task = LoopTask.from_json(data["task"]) if is_loop else Task.from_json(data["task"])
         if len(chips) != task.shards or len(set(chips)) != len(chips):
             raise EvidenceError(f"the metadata do not name {task.shards} different chips")
         if parse_time(data["declared_end"]) <= parse_time(data["started"]):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical
+from monitor.loops.program import MAXIMUM_PROGRAMS, Program
+from monitor.loops.task import LoopTask
+from monitor.task import Task
+from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData, decode_arrays
 from monitor.transcript.layout import (
     CHIP_FILES,
@@ -21,34 +24,21 @@ from monitor.transcript.layout import (
     ORDER,
     SALT,
     SAMPLES,
+    batch_path,
     checkpoint_path,
     chip_path,
     log_path,
+    program_path,
     step_path,
 )
 from monitor.transcript.leaf import Leaf, decode_step
 from monitor.transcript.manifest import Entry, Manifest
 from monitor.transcript.metadata import Metadata
+from monitor.transcript.state import decode_state, encode_state
 
 __all__ = ["MAXIMUM_MANIFEST", "RunFolder", "decode_state", "encode_state"]
 
 MAXIMUM_MANIFEST = 64 << 20
-
-
-def encode_state(state: dict[str, Tensor]) -> bytes:
-    """Serialise a full state as safetensors."""
-    return save({name: tensor.detach().contiguous().cpu() for name, tensor in state.items()})
-
-
-def decode_state(data: bytes, what: str) -> dict[str, Tensor]:
-    """Parse a checkpoint; EvidenceError unless the bytes are the canonical encoding of what they hold."""
-    try:
-        state = load(data)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise EvidenceError(f"{what} is not safetensors: {error}") from None
-    if save(state) != data:
-        raise EvidenceError(f"{what} is not in its canonical encoding")
-    return state
 
 
 class RunFolder:
@@ -73,12 +63,29 @@ class RunFolder:
         present = {name: entry for name, entry in self.manifest.pending.items() if (folder / name).exists()}
         self.files: dict[str, Entry] = {**self.manifest.files, **present}
         self.metadata = Metadata.from_json(canonical.decode(self.read(METADATA)))
-        if self.manifest.steps > self.metadata.task.steps:
-            raise EvidenceError(f"the manifest counts {self.manifest.steps} steps of {self.metadata.task.steps}")
+        task = self.metadata.task
+        if isinstance(task, LoopTask):
+            task = replace(task, steps=max(self.manifest.steps, 0))
+        if self.manifest.steps > task.steps:
+            raise EvidenceError(f"the manifest counts {self.manifest.steps} steps of {task.steps}")
         if self.metadata.run_id.hex() != self.manifest.run:
             raise EvidenceError("the manifest belongs to another run than the metadata")
-        self.task = self.metadata.task
+        self.declared: Task | LoopTask = task
         self.finished = self.manifest.finished
+
+    @property
+    def task(self) -> Task:
+        """The declared task; CallerError for a run of somebody's own loop, which has a ``loop`` instead."""
+        if isinstance(self.declared, LoopTask):
+            raise CallerError(f"{self.folder.name} records a loop of its own; this works on runs of presets")
+        return self.declared
+
+    @property
+    def loop(self) -> LoopTask:
+        """The declared loop, with the number of its steps so far; CallerError for a preset's run."""
+        if isinstance(self.declared, Task):
+            raise CallerError(f"{self.folder.name} is a run of preset {self.declared.preset}, not of a loop of its own")
+        return self.declared
 
     def read(self, path: str) -> bytes:
         """Return a file's content; EvidenceError unless it is listed and has the listed length and digest."""
@@ -118,14 +125,33 @@ class RunFolder:
 
     def _expected_files(self) -> set[str]:
         """Every path that a run of this task and these chips may hold after its last announced step."""
-        last, every = self.manifest.steps, self.task.checkpoint_every
-        expected = {METADATA, SAMPLES, ORDER, SALT}
+        last, every = self.manifest.steps, self.declared.checkpoint_every
+        expected = {METADATA, SALT}
+        if isinstance(self.declared, LoopTask):
+            expected |= {batch_path(step) for step in range(1, last + 1)} | set(self.programs().values())
+        else:
+            expected |= {SAMPLES, ORDER}
         expected |= {step_path(step) for step in range(last + 1)} | {log_path(step) for step in range(1, last + 1)}
         expected |= {checkpoint_path(step) for step in range(0, last + 1, every)}
-        if last == self.task.steps:
+        if last == self.declared.steps:
             expected.add(checkpoint_path(last))
             expected |= {chip_path(chip, name) for chip in self.metadata.chips for name in CHIP_FILES}
         return expected
+
+    def programs(self) -> dict[str, str]:
+        """Path of each program of a loop by its digest; EvidenceError if there are too many."""
+        paths = {path.removeprefix("programs/").removesuffix(".json"): path for path in self.files}
+        found = {digest: path for digest, path in paths.items() if path == program_path(digest)}
+        if len(found) > MAXIMUM_PROGRAMS:
+            raise EvidenceError(f"a run has at most {MAXIMUM_PROGRAMS} programs, not {len(found)}")
+        return found
+
+    def program(self, digest: str) -> Program:
+        """Return a loop's program; EvidenceError unless it is there and has that digest."""
+        program = Program.decode(self.read(program_path(digest)))
+        if program.digest != digest:
+            raise EvidenceError(f"{program_path(digest)} holds another program")
+        return program
 
     @property
     def committed(self) -> int:
@@ -134,7 +160,7 @@ class RunFolder:
 
     def leaf(self, step: int) -> Leaf:
         """Return the leaf of a step, checked to be that step's."""
-        leaf, _ = decode_step(self.read(step_path(step)), self.task.shards)
+        leaf, _ = decode_step(self.read(step_path(step)), self.declared.shards)
         if leaf.step != step:
             raise EvidenceError(f"{step_path(step)} holds step {leaf.step}")
         return leaf
@@ -144,7 +170,7 @@ class RunFolder:
         tree = MerkleTree()
         leaves = []
         for step in range(self.committed + 1):
-            leaf, head = decode_step(self.read(step_path(step)), self.task.shards)
+            leaf, head = decode_step(self.read(step_path(step)), self.declared.shards)
             if leaf.step != step:
                 raise EvidenceError(f"{step_path(step)} holds step {leaf.step}")
             tree.append(leaf.encoded())
@@ -154,8 +180,17 @@ class RunFolder:
             leaves.append(leaf)
         return leaves, tree
 
-    def data(self) -> RunData:
+    def batches(self) -> Batches:
         """Return D; EvidenceError unless it opens the commitment in M."""
+        if isinstance(self.declared, Task):
+            return self.data()
+        salt = self.read(SALT)
+        if salt_commitment(salt) != self.metadata.data:
+            raise EvidenceError("the salt key does not open the data commitment in the metadata")
+        return RecordedBatches(self.read, salt)
+
+    def data(self) -> RunData:
+        """Return D of a preset's run; EvidenceError unless it opens the commitment in M."""
         samples = decode_arrays(self.read(SAMPLES), SAMPLES)
         order = decode_arrays(self.read(ORDER), ORDER)
         if set(order) != {"order"}:

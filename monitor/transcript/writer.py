@@ -40,8 +40,8 @@ class TranscriptWriter:
         """Make the run folder with M and D in one atomic step; CallerError if the folder exists already."""
         if folder.exists():
             raise CallerError(f"{folder} exists already; choose another --out or resume it")
-        if set(data) != {SAMPLES, ORDER, SALT}:
-            raise ValueError("data must hold samples, order and salt")
+        if set(data) not in ({SAMPLES, ORDER, SALT}, {SALT}):
+            raise ValueError("data must hold samples, order and salt, or the salt of the batches to come")
         files = {METADATA: canonical.encode(metadata), **data}
         manifest = Manifest(run=run, files={path: Entry.of(content) for path, content in files.items()})
         draft = staging / "new-run"

@@ -1,0 +1,121 @@
+"""Captures the program of a step while it runs: wiring, constants, scalars, draws and reads, no copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
+from monitor.loops.keys import RecordedKeys
+from monitor.loops.program import ITEM, Constant, Program, operator_of
+from monitor.trace import COMMIT_STATE, Tracer
+
+__all__ = ["Capture", "digest_reads", "read_value"]
+
+MAXIMUM_CONSTANTS = 64 << 20
+
+
+def read_value(value: object) -> str:
+    """What a call read into Python, as text with its type."""
+    return f"{type(value).__name__}:{value.hex() if isinstance(value, float) else value}"
+
+
+def digest_reads(reads: list[str]) -> str:
+    """Digest of all values that a step read, in order."""
+    return str(digest_bytes("reads", canonical.encode(reads)))
+
+
+class Capture(Tracer):
+    """Observes one step of a loop.
+
+    Attributes:
+        reads: values that the loop read with ``.item()``, ``bool()`` and the like.
+    """
+
+    def __init__(self, keys: RecordedKeys) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+        self._keys = keys
+        self._draws: list[list[int]] = []
+        self._constants: list[Constant] = []
+        self._readers: list[str] = []
+
+    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        operator_of(str(func))
+        try:
+            super().before(index, func, args, kwargs)
+        except EvidenceError as error:
+            raise CallerError(f"this step cannot be recorded: {error}") from None
+
+    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        super().after(index, func, args, kwargs, out)
+        self._draws.append(self._keys.take())
+        if str(func) == ITEM:
+            self.reads.append(read_value(out))
+
+    def reader_of(self, constant: int) -> str:
+        """The operator that read a constant first."""
+        return self._readers[constant]
+
+    def program(
+        self, state: Mapping[str, Tensor | None], batch: Mapping[str, Mapping[str, Any]], updates: int
+    ) -> Program:
+        """Close the step with what each tensor of the state now is, None where it is absent."""
+        scalars: list[str] = []
+        calls = []
+        for node, draws in zip(self.nodes, self._draws, strict=True):
+            arguments = {
+                "args": _number(node.arguments["args"], scalars),
+                "kwargs": {name: _number(value, scalars) for name, value in sorted(node.arguments["kwargs"].items())},
+            }
+            calls.append({**node.specification(), "arguments": arguments, "draws": draws})
+        known = len(self._constants)
+        commit = {}
+        for name, tensor in state.items():
+            commit[name] = None if tensor is None else self._source_of(tensor, COMMIT_STATE)
+            if len(self._constants) > known:
+                raise CallerError(f"{name} was set to a tensor that no operator, state or batch of this step produced")
+        return Program(
+            calls=tuple(calls),
+            scalars=tuple(scalars),
+            batch=batch,
+            constants=tuple(self._constants),
+            commit=commit,
+            updates=updates,
+        )
+
+    def _digest(self, tensor: Tensor) -> str:
+        return ""
+
+    def _stranger(self, tensor: Tensor, operator: str) -> None:
+        """A tensor from nowhere is a constant: its whole storage, by value."""
+        storage = tensor.untyped_storage()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        total = sum(len(constant.data) for constant in self._constants) + storage.nbytes()
+        if dtype not in DTYPE_SIZES or total > MAXIMUM_CONSTANTS:
+            raise CallerError(
+                f"{operator} reads a {dtype} tensor of {storage.nbytes()} bytes that no recorded operator, state or "
+                "batch produced; declare it in the batch or register it as a buffer"
+            )
+        whole = torch.empty(0, dtype=tensor.dtype).set_(storage)
+        raw = whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+        self._record_write(whole, f"constant:{len(self._constants)}")
+        self._constants.append(Constant(dtype, raw))
+        self._readers.append(operator)
+
+
+def _number(value: Any, scalars: list[str]) -> Any:
+    """Replace each fractional number by its place in ``scalars``."""
+    if isinstance(value, list):
+        return [_number(item, scalars) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"$float"}:
+        scalars.append(value["$float"])
+        return {"$scalar": len(scalars) - 1}
+    return value

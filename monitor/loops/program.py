@@ -1,0 +1,323 @@
+"""A training step as data: a flat list of ATen calls with wiring, constants and scalars (DESIGN 5).
+
+An input tensor is a place in the memory of its source: an earlier call's result, a tensor of the state, of the batch,
+or a constant. Storages and aliases are real: a call that writes a view writes what it is a view of. Numbers with a
+fraction are numbered through all calls; a step may give some of them other values than the program does, and these are
+the program's slots. Everything else is equal in all steps that run the program.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import DTYPE_SIZES, canonical
+from monitor.numerics.operators import functional_of_out
+from monitor.numerics.session import resolve
+
+__all__ = [
+    "ITEM",
+    "MAXIMUM_PROGRAMS",
+    "Constant",
+    "Program",
+    "build_arguments",
+    "operator_of",
+    "parse_hex",
+    "scalar_numbers",
+]
+
+ITEM = "aten._local_scalar_dense.default"
+"""The call by which Python reads a value; its result is a number, not a tensor."""
+
+MAXIMUM_PROGRAMS = 64
+MAXIMUM_BYTES = 256 << 20
+_MOST_CALLS = 1 << 20
+_MOST_UPDATES = 64
+_MOST_ELEMENTS = 1 << 36
+_FORM = "chipwitness/program/1"
+_KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates"}
+_CALL_KEYS = {"operator", "arguments", "sources", "results", "draws"}
+_PLACE_KEYS = {"source", "dtype", "shape", "stride", "offset"}
+_LAYOUT_KEYS = {"dtype", "shape", "stride"}
+_SOURCE = re.compile(r"(node:\d{1,8}:\d{1,6}|constant:\d{1,6}|(state|batch):.{1,512})", re.ASCII | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that nothing in the step made: the whole storage, flat, little-endian."""
+
+    dtype: str
+    data: bytes
+
+    def tensor(self) -> Tensor:
+        """A fresh copy, 1-D."""
+        kind: torch.dtype = getattr(torch, self.dtype)
+        if not self.data:
+            return torch.empty(0, dtype=kind)
+        return torch.frombuffer(bytearray(self.data), dtype=kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One step.
+
+    Attributes:
+        calls: operator, arguments, sources (places of the tensor inputs), results (layouts of what it returns and
+            writes) and draws (which of the step's random keys it takes) of each ATen call.
+        scalars: hexadecimal values of all fractional arguments, in the order of the calls.
+        batch: dtype and shape of each declared batch tensor.
+        constants: in the order of their first use.
+        commit: for each tensor of the state, where its new value lies; None where it is absent, which counts as zeros.
+        updates: how often the optimizer's ``step`` ran.
+    """
+
+    calls: tuple[Mapping[str, Any], ...]
+    scalars: tuple[str, ...]
+    batch: Mapping[str, Mapping[str, Any]]
+    constants: tuple[Constant, ...]
+    commit: Mapping[str, Mapping[str, Any] | None]
+    updates: int
+
+    def structure(self) -> tuple[Any, ...]:
+        """Everything but scalars and the constants' values: what two runs of one program share."""
+        kinds = [(constant.dtype, len(constant.data)) for constant in self.constants]
+        return (self.updates, len(self.scalars), kinds, self.batch, self.commit, self.calls)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "form": _FORM,
+            "calls": [dict(call) for call in self.calls],
+            "scalars": list(self.scalars),
+            "batch": {name: dict(layout) for name, layout in self.batch.items()},
+            "constants": [
+                {"dtype": constant.dtype, "data": base64.b64encode(constant.data).decode()}
+                for constant in self.constants
+            ],
+            "commit": {name: None if place is None else dict(place) for name, place in self.commit.items()},
+            "updates": self.updates,
+        }
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """Canonical bytes."""
+        return canonical.encode(self.to_json())
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical bytes, lower-case hex: the program's name."""
+        return hashlib.sha256(self.encoded).hexdigest()
+
+    @cached_property
+    def flop(self) -> int:
+        """Multiply-adds of matrix products and convolutions, times two; EvidenceError on shapes that fit no call."""
+        try:
+            return sum(_flop(call) for call in self.calls)
+        except (TypeError, ValueError, IndexError, AssertionError, RuntimeError, AttributeError):
+            raise EvidenceError("the program holds a product of shapes that do not fit") from None
+
+    @cached_property
+    def last_uses(self) -> dict[str, int]:
+        """For each source, the number of the last call that reads it; the commit counts as one call more."""
+        found: dict[str, int] = {}
+        for number, call in enumerate(self.calls):
+            for place in call["sources"]:
+                found[place["source"]] = number
+        for place in self.commit.values():
+            if place is not None:
+                found[place["source"]] = len(self.calls)
+        return found
+
+    @classmethod
+    def decode(cls, data: bytes) -> Program:
+        """Parse; EvidenceError on any other form, an unknown operator, or a source that does not come before."""
+        raw = canonical.decode(data, max_bytes=MAXIMUM_BYTES)
+        if not isinstance(raw, dict) or set(raw) != _KEYS or raw["form"] != _FORM:
+            raise EvidenceError("a program has missing or extra keys")
+        calls, scalars, updates = raw["calls"], raw["scalars"], raw["updates"]
+        if not isinstance(calls, list) or len(calls) > _MOST_CALLS or not isinstance(scalars, list):
+            raise EvidenceError("a program's calls or scalars are malformed")
+        if type(updates) is not int or not 0 <= updates <= _MOST_UPDATES:
+            raise EvidenceError("a program's number of updates is malformed")
+        for text in scalars:
+            parse_hex(text)
+        if not isinstance(raw["constants"], list) or not isinstance(raw["batch"], dict):
+            raise EvidenceError("a program's constants or batch are malformed")
+        constants = tuple(_constant(item) for item in raw["constants"])
+        for layout in raw["batch"].values():
+            _check_layout(layout, {"dtype", "shape"})
+        known = {f"batch:{name}" for name in raw["batch"]} | {f"constant:{i}" for i in range(len(constants))}
+        for number, call in enumerate(calls):
+            _check_call(call, known)
+            known |= {f"node:{number}:{slot}" for slot in range(len(call["results"]))}
+        if not isinstance(raw["commit"], dict):
+            raise EvidenceError("a program's commit is malformed")
+        for place in raw["commit"].values():
+            if place is not None:
+                _check_place(place, known)
+        numbers = [number for call in calls for number in scalar_numbers(call["arguments"])]
+        if numbers != list(range(len(scalars))):
+            raise EvidenceError("a program's scalars do not match its calls")
+        return cls(
+            calls=tuple(calls),
+            scalars=tuple(scalars),
+            batch=raw["batch"],
+            constants=constants,
+            commit=raw["commit"],
+            updates=updates,
+        )
+
+
+def operator_of(name: str) -> OpOverload:
+    """The ATen overload that a program may call; UnsupportedOperator if the operator table does not admit it."""
+    if name == ITEM:
+        return torch.ops.aten._local_scalar_dense.default
+    functional = functional_of_out(name) if name.count(".") == 2 else None
+    if functional is not None:
+        resolve(functional)
+        _, operator, overload = name.split(".")
+        found: OpOverload = getattr(getattr(torch.ops.aten, operator), overload)
+        return found
+    return resolve(name)
+
+
+def parse_hex(text: object) -> float:
+    """A number from its one hexadecimal form; EvidenceError on any other."""
+    if isinstance(text, str):
+        try:
+            value = float.fromhex(text)
+        except (ValueError, OverflowError):
+            value = math.nan
+        if value.hex() == text:
+            return value
+    raise EvidenceError(f"{text!r} is not a number in hexadecimal form")
+
+
+def build_arguments(
+    arguments: Mapping[str, Any], tensors: Sequence[Tensor], scalar: Callable[[int], float]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Rebuild positional and keyword arguments of a call; EvidenceError where they have another form."""
+
+    def build(value: Any) -> Any:
+        if isinstance(value, list):
+            return [build(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if len(value) != 1:
+            raise EvidenceError("a call's arguments are malformed")
+        ((kind, item),) = value.items()
+        if kind == "$tensor":
+            return tensors[item]
+        if kind == "$scalar":
+            return scalar(item)
+        if kind == "$device":
+            return torch.device("cpu")
+        found = getattr(torch, str(item).removeprefix("torch."), None)
+        if kind in _TYPES and isinstance(found, _TYPES[kind]):
+            return found
+        raise EvidenceError("a call's arguments are malformed")
+
+    try:
+        args, kwargs = arguments["args"], arguments["kwargs"]
+        return tuple(build(args)), {name: build(value) for name, value in kwargs.items()}
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        raise EvidenceError("a call's arguments are malformed") from None
+
+
+_TYPES: dict[str, type] = {
+    "$dtype": torch.dtype,
+    "$layout": torch.layout,
+    "$memory_format": torch.memory_format,
+}
+
+
+def scalar_numbers(value: Any) -> Iterator[Any]:
+    """Numbers of the scalars among arguments, in order: positional ones first, keywords by name."""
+    if isinstance(value, list):
+        for item in value:
+            yield from scalar_numbers(item)
+    elif isinstance(value, dict):
+        if set(value) == {"$scalar"}:
+            yield value["$scalar"]
+        else:
+            for name in sorted(value):
+                yield from scalar_numbers(value[name])
+
+
+def _constant(data: object) -> Constant:
+    if not isinstance(data, dict) or set(data) != {"dtype", "data"} or data["dtype"] not in DTYPE_SIZES:
+        raise EvidenceError("a program's constant is malformed")
+    try:
+        content = base64.b64decode(data["data"], validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise EvidenceError("a program's constant is not base64") from None
+    if len(content) % DTYPE_SIZES[data["dtype"]] or base64.b64encode(content).decode() != data["data"]:
+        raise EvidenceError("a program's constant is malformed")
+    return Constant(data["dtype"], content)
+
+
+def _check_call(call: object, known: set[str]) -> None:
+    if not isinstance(call, dict) or set(call) != _CALL_KEYS or not isinstance(call["operator"], str):
+        raise EvidenceError("a program's call has missing or extra keys")
+    try:
+        operator_of(call["operator"])
+    except CallerError as error:
+        raise EvidenceError(f"a program calls what it may not: {error}") from None
+    arguments, draws = call["arguments"], call["draws"]
+    if not isinstance(arguments, dict) or set(arguments) != {"args", "kwargs"}:
+        raise EvidenceError("a call's arguments are malformed")
+    if not isinstance(call["sources"], list) or not isinstance(call["results"], list):
+        raise EvidenceError("a call's sources or results are malformed")
+    if not isinstance(draws, list) or not all(type(draw) is int and 0 <= draw < _MOST_CALLS for draw in draws):
+        raise EvidenceError("a call's draws are malformed")
+    for place in call["sources"]:
+        _check_place(place, known)
+    for layout in call["results"]:
+        _check_layout(layout, _LAYOUT_KEYS)
+
+
+def _check_place(place: object, known: set[str]) -> None:
+    _check_layout(place, _PLACE_KEYS)
+    assert isinstance(place, dict)
+    source, offset = place["source"], place["offset"]
+    if type(offset) is not int or abs(offset) > _MOST_ELEMENTS:
+        raise EvidenceError("a place's offset is malformed")
+    if not isinstance(source, str) or _SOURCE.fullmatch(source) is None:
+        raise EvidenceError("a place's source is malformed")
+    if source not in known and not source.startswith("state:"):
+        raise EvidenceError(f"a place's source {source!r} does not come before it")
+
+
+def _check_layout(layout: object, keys: set[str]) -> None:
+    if not isinstance(layout, dict) or set(layout) != keys or layout["dtype"] not in DTYPE_SIZES:
+        raise EvidenceError("a tensor's layout in a program is malformed")
+    lists = [layout[name] for name in ("shape", "stride") if name in keys]
+    for sizes in lists:
+        if not isinstance(sizes, list) or not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for size in sizes):
+            raise EvidenceError("a tensor's layout in a program is malformed")
+    if len({len(sizes) for sizes in lists}) != 1 or math.prod(layout["shape"]) > _MOST_ELEMENTS:
+        raise EvidenceError("a tensor's layout in a program is malformed")
+
+
+def _flop(call: Mapping[str, Any]) -> int:
+    packet = operator_of(call["operator"]).overloadpacket
+    count = flop_registry.get(packet)
+    if count is None:
+        return 0
+    tensors = [torch.empty(place["shape"], device="meta") for place in call["sources"]]
+    results = [torch.empty(layout["shape"], device="meta") for layout in call["results"]]
+    args, kwargs = build_arguments(call["arguments"], tensors, lambda _: 0.0)
+    return int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))

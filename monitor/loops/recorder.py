@@ -1,0 +1,395 @@
+"""Records somebody's own training loop: each step becomes a program, a committed leaf and a state on the chips."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import digest_bytes
+from monitor import numerics
+from monitor.environment import check_subnormals, fingerprint, settings, versions
+from monitor.lab import chip_evidence
+from monitor.loops.batches import batch_layout, batch_root, flatten_batch
+from monitor.loops.capture import Capture, digest_reads
+from monitor.loops.keys import RecordedKeys, step_seed
+from monitor.loops.program import MAXIMUM_PROGRAMS, Program
+from monitor.loops.replaying import ProgramTraining
+from monitor.loops.slots import SlotRules, updates_before
+from monitor.loops.state import LoopState
+from monitor.loops.task import LoopTask
+from monitor.numerics.operators.random import keys_from
+from monitor.site import Site, new_site_config, site_path
+from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
+from monitor.transcript.batches import salt_commitment
+from monitor.transcript.layout import SALT, batch_path, checkpoint_path, log_path, program_path
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Makes a run folder out of a training loop that somebody else wrote.
+
+        recorder = Recorder(model, optimizer, out="RUN", numerics="exact", seed=1)
+        for batch in loader:
+            with recorder.step(batch):
+                ...  # zero_grad, forward, backward, optimizer.step(), as ever
+        recorder.finish()
+
+    It moves weights, buffers, gradients and optimizer state into chip memory. A step is on disk before the chips hear
+    of it. Beside ``RUN`` lie ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker, registry and the
+    agreement between lab and inspector say, here written by one hand because this is a simulation.
+
+    Args:
+        model: any module on the CPU; its parameters and buffers are adopted.
+        optimizer: of the model's parameters.
+        out: run folder that does not exist yet.
+        numerics: ``exact`` or ``rounded``.
+        seed: decides the lab's keys and the masks of dropout.
+        chips: number of chips that the state is spread over.
+        checkpoint_every: steps from one full state to the next.
+        free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
+        started: UTC time of the start; now, if None.
+        hours: until the declared end of the run.
+
+    Raises:
+        CallerError: here and in every step, on anything that cannot be recorded; nothing is committed then.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        out: str | Path,
+        numerics: str = "exact",
+        seed: int = 0,
+        chips: int = 4,
+        checkpoint_every: int = 4,
+        lab: str = "lab-1",
+        snapshot_rate: Fraction = Fraction(1, 4),
+        free_slots: bool = False,
+        started: datetime | None = None,
+        hours: float = 24.0,
+    ) -> None:
+        self.folder = Path(out)
+        if self.folder.exists():
+            raise CallerError(f"{self.folder} exists already; choose another folder")
+        _check_objects(model, optimizer)
+        check_subnormals()
+        begin = started or datetime.now(UTC).replace(microsecond=0)
+        config = new_site_config(
+            lab=lab,
+            seed=seed,
+            chips=chips,
+            snapshot_rate=snapshot_rate,
+            started=begin,
+            duration=timedelta(hours=hours),
+        )
+        self._optimizer = optimizer
+        self._free_slots = free_slots
+        self._state: Literal["ready", "open", "failed", "finished"] = "ready"
+        self._groups = tuple(_hyper(group) for group in optimizer.param_groups)
+        self._loop = LoopState(model, optimizer, chips)
+        self._task = LoopTask(
+            numerics=numerics,
+            seed=seed,
+            checkpoint_every=checkpoint_every,
+            shards=chips,
+            optimizer=f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            groups=self._groups,
+            state=self._loop.entries,
+        )
+        self._before = {name: tensor.clone() for name, tensor in self._loop.memory.export().items()}
+        self._rules = SlotRules(self._task.optimizer, self._groups, updates_before(self._before))
+        self._programs: dict[str, Program] = {}
+        self._updates = 0
+        self._used: list[dict[str, Any]] = list(self._groups)
+        optimizer.register_step_pre_hook(self._note_update)
+        self._salt = hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
+        self._site = Site.create(site_path(self.folder), config)
+        self._trust: dict[str, Any] = {
+            **Site.reference_values(config),
+            "programs": [],
+            "initial_states": [str(self._loop.memory.digest().root)],
+            "free_slots": [],
+        }
+        self._write_trust()
+        self._begin(lab, begin, config.declared_end)
+
+    def step(self, batch: object) -> AbstractContextManager[None]:
+        """Record the body of the ``with`` statement as the next step, which trains on ``batch``.
+
+        Args:
+            batch: every tensor that the body reads from outside: a tensor, or dicts, tuples and lists of them.
+        """
+        return _Step(self, batch)
+
+    def finish(self) -> str:
+        """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state."""
+        self._require_ready()
+        steps = self._writer.steps
+        if steps < 1:
+            raise CallerError("no step was recorded; there is no run to finish")
+        self._check_untouched()
+        files = {}
+        if steps % self._task.checkpoint_every:
+            self._repeat_segment(steps)
+            files[checkpoint_path(steps)] = encode_state(self._loop.memory.export())
+        self._writer.finish({**files, **chip_evidence(self._site, lambda _, evidence: evidence)})
+        self._site.power_off()
+        self._state = "finished"
+        return str(self._loop.memory.digest().root)
+
+    def _begin(self, lab: str, begin: datetime, declared_end: str) -> None:
+        metadata = Metadata(
+            lab=lab,
+            task=self._task,
+            data=salt_commitment(self._salt),
+            chips=tuple(chip.chip_id for chip in self._site.chips),
+            device={"name": os.environ.get("CHIPWITNESS_DEVICE", "native"), "fingerprint": str(fingerprint())},
+            versions=versions(),
+            settings=settings(),
+            started=begin.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            declared_end=declared_end,
+        )
+        self._run_id = metadata.run_id
+        self._writer = TranscriptWriter.create(
+            self.folder,
+            self._site.staging,
+            self._site.key,
+            run=self._run_id.hex(),
+            metadata=metadata.to_json(),
+            data={SALT: self._salt},
+        )
+        for chip, shard in zip(self._site.chips, self._loop.memory.shards, strict=True):
+            chip.attach(shard, self._run_id, 0)
+        leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=0)
+        self._commit(leaf, {checkpoint_path(0): encode_state(self._loop.memory.export())})
+
+    def _note_update(self, *_: object) -> None:
+        """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it."""
+        self._updates += 1
+        self._used = [_hyper(group) for group in self._optimizer.param_groups]
+
+    def _require_ready(self) -> None:
+        if self._state != "ready":
+            reasons = {
+                "open": "a step is open; leave its with statement first",
+                "failed": "a step failed, so this run cannot go on; what was committed is an unfinished run",
+                "finished": "the run is finished",
+            }
+            raise CallerError(reasons[self._state])
+
+    def _check_untouched(self) -> None:
+        """Between steps nobody may write the state."""
+        strays = self._loop.strays()
+        if strays:
+            raise CallerError(f"{strays[0]} was put elsewhere than in chip memory between steps")
+        for name, tensor in self._loop.memory.export().items():
+            if not _same_bytes(tensor, self._before[name]):
+                raise CallerError(f"{name} was written between steps; only a recorded step may write the state")
+
+    def _record(self, capture: Capture, batch: Mapping[str, Tensor], content: bytes, log: bytes) -> None:
+        """Turn what was captured into a committed step."""
+        step = self._writer.steps + 1
+        captured = capture.program(self._loop.current(), batch_layout(batch), self._updates)
+        program, execution = self._name(captured, capture)
+        self._loop.settle()
+        root = batch_root(self._salt, step, content)
+        leaf = Leaf(
+            step=step,
+            batch=root.hex(),
+            state=self._loop.memory.digest(),
+            log=str(digest_bytes("rounding-log", log)),
+            loss="",
+            flop=program.flop,
+            execution=execution,
+        )
+        is_checkpoint = step % self._task.checkpoint_every == 0
+        is_new = program.digest not in self._programs
+        if is_new or is_checkpoint:
+            self._repeat(program, leaf, batch, root, log)
+        files = {log_path(step): log, batch_path(step): content}
+        if is_new:
+            self._programs[program.digest] = program
+            self._trust["programs"] = sorted(self._programs)
+            self._trust["free_slots"] = sorted(self._programs) if self._free_slots else []
+            self._write_trust()
+            files[program_path(program.digest)] = program.encoded
+        if is_checkpoint:
+            files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
+        with torch.no_grad():
+            for name, tensor in self._loop.memory.export().items():
+                self._before[name].copy_(tensor)
+        self._commit(leaf, files)
+
+    def _name(self, captured: Program, capture: Capture) -> tuple[Program, Execution]:
+        """The program that this step runs, an earlier one if there is one of its structure, and the step's values."""
+        structure = captured.structure()
+        program = next((known for known in self._programs.values() if known.structure() == structure), captured)
+        for number, (one, other) in enumerate(zip(captured.constants, program.constants, strict=True)):
+            if one != other:
+                raise CallerError(
+                    f"{capture.reader_of(number)} reads a tensor that changes from step to step, and that no recorded "
+                    "operator, state or batch produced; declare it in the batch or register it as a buffer"
+                )
+        if program is captured and len(self._programs) == MAXIMUM_PROGRAMS:
+            raise CallerError(
+                f"the loop has run {MAXIMUM_PROGRAMS} different programs already; keep the shapes of batches, whole "
+                "numbers among arguments and branches the same from step to step"
+            )
+        slots: dict[str, list[int]] = {}
+        for number, (mine, known) in enumerate(zip(captured.scalars, program.scalars, strict=True)):
+            if mine != known:
+                slots.setdefault(mine, []).append(number)
+        changes = []
+        for now, declared in zip(self._used, self._groups, strict=True):
+            changes.append({name: value for name, value in now.items() if value != declared.get(name)})
+        self._rules.take(program, slots, changes)
+        unexplained = self._rules.unexplained()
+        if unexplained and not self._free_slots:
+            raise CallerError(
+                f"a number that {unexplained[0].operator} takes changes from step to step, and the optimizer's "
+                "hyper-parameters do not explain it; pass it as a tensor of the batch, or allow free_slots=True"
+            )
+        return program, Execution(
+            program=program.digest,
+            slots={text: tuple(numbers) for text, numbers in slots.items()},
+            hyper=tuple(changes),
+            reads=digest_reads(capture.reads),
+        )
+
+    def _repeat(self, program: Program, leaf: Leaf, batch: Mapping[str, Tensor], root: bytes, log: bytes) -> None:
+        """Interpret the step from the state before it: what it reaches must lie in memory now."""
+        assert leaf.execution is not None
+        training = ProgramTraining(self._task)
+        training.memory.load(self._before)
+        training.step = leaf.step - 1
+        try:
+            reached, _ = training.take_step(program, leaf.execution, batch, root, log)
+        except EvidenceError as error:
+            raise CallerError(f"step {leaf.step} cannot be recorded: {error}") from None
+        self._require_equal(training, leaf.step)
+        if reached != leaf:
+            raise CallerError(f"step {leaf.step} reads other values when its program is repeated")
+
+    def _repeat_segment(self, last: int) -> None:
+        """Repeat the steps since the last checkpoint, from disk."""
+        run = RunFolder(self.folder, self._site.key.verifying)
+        training = ProgramTraining(self._task)
+        training.step = last // self._task.checkpoint_every * self._task.checkpoint_every
+        training.memory.load(run.checkpoint(training.step))
+        batches = run.batches()
+        for step in range(training.step + 1, last + 1):
+            execution = run.leaf(step).execution
+            assert execution is not None
+            program, log = self._programs[execution.program], run.rounding_log(step)
+            training.take_step(program, execution, batches.batch(step), batches.batch_root(step), log)
+        self._require_equal(training, last)
+
+    def _require_equal(self, training: ProgramTraining, step: int) -> None:
+        mine = self._loop.memory.export()
+        for name, tensor in training.memory.export().items():
+            if not _same_bytes(tensor, mine[name]):
+                raise CallerError(f"{name} was written in step {step} by something that is no recorded operator")
+
+    def _commit(self, leaf: Leaf, files: dict[str, bytes]) -> None:
+        root = self._writer.append(leaf, files)
+        for chip in self._site.chips:
+            chip.commit(self._run_id, leaf.step, root)
+        for chip in self._site.chips:
+            chip.tick(self._run_id, leaf.step)
+
+    def _write_trust(self) -> None:
+        path = self.folder.resolve().with_name(self.folder.resolve().name + ".trust.json")
+        draft = path.with_name(path.name + ".new")
+        draft.write_text(json.dumps(self._trust, indent=2) + "\n", encoding="utf-8")
+        os.replace(draft, path)
+
+
+class _Step(AbstractContextManager[None]):
+    """One recorded step; used once."""
+
+    def __init__(self, recorder: Recorder, batch: object) -> None:
+        self._recorder = recorder
+        self._given = batch
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        recorder._require_ready()
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise CallerError("autocast is on; switch it off, a recorded loop computes in FP32")
+        recorder._check_untouched()
+        self._batch = flatten_batch(self._given)
+        self._content = encode_state(self._batch)
+        step = recorder._writer.steps + 1
+        keys = RecordedKeys(recorder._task.seed, step)
+        self._capture = Capture(keys)
+        present = {name: tensor for name, tensor in recorder._loop.current().items() if tensor is not None}
+        self._capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, self._batch)
+        self._random = torch.get_rng_state()
+        torch.default_generator.manual_seed(step_seed(recorder._task.seed, step))
+        recorder._updates, recorder._used = 0, list(recorder._groups)
+        recorder._state = "open"
+        self._session = numerics.recording(recorder._task.numerics, observer=self._capture)
+        self._open = ExitStack()
+        self._open.enter_context(keys_from(keys))
+        self._open.enter_context(self._session)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorder = self._recorder
+        recorder._state = "failed"
+        try:
+            self._open.__exit__(kind, error, trace)
+        finally:
+            torch.set_rng_state(self._random)
+        if kind is None:
+            recorder._record(self._capture, self._batch, self._content, self._session.log)
+            recorder._state = "ready"
+
+
+def _check_objects(model: object, optimizer: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise CallerError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if not isinstance(optimizer, Optimizer):
+        raise CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    for name, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            raise CallerError(f"{name or 'the model'} is compiled; record the model without torch.compile")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CallerError(f"{name or 'the model'} is a script module; record the model without torch.jit")
+
+
+def _hyper(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group's hyper-parameters as JSON has them."""
+    found = {}
+    for name, value in group.items():
+        if name == "params":
+            continue
+        if isinstance(value, Tensor):
+            raise CallerError(f"the optimizer's {name} is a tensor; give it as a plain number")
+        found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Compare as bytes, so that NaN equals itself and -0 is not +0."""
+    if one.numel() == 0:
+        return True
+    mine, theirs = one.detach().reshape(-1).view(torch.uint8), other.detach().reshape(-1).view(torch.uint8)
+    return bool(torch.equal(mine, theirs))

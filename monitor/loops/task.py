@@ -1,0 +1,146 @@
+"""What a run of somebody's own loop declares before it starts: numerics, optimizer and the layout of its state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from firmware_sim import REGION_KINDS
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import DTYPE_SIZES
+from monitor.sharding import ShardedMemory
+
+__all__ = ["LoopTask", "StateEntry"]
+
+_FORM = "loop/1"
+_KEYS = {"form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "state"}
+_MOST_TENSORS = 1 << 18
+_MOST_DIMENSIONS = 32
+_SCALARS = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEntry:
+    """One tensor of the state: ``kind`` is weight, buffer, gradient or optimizer."""
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in REGION_KINDS or self.dtype not in DTYPE_SIZES or not self.name:
+            raise EvidenceError(f"the declared state has an impossible tensor: {self.kind} {self.name!r} {self.dtype}")
+        if len(self.shape) > _MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in self.shape):
+            raise EvidenceError(f"the declared state holds a tensor of impossible shape: {self.name!r} {self.shape}")
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the tensor's elements."""
+        return math.prod(self.shape) * DTYPE_SIZES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopTask:
+    """The declared part of a run whose steps are programs (part of M in Shavit 2023, section 4.1; PAPERS S5).
+
+    How many steps the loop takes is not declared: the signed manifest counts them, and every chip has heard of each.
+
+    Attributes:
+        seed: of the keys of random operators (dropout).
+        optimizer: full name of the optimizer's class.
+        groups: hyper-parameters of each parameter group, as they are before the first step.
+        state: all tensors of the state, in the order of memory.
+        steps: steps of the run as far as it came; no part of the declaration.
+    """
+
+    numerics: str
+    seed: int
+    checkpoint_every: int
+    shards: int
+    optimizer: str
+    groups: tuple[Mapping[str, Any], ...]
+    state: tuple[StateEntry, ...]
+    steps: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.numerics not in ("exact", "rounded"):
+            raise CallerError(f"a loop is recorded with exact or rounded numerics, not {self.numerics!r}")
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
+            raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed!r}")
+        for name, most in (("checkpoint_every", 99_999_999), ("shards", 4096)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise CallerError(f"{name} must be at least 1 and at most {most}, not {value!r}")
+        if not 1 <= len(self.state) <= _MOST_TENSORS:
+            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {_MOST_TENSORS} can be recorded")
+        if len({(entry.kind, entry.name) for entry in self.state}) != len(self.state):
+            raise CallerError("two tensors of the state have one name")
+        for group in self.groups:
+            check_hyper(group)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the whole state."""
+        return sum(entry.byte_count for entry in self.state)
+
+    def empty_memory(self) -> ShardedMemory:
+        """Memory of the declared layout, all zeros."""
+        tensors = {
+            (entry.kind, entry.name): torch.zeros((), dtype=getattr(torch, entry.dtype)).expand(entry.shape)
+            for entry in self.state
+        }
+        return ShardedMemory(tensors, self.shards)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as JSON-able values."""
+        return {
+            "form": _FORM,
+            "numerics": self.numerics,
+            "seed": self.seed,
+            "checkpoint_every": self.checkpoint_every,
+            "shards": self.shards,
+            "optimizer": self.optimizer,
+            "groups": [dict(group) for group in self.groups],
+            "state": [[entry.kind, entry.name, entry.dtype, list(entry.shape)] for entry in self.state],
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> LoopTask:
+        """Parse what ``to_json`` returned; EvidenceError on anything missing, extra or out of range."""
+        if not isinstance(data, dict) or set(data) != _KEYS or data["form"] != _FORM:
+            raise EvidenceError("the loop in the metadata has missing or extra keys")
+        state, groups = data["state"], data["groups"]
+        if not isinstance(state, list) or not isinstance(groups, list) or not isinstance(data["optimizer"], str):
+            raise EvidenceError("the loop's state, groups or optimizer in the metadata is malformed")
+        try:
+            entries = [
+                StateEntry(kind=kind, name=name, dtype=dtype, shape=tuple(shape)) for kind, name, dtype, shape in state
+            ]
+            return cls(
+                numerics=data["numerics"],
+                seed=data["seed"],
+                checkpoint_every=data["checkpoint_every"],
+                shards=data["shards"],
+                optimizer=data["optimizer"],
+                groups=tuple(groups),
+                state=tuple(entries),
+            )
+        except (CallerError, TypeError, ValueError) as error:
+            raise EvidenceError(f"the loop in the metadata is invalid: {error}") from None
+
+
+def check_hyper(group: object) -> None:
+    """Hyper-parameters are numbers, truth values, text, None, or lists of them; CallerError names any other."""
+    if not isinstance(group, Mapping):
+        raise CallerError("a parameter group is no mapping")
+    for name, value in group.items():
+        parts = value if isinstance(value, list | tuple) else [value]
+        if not isinstance(name, str) or not all(isinstance(part, _SCALARS) for part in parts):
+            raise CallerError(f"the optimizer's {name} is {type(value).__name__}; give it as a plain number")
+        if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
+            raise CallerError(f"the optimizer's {name} is not finite")

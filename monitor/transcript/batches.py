@@ -1,0 +1,62 @@
+"""The batches of a run, whatever it trains: a preset's from declared samples, a loop's as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import digest_bytes
+from monitor.loops.batches import batch_root
+from monitor.transcript.layout import batch_path
+from monitor.transcript.state import decode_state
+
+__all__ = ["Batches", "RecordedBatches", "salt_commitment"]
+
+
+class Batches(Protocol):
+    """What each step trains on."""
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """Tensors of the batch of step 1, 2, …"""
+
+    def batch_root(self, step: int) -> bytes:
+        """Root that the step's leaf commits to, 32 bytes."""
+
+    def describe(self, step: int) -> str:
+        """The declared samples of a step, in words."""
+
+
+def salt_commitment(salt: bytes) -> dict[str, str]:
+    """What M says about D of a loop: a commitment to the salt key; each batch is committed by its step."""
+    return {"salt": str(digest_bytes("salt", salt))}
+
+
+class RecordedBatches:
+    """D of a loop: one file a step.
+
+    Args:
+        read: returns the verified content of a file of the run.
+        salt: 32 bytes.
+    """
+
+    def __init__(self, read: Callable[[str], bytes], salt: bytes) -> None:
+        if len(salt) != 32:
+            raise EvidenceError("the salt key is not 32 bytes")
+        self._read = read
+        self._salt = salt
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """Tensors of the batch of step 1, 2, …"""
+        path = batch_path(step)
+        return decode_state(self._read(path), path)
+
+    def batch_root(self, step: int) -> bytes:
+        """RFC 9162 root over the salted digest of the step's file: 32 bytes."""
+        return batch_root(self._salt, step, self._read(batch_path(step)))
+
+    def describe(self, step: int) -> str:
+        """The declared samples of a step, in words."""
+        return "batch"
