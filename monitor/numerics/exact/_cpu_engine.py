@@ -17,9 +17,9 @@ from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import round_products
 from monitor.numerics.exact.matmul_reference import CHUNK
 
-__all__ = ["cpu_matmul", "int8_serves"]
+__all__ = ["INT8_WORK", "cpu_matmul", "int8_serves", "is_sampled"]
 
-_INT8_WORK = 1 << 22
+INT8_WORK = 1 << 22
 """Multiplications from which four int8 products and their digits beat one FP64 product."""
 
 _CHECK_EVERY = 64
@@ -38,9 +38,9 @@ def _require_fp64() -> None:
         raise DeviceError("the FP64 matrix product of this processor does not add integers exactly")
 
 
-def _sampled(a: Tensor, b: Tensor) -> bool:
+def is_sampled(a: Tensor, b: Tensor) -> bool:
     """Whether this call is checked: the first of each shape and layout, then every 64th."""
-    key = (*a.shape, *b.shape, int(a.stride(-1) == 1), int(b.stride(-1) == 1))
+    key = (*a.shape, 0, *b.shape, int(a.stride(-1) == 1), int(b.stride(-1) == 1))
     count = _calls.get(key, 0)
     _calls[key] = count + 1
     return count % _CHECK_EVERY == 0
@@ -103,9 +103,9 @@ def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto", wide: bool = True)
     batch, m, k = a.shape
     n = b.shape[-1]
     out = torch.empty((batch, m, n), dtype=torch.float32)
-    if engine == "int8" or (engine == "auto" and m * n * k >= _INT8_WORK and int8_serves()):
+    if engine == "int8" or (engine == "auto" and m * n * k >= INT8_WORK and int8_serves()):
         for left, right, result in zip(a, b, out, strict=True):
-            int8_matmul(left, right, result, check=_sampled(left, right), wide=wide)
+            int8_matmul(left, right, result, check=is_sampled(left, right), wide=wide)
     else:
         _fp64_matmul(a, b, out, wide=wide)
     return out

@@ -6,7 +6,8 @@ nor the int32 products ever leave the cache for long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from monitor.numerics.exact._wide import round_products
 from monitor.numerics.exact._workers import run_tasks, worker_count
 from monitor.numerics.exact.matmul_reference import CHUNK
 
-__all__ = ["Vectors", "int8_matmul", "multiply", "tile_edges"]
+__all__ = ["Gathered", "Vectors", "int8_matmul", "multiply"]
 
 _GRAIN = 64
 _WIDTH = 256
@@ -39,29 +40,34 @@ class Vectors:
         wide: which of them need the wide path, likewise.
     """
 
-    __slots__ = ("_along", "_source", "count", "length", "matrix", "outcome", "side", "wide")
-
     def __init__(self, matrix: Tensor, side: int) -> None:
         """Takes FP32 `matrix` (count, K) of any strides, its rows being the vectors."""
         self.side = side
-        self.matrix = matrix
         self.count, self.length = matrix.shape
-        self._along = matrix.stride(1) == 1 or matrix.stride(0) != 1
-        self._source: NDArray[np.float32] = (matrix if self._along else matrix.t()).contiguous().numpy()
         self.outcome = np.empty(self.count, np.float64)
         self.wide = np.empty(self.count, np.bool_)
+        self._matrix = matrix
+        self._along = matrix.stride(1) == 1 or matrix.stride(0) != 1
+        self._source: NDArray[np.float32] = (matrix if self._along else matrix.t()).contiguous().numpy()
 
-    def digits(self, begin: int, end: int, *, name: str) -> Tensor:
+    def edges(self, width: int) -> list[tuple[int, int]]:
+        """Ranges of about `width` vectors that cover all of them."""
+        return _edges(self.count, width)
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        """The vectors [begin, end) as FP32 (n, K)."""
+        return self._matrix[begin:end]
+
+    def digits(self, begin: int, end: int) -> Tensor:
         """Digits of some vectors as the GEMM's operand: (n, 3K) for side 0, (3K, n) for side 1, in scratch memory."""
-        out = self._memory(end - begin, name)
+        out = self._memory(end - begin, "streamed digits")
         self._split(begin, end, out, begin)
         return self._turned(out)
 
     def all_digits(self) -> Tensor:
         """Digits of all vectors, made on all cores."""
         out = self._memory(self.count, "kept digits")
-        edges = tile_edges(self.count, self.count)
-        run_tasks([partial(self._split, begin, end, out, 0) for begin, end in edges])
+        run_tasks([partial(self._split, *edges, out, 0) for edges in _edges(self.count, self.count)])
         return self._turned(out)
 
     def _memory(self, count: int, name: str) -> Tensor:
@@ -77,7 +83,42 @@ class Vectors:
         guarded(kernel, begin, end, arguments)
 
 
-def tile_edges(count: int, width: int) -> list[tuple[int, int]]:
+class Gathered(Vectors):
+    """Vectors that lie scattered in memory, such as the patches of an image, and are gathered a piece at a time."""
+
+    def __init__(self, pieces: Sequence[Tensor], side: int, length: int) -> None:
+        """Takes FP32 tensors, each of which has n·K elements in the order of n vectors."""
+        self.side = side
+        self.length = length
+        ends = list(itertools.accumulate(piece.numel() // length for piece in pieces))
+        self._edges = list(zip([0, *ends[:-1]], ends, strict=True))
+        self._pieces = dict(zip(self._edges, pieces, strict=True))
+        self._along = True
+        self.count = ends[-1]
+        self.outcome = np.empty(self.count, np.float64)
+        self.wide = np.empty(self.count, np.bool_)
+
+    def edges(self, width: int) -> list[tuple[int, int]]:
+        """The pieces' ranges."""
+        return self._edges
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        """A piece as FP32 (n, K), in scratch memory."""
+        piece = self._pieces[begin, end]
+        out = scratch("gathered", (end - begin, self.length), torch.float32)
+        out.view(piece.shape).copy_(piece)
+        return out
+
+    def digits(self, begin: int, end: int) -> Tensor:
+        """As for ``Vectors``."""
+        out = self._memory(end - begin, "streamed digits")
+        x, part = self.rows(begin, end).numpy(), slice(begin, end)
+        arguments = (x, x.view(np.uint32), out.numpy(), self.outcome[part], self.wide[part], self.side, CHUNK, 0)
+        guarded(kernels.digits_along, 0, end - begin, arguments)
+        return self._turned(out)
+
+
+def _edges(count: int, width: int) -> list[tuple[int, int]]:
     """Ranges of about `width` that cover [0, count), in multiples of 64 and a multiple of the cores in number."""
     cores = worker_count()
     pieces = -(-max(-(-count // width), 1) // cores) * cores
@@ -107,7 +148,7 @@ def _require_sum(left: Tensor, right: Tensor, product: Tensor) -> None:
         )
 
 
-def multiply(
+def _multiply(
     left: Tensor, right: Tensor, rows: Any, columns: Any, out: NDArray[np.float32], corner: tuple[int, int], check: bool
 ) -> None:
     """Fills one tile of a result from the digits of both sides.
@@ -138,41 +179,54 @@ def multiply(
 class _Product:
     """One product on its way: the kept side's digits, and what fills a strip of the result."""
 
-    def __init__(self, a: Tensor, b: Tensor, out: NDArray[np.float32], *, check: bool, wide: bool) -> None:
-        left, right = Vectors(a, 0), Vectors(b.t(), 1)
-        self.kept, self.streamed = (left, right) if right.count >= left.count else (right, left)
-        self.digits = self.kept.all_digits()
-        self.out = out
-        self.check = check
-        self.wide = wide
+    def __init__(self, kept: Vectors, streamed: Vectors, out: NDArray[np.float32], *, check: bool, wide: bool) -> None:
+        self._kept, self._streamed = kept, streamed
+        self._digits = kept.all_digits()
+        self._out = out
+        self._check = check
+        self._use_wide_path = wide
 
     def fill(self, begin: int, end: int) -> None:
         """Fills the columns [begin, end) of the result, or the rows if A is streamed."""
-        kept, streamed, part = self.kept, self.streamed, slice(begin, end)
-        some = streamed.digits(begin, end, name="streamed digits")
+        kept, streamed, part = self._kept, self._streamed, slice(begin, end)
+        some = streamed.digits(begin, end)
         outcome, flags = streamed.outcome[part], streamed.wide[part]
-        view = self.out[:, part] if streamed.side == 1 else self.out[part]
-        if self.wide and kept.wide.all():
+        view = self._out[:, part] if streamed.side == 1 else self._out[part]
+        if self._use_wide_path and kept.wide.all():
             view[...] = 0.0 * (outcome if streamed.side == 1 else outcome[:, None])  # NaN where it is to stay
         else:
             self._multiply(some, outcome, begin)
-        if self.wide and (kept.wide.any() or flags.any()):
-            sides = [(kept.matrix, kept.wide), (streamed.matrix[part], flags)]
+        if self._use_wide_path and (kept.wide.any() or flags.any()):
+            sides = [(kept.rows(0, kept.count), kept.wide), (streamed.rows(begin, end), flags)]
             (a, wide_rows), (b, wide_columns) = sides if streamed.side == 1 else reversed(sides)
             round_products(a, b.t(), wide_rows, wide_columns, view)
 
-    def _multiply(self, some: Tensor, outcome: Any, begin: int) -> None:
-        for start in range(0, self.kept.count, _HEIGHT):
+    def _multiply(self, some: Tensor, outcome: NDArray[np.float64], begin: int) -> None:
+        for start in range(0, self._kept.count, _HEIGHT):
             part = slice(start, start + _HEIGHT)
-            factors = self.kept.outcome[part]
-            if self.streamed.side == 1:
-                multiply(self.digits[part], some, factors, outcome, self.out, (start, begin), self.check)
+            factors = self._kept.outcome[part]
+            if self._streamed.side == 1:
+                _multiply(self._digits[part], some, factors, outcome, self._out, (start, begin), self._check)
             else:
-                multiply(some, self.digits[:, part], outcome, factors, self.out, (begin, start), self.check)
+                _multiply(some, self._digits[:, part], outcome, factors, self._out, (begin, start), self._check)
+
+
+def multiply(kept: Vectors, streamed: Vectors, out: Tensor, *, check: bool, wide: bool = True) -> None:
+    """Fills out (M, N), C-contiguous FP32, with the product of the two sides, by the specification of `matmul`.
+
+    Args:
+        kept: the side whose digits are held whole; best the shorter one.
+        streamed: the side of which each tile's digits are made when the tile's turn comes.
+        check: compare the row sums of all GEMMs with their true values; DeviceError where they differ.
+        wide: False leaves the wide path out, against the specification.
+    """
+    product = _Product(kept, streamed, out.numpy(), check=check, wide=wide)
+    width = _WIDTH * (2 if 2 * kept.count <= _HEIGHT else 1)
+    run_tasks([partial(product.fill, *edges) for edges in streamed.edges(width)])
 
 
 def int8_matmul(a: Tensor, b: Tensor, out: Tensor, *, check: bool, wide: bool) -> None:
-    """Fills out (M, N), C-contiguous, with the product of FP32 a (M, K) and b (K, N)."""
-    product = _Product(a, b, out.numpy(), check=check, wide=wide)
-    width = _WIDTH * (2 if 2 * product.kept.count <= _HEIGHT else 1)
-    run_tasks([partial(product.fill, *edges) for edges in tile_edges(product.streamed.count, width)])
+    """Fills out (M, N), C-contiguous, with the product of FP32 a (M, K) and b (K, N); arguments as for `multiply`."""
+    left, right = Vectors(a, 0), Vectors(b.t(), 1)
+    kept, streamed = (left, right) if right.count >= left.count else (right, left)
+    multiply(kept, streamed, out, check=check, wide=wide)

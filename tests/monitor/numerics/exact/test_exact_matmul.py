@@ -265,7 +265,7 @@ def test_a_device_that_returns_wrong_sums_is_caught(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "_int_mm", broken)
     with pytest.raises(DeviceError, match="wrong sum"):
         product(a, b, "int8")
-    monkeypatch.setattr(_cpu_engine, "_sampled", lambda *_: False)
+    monkeypatch.setattr(_cpu_engine, "is_sampled", lambda *_: False)
     assert not same(product(a, b, "int8"), product(a, b, "fp64"))
 
 

@@ -1,0 +1,74 @@
+"""Convolutions as products of patches: gathered int8 tiles against im2col, and both against the definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from monitor.numerics.exact import convolution
+
+SHAPES = [
+    # samples, channels, height, width, filters, kernel, stride, padding, dilation
+    (2, 3, 9, 11, 5, (3, 3), (1, 1), (1, 1), (1, 1)),
+    (3, 8, 12, 12, 16, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (2, 6, 10, 7, 4, (1, 1), (1, 1), (0, 0), (1, 1)),
+    (2, 6, 9, 8, 4, (1, 1), (2, 3), (0, 0), (1, 1)),
+    (1, 4, 40, 41, 3, (2, 3), (1, 2), (0, 2), (2, 1)),
+    (20, 2, 4, 4, 3, (3, 3), (1, 1), (1, 1), (1, 1)),
+    (1, 70, 6, 5, 2, (3, 3), (1, 1), (1, 1), (1, 1)),
+]
+
+
+def run(x: Tensor, w: Tensor, grad: Tensor, window: tuple[tuple[int, int], ...]) -> list[Tensor]:
+    return [
+        convolution.correlate(x, w, *window),
+        convolution.grad_input(grad, tuple(x.shape), w, *window),
+        convolution.grad_weight(grad, x, tuple(w.shape), *window),
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["gaussian", "relu", "outliers", "broken"])
+def test_tiles_of_patches_give_the_bits_of_im2col(
+    shape: tuple[int, int, int, int, int, tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n, c, h, w, filters, kernel, *window = shape
+    generator = torch.Generator().manual_seed(n + 7 * c)
+    x, weight = torch.randn(n, c, h, w, generator=generator), torch.randn(filters, c, *kernel, generator=generator)
+    if kind == "relu":
+        x = x.relu()
+    if kind == "outliers":
+        x[0, 0, h // 2, w // 2], weight[0, 0, 0, 0] = 1e6, -3e5
+    if kind == "broken":
+        x[-1, -1, 0, 0], weight[-1, 0, 0, 0] = float("inf"), float("nan")
+    truth = torch.nn.functional.conv2d(x.double(), weight.double(), None, *window)
+    grad = torch.randn(truth.shape, generator=generator)
+    monkeypatch.setattr(convolution, "INT8_WORK", 1 << 60)
+    monkeypatch.setattr(convolution, "_TILE_ELEMENTS", 100)
+    expected = run(x, weight, grad, tuple(window))
+    monkeypatch.setattr(convolution, "INT8_WORK", 0)
+    monkeypatch.setattr(convolution, "_GATHERED_ELEMENTS", 1 << 12)
+    found = run(x, weight, grad, tuple(window))
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
+    if kind in ("gaussian", "relu"):
+        torch.testing.assert_close(found[0].double(), truth, rtol=1e-5, atol=1e-5)
+        x64, w64 = x.double().requires_grad_(), weight.double().requires_grad_()
+        torch.nn.functional.conv2d(x64, w64, None, *window).backward(grad.double())
+        for one, leaf in zip(found[1:], (x64, w64), strict=True):
+            assert leaf.grad is not None
+            torch.testing.assert_close(one.double(), leaf.grad, rtol=1e-5, atol=1e-4)
+
+
+def test_pieces_of_patches_cover_every_place_once_in_order() -> None:
+    for samples, height, width in itertools.product((1, 3, 40), (1, 5, 33), (2, 17)):
+        x = torch.arange(samples * height * width, dtype=torch.float32).reshape(samples, height, width, 1)
+        windows = convolution._windows(x, (1, 1), (1, 1), (1, 1), (height, width))
+        pieces = convolution._patch_pieces(windows)
+        assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), x.reshape(-1))
