@@ -14,6 +14,7 @@ from torch import Tensor
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, digest_list, digest_tensor
 from monitor.numerics import recording, replaying
+from monitor.numerics.known_answers import require_engines
 from monitor.presets import preset
 from monitor.task import Task, draw_order
 from monitor.training import Training, to_batch
@@ -56,10 +57,12 @@ def run_trial(job: dict[str, Any]) -> dict[str, Any]:
     Raises:
         EvidenceError: a log contradicts this device's arithmetic.
         CallerError: a log is missing.
+        DeviceError: an engine of this device fails its known-answer test.
     """
     accelerator = job["accelerator"]
     if accelerator == "cuda" and not torch.cuda.is_available():
         return {"not_run": "torch finds no CUDA device"}
+    require_engines(job["numerics"])
     numerics, folder = job["numerics"], Path(job["logs"]) if job["logs"] else None
     task = Task.for_preset(
         job["preset"],

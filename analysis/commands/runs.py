@@ -73,7 +73,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     parser = subparsers.add_parser("devices", help="list replay devices and the fingerprints of their arithmetic")
     add_json(parser)
-    parser.epilog = "JSON: a list of name, kind, summary, fingerprint, status"
+    parser.epilog = (
+        "JSON: a list of name, kind (cpu, or emulated: an order of additions that this machine does not have), "
+        "summary, fingerprint, status, engines (what serves after its known-answer test)"
+    )
     parser.set_defaults(handler=_devices)
 
 
@@ -262,9 +265,17 @@ def _devices(arguments: argparse.Namespace) -> int:
 
     rows = []
     for name, entry in DEVICES.items():
-        row = {"name": name, "kind": entry.kind, "summary": entry.summary, "fingerprint": None, "status": "ready"}
+        row = {
+            "name": name,
+            "kind": entry.kind,
+            "summary": entry.summary,
+            "fingerprint": None,
+            "status": "ready",
+            "engines": {},
+        }
         try:
-            row["fingerprint"] = run_worker(name, {"action": "fingerprint"})["fingerprint"]
+            result = run_worker(name, {"action": "fingerprint"})
+            row["fingerprint"], row["engines"] = result["fingerprint"], result["engines"]
         except DeviceError as error:
             row["status"] = str(error)
         rows.append(row)
@@ -272,5 +283,8 @@ def _devices(arguments: argparse.Namespace) -> int:
         print_json(rows)
     else:
         for row in rows:
-            print(f"{row['name']:16} {row['fingerprint'] or row['status']:80} {row['summary']}")
+            print(f"{row['name']:22} {row['fingerprint'] or row['status']:78} {row['summary']}")
+            for engine, state in row["engines"].items():
+                if state != "serves":
+                    print(f"{'':22} {engine}: {state}")
     return 0
