@@ -18,7 +18,6 @@ from inspector.trial import run_trial
 from monitor.environment import check_subnormals, fingerprint, settings, versions
 from monitor.numerics.emulated import install_from_environment
 from monitor.numerics.known_answers import require_engines
-from monitor.numerics.known_answers import require_engines
 from monitor.transcript import RunFolder
 
 
@@ -49,8 +48,7 @@ def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
 
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
     run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
-    require_engines(run.task.numerics)
-    require_engines(run.task.numerics)
+    require_engines(run.declared.numerics)
     check = job["check_rounding"]
     replays = [replay_segment(run, index, check_rounding=check).to_json() for index in job["segments"]]
     return {"replays": replays, "initial_state": initial_state_of(run).to_json()}
@@ -58,7 +56,6 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
 
 def _drift(job: dict[str, Any]) -> dict[str, Any]:
     run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
-    require_engines("rounded")
     require_engines("rounded")
     data = run.data()
     weights, digests = native_weights(run.task, data, run.task.steps)

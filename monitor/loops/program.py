@@ -25,7 +25,8 @@ from torch.utils.flop_counter import flop_registry
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
-from monitor.numerics.operators import functional_of_out
+from monitor.numerics import UnsupportedOperator
+from monitor.numerics.operators import functional_of_out, remedy_for
 from monitor.numerics.session import resolve
 
 __all__ = [
@@ -126,7 +127,7 @@ class Program:
         """Multiply-adds of matrix products and convolutions, times two; EvidenceError on shapes that fit no call."""
         try:
             return sum(_flop(call) for call in self.calls)
-        except (TypeError, ValueError, IndexError, AssertionError, RuntimeError, AttributeError):
+        except (TypeError, ValueError, IndexError, AssertionError, RuntimeError, AttributeError, StopIteration):
             raise EvidenceError("the program holds a product of shapes that do not fit") from None
 
     @cached_property
@@ -186,12 +187,15 @@ def operator_of(name: str) -> OpOverload:
     if name == ITEM:
         return torch.ops.aten._local_scalar_dense.default
     functional = functional_of_out(name) if name.count(".") == 2 else None
-    if functional is not None:
+    try:
+        if functional is None:
+            return resolve(name)
         resolve(functional)
-        _, operator, overload = name.split(".")
-        found: OpOverload = getattr(getattr(torch.ops.aten, operator), overload)
-        return found
-    return resolve(name)
+    except UnsupportedOperator:
+        raise UnsupportedOperator(name, remedy_for(name)) from None
+    _, operator, overload = name.split(".")
+    found: OpOverload = getattr(getattr(torch.ops.aten, operator), overload)
+    return found
 
 
 def parse_hex(text: object) -> float:
@@ -318,6 +322,9 @@ def _flop(call: Mapping[str, Any]) -> int:
     if count is None:
         return 0
     tensors = [torch.empty(place["shape"], device="meta") for place in call["sources"]]
-    results = [torch.empty(layout["shape"], device="meta") for layout in call["results"]]
+    results: list[Tensor | None] = [torch.empty(layout["shape"], device="meta") for layout in call["results"]]
     args, kwargs = build_arguments(call["arguments"], tensors, lambda _: 0.0)
+    if packet == torch.ops.aten.convolution_backward:
+        made = iter(results)
+        results = [next(made) if wanted else None for wanted in args[-1]]
     return int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))

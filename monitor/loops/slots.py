@@ -37,6 +37,17 @@ _ADAM: dict[str, Formula] = {
     "beta1": lambda h, t: h["betas"][0],
     "1-beta1": lambda h, t: 1 - h["betas"][0],
 }
+
+
+def _radam_rectification(h: Hyper, t: float) -> float:
+    """Liu et al. 2020, equation for r_t; complex, and so nobody's value, while the variance is intractable."""
+    beta = h["betas"][1]
+    longest = 2 / (1 - beta) - 1
+    length = longest - 2 * t * beta**t / (1 - beta**t)
+    share = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    return float(share**0.5)
+
+
 _FORMULAS: dict[str, dict[str, Formula]] = {
     "torch.optim.adam.Adam": _ADAM,
     "torch.optim.adamw.AdamW": _ADAM,
@@ -44,6 +55,11 @@ _FORMULAS: dict[str, dict[str, Formula]] = {
     "torch.optim.sgd.SGD": {
         "momentum": lambda h, t: h["momentum"],
         "1-dampening": lambda h, t: 1 - h["dampening"],
+    },
+    "torch.optim.radam.RAdam": {
+        "1-beta1^t": lambda h, t: 1 - h["betas"][0] ** t,
+        "sqrt(1-beta2^t)": lambda h, t: (1 - h["betas"][1] ** t) ** 0.5,
+        "rectification": _radam_rectification,
     },
     "torch.optim.rmsprop.RMSprop": {"momentum": lambda h, t: h["momentum"]},
     "torch.optim.adagrad.Adagrad": {"-lr/(1+(t-1)·lr_decay)": lambda h, t: -h["lr"] / (1 + (t - 1) * h["lr_decay"])},
