@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ._backend import Backend
 from .exact.elementwise import fresh, in_place, is_plain, overlaps_partly
 
-__all__ = ["Direct", "direct_forms", "elementwise_forms"]
+__all__ = ["Direct", "elementwise_forms"]
 
 Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -131,8 +130,9 @@ def _slope(name: str) -> Direct:
     return call
 
 
+@functools.cache
 def elementwise_forms() -> dict[OpOverload, Direct]:
-    """Direct forms of operators that are the same in every controlled numerics."""
+    """Forms of operators that are the same in every controlled numerics; one table for all sessions."""
     forms: dict[OpOverload, Direct] = {
         _aten.rsub.Scalar: _from_constant,
         _aten.sigmoid_backward.default: _slope("sigmoid_slope"),
@@ -156,13 +156,3 @@ def elementwise_forms() -> dict[OpOverload, Direct]:
                 overloaded = getattr(getattr(_aten, name + suffix), overload)
                 forms[overloaded] = _binary(name, f"{name}_constant", run)
     return forms
-
-
-@functools.cache
-def _elementwise() -> dict[OpOverload, Direct]:
-    return elementwise_forms()
-
-
-def direct_forms(backend: Backend | None) -> dict[OpOverload, Direct]:
-    """The direct forms of a session's calls; none without controlled numerics."""
-    return {} if backend is None else _elementwise()

@@ -32,6 +32,14 @@ class ExactBackend:
         """Counts that follow belong to this operator."""
         self._operator = operator
 
+    def count(self, elements: int) -> None:
+        """Elements that a direct form of the current operator has rounded."""
+        self._statistics.rounded(self._operator, elements, 0)
+
+    def uncounted(self) -> ExactBackend:
+        """The same functions beside the counts, for what a direct form counts itself."""
+        return ExactBackend(Statistics())
+
     def _counted(self, out: Tensor) -> Tensor:
         self._statistics.rounded(self._operator, out.numel(), 0)
         return out

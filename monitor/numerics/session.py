@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firmware_sim.errors import CallerError, EvidenceError
 
 from ._backend import Backend
-from ._direct import direct_forms
+from ._direct_exact import direct_forms
 from ._exact_backend import ExactBackend
 from ._variants import functional_variant, split_outputs
 from ._widening import HALF, apply_widened, canonical_nan, takes_half, types_of

@@ -21,13 +21,13 @@ _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 _CUBIC = np.float32(0.044715)
 _CUBIC_SLOPE = np.float32(3.0 * 0.044715)
 _ROOT_2_OVER_PI = np.float32(math.sqrt(2.0 / math.pi))
-_DENSITY = np.float32(math.sqrt(2.0 / math.pi) * 0.5)
 
 OPERATORS = (
     *("add", "add_scaled", "add_constant", "sub", "sub_constant", "constant_minus"),
     *("mul", "mul_constant", "div", "div_constant", "constant_over", "sqrt"),
     *("lerp_low", "lerp_high", "addcmul", "addcmul_scaled", "addcdiv", "addcdiv_scaled"),
-    *("sigmoid_slope", "tanh_slope", "silu_slope", "gelu_tanh_inner", "gelu_tanh_slope", "gelu_slope"),
+    *("sigmoid_slope", "tanh_slope", "silu_slope", "gelu_tanh_inner", "gelu_tanh_slope"),
+    *("scaled_square", "mul_scaled", "gelu_slope"),
 )
 """Each takes x and, as it needs them, tensors a and b and a constant c, which is first rounded to FP32."""
 
@@ -85,7 +85,12 @@ def _value(which: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
         # b is the tanh of operator 21 of a.
         slope = ((a * a) * _CUBIC_SLOPE + _ONE) * _ROOT_2_OVER_PI
         return x * ((b + _ONE) * _HALF + ((a * _HALF) * (_ONE - b * b)) * slope)
-    return x
+    if which == 23:
+        return (x * x) * c
+    if which == 24:
+        return x * (a * c)
+    # x is erfc(-y/√2), a is y times its density and b the gradient.
+    return b * (x * _HALF + a)
 
 
 def _kernel(which: int, in_place: bool) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from monitor.numerics.exact._jit import compiled, inlined, reordered
 
-__all__ = ["settle", "sum_groups", "sum_last", "sum_middle", "sum_of", "two_sum"]
+__all__ = ["rounded", "settle", "sum_groups", "sum_last", "sum_middle", "sum_of", "two_sum"]
 
 _UNIT = 2.0**-52
 _SMALLEST = 5e-324
@@ -17,7 +17,7 @@ _NAN = np.float32(np.nan)
 
 
 @inlined
-def _rounded(total: Any, magnitude: Any, count: Any, divisor: Any) -> Any:
+def rounded(total: Any, magnitude: Any, count: Any, divisor: Any) -> Any:
     """(FP32 of total/divisor, whether undecided); a term passes through < `count` additions, Σ|x| = magnitude."""
     slack = magnitude * (_UNIT * count) if count > 1 else 0.0
     low, high = total - slack, total + slack
@@ -92,7 +92,7 @@ def sum_of(row: Any, divisor: Any) -> Any:
         part, size = _total_and_magnitude(row[start : start + _BLOCK])
         total += part
         magnitude += size
-    value, undecided = _rounded(total, magnitude, min(n, _BLOCK + (n + _BLOCK - 1) // _BLOCK), divisor)
+    value, undecided = rounded(total, magnitude, min(n, _BLOCK + (n + _BLOCK - 1) // _BLOCK), divisor)
     return settle(row, divisor) if undecided else (value, undecided)
 
 
@@ -121,7 +121,7 @@ def sum_middle(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: 
                 total[i] += value
                 magnitude[i] += abs(value)
         for i in range(width):
-            value, unknown = _rounded(total[i], magnitude[i], x.shape[1], divisor)
+            value, unknown = rounded(total[i], magnitude[i], x.shape[1], divisor)
             if unknown:
                 value, unknown = settle(x[o, :, begin + i].copy(), divisor)
             out[o, begin + i], undecided[o, begin + i] = value, unknown
@@ -155,7 +155,7 @@ def sum_groups(
         count = last - first + (1 if add else 0)
         open_elements = 0
         for i in range(width):
-            value, unknown = _rounded(total[i], magnitude[i], count, 1.0)
+            value, unknown = rounded(total[i], magnitude[i], count, 1.0)
             if unknown:
                 terms = np.empty(count, np.float32)
                 for p in range(first, last):

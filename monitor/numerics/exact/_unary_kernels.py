@@ -14,7 +14,7 @@ from monitor.numerics.exact import _coefficients as c
 from monitor.numerics.exact._functions import EPSILON
 from monitor.numerics.exact._jit import compiled, inlined
 
-__all__ = ["CIRCULAR_LIMIT", "NORMAL_KERNEL", "POWER_KERNEL", "UNARY_KERNELS"]
+__all__ = ["CIRCULAR_LIMIT", "NORMAL_KERNEL", "POWER_KERNEL", "UNARY_KERNELS", "exp64", "log64"]
 
 _MAGIC = 1.5 * 2.0**52
 _LN2_HIGH, _LN2_LOW, _INVERSE_LN2 = c.LN2_HIGH, c.LN2_LOW, c.INVERSE_LN2
@@ -52,7 +52,7 @@ def _exp_split(x: Any) -> Any:
 
 
 @inlined
-def _exp(x: Any) -> Any:
+def exp64(x: Any) -> Any:
     scale, fraction = _exp_split(x)
     return (1.0 + fraction) * scale
 
@@ -83,7 +83,7 @@ def _log_positive(x: Any) -> Any:
 
 
 @inlined
-def _log(x: Any) -> Any:
+def log64(x: Any) -> Any:
     value = _log_positive(x)
     value = -_INFINITY if x == 0.0 else value
     value = x if x == _INFINITY else value
@@ -93,7 +93,7 @@ def _log(x: Any) -> Any:
 @inlined
 def _log1p(x: Any) -> Any:
     near = _atanh_series(x / (2.0 + x))
-    far = _log(1.0 + x)
+    far = log64(1.0 + x)
     return near if x > -0.29 and x < 0.41 else far
 
 
@@ -105,7 +105,7 @@ def _tanh(x: Any) -> Any:
 
 @inlined
 def _sigmoid(x: Any) -> Any:
-    return 1.0 / (1.0 + _exp(-x))
+    return 1.0 / (1.0 + exp64(-x))
 
 
 @inlined
@@ -118,13 +118,13 @@ def _ends(x: Any, value: Any) -> Any:
 
 @inlined
 def _silu(x: Any) -> Any:
-    return _ends(x, x / (1.0 + _exp(-x)))
+    return _ends(x, x / (1.0 + exp64(-x)))
 
 
 @inlined
 def _gelu_tanh(x: Any) -> Any:
     inner = _ROOT_TWO_OVER_PI * (x + 0.044715 * (x * x * x))
-    return _ends(x, x / (1.0 + _exp(-2.0 * inner)))
+    return _ends(x, x / (1.0 + exp64(-2.0 * inner)))
 
 
 @inlined
@@ -133,7 +133,7 @@ def _erfc_tail(magnitude: Any, square: Any) -> Any:
     variable = (finite - _CENTRE) / (finite + _CENTRE)
     again = variable * variable
     series = _horner(_ERFCX_EVEN, again) + variable * _horner(_ERFCX_ODD, again)
-    return _exp(-square) * (series / (1.0 + 2.0 * finite))
+    return exp64(-square) * (series / (1.0 + 2.0 * finite))
 
 
 @inlined
@@ -188,8 +188,8 @@ def _power(x: Any, y: Any) -> Any:
     integer = np.floor(y) == y
     half = 0.5 * y
     odd = integer and np.floor(half) != half and abs(y) < _INFINITY
-    logarithm = _log(abs(x))
-    value = _exp(0.0 if abs(x) == 1.0 else y * logarithm)
+    logarithm = log64(abs(x))
+    value = exp64(0.0 if abs(x) == 1.0 else y * logarithm)
     if abs(y) * abs(logarithm) == _INFINITY:
         value = _INFINITY if (y > 0.0) == (logarithm > 0.0) else 0.0
     value = np.copysign(value, x) if odd else value
@@ -224,11 +224,11 @@ _NAMES = (
 def _value(which: Any, x: Any) -> Any:
     """Function number `which` of _NAMES; a number in a kernel's closure, unlike a function, keeps its cache valid."""
     if which == 0:
-        return _exp(x)
+        return exp64(x)
     if which == 1:
         return _expm1(x)
     if which == 2:
-        return _log(x)
+        return log64(x)
     if which == 3:
         return _log1p(x)
     if which == 4:

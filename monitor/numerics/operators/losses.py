@@ -58,7 +58,7 @@ def _nll_backward(
     safe, weights = _target_weights(x, target, weight, ignore_index)
     share = torch.div(grad, mass) if reduction == _MEAN else grad
     value = torch.where(weights == 0, torch.zeros_like(weights), -(share * weights))
-    return torch.zeros_like(x).scatter(1, safe.unsqueeze(1), value.unsqueeze(1)).reshape(shape)
+    return torch.zeros_like(x).scatter_(1, safe.unsqueeze(1), value.unsqueeze(1)).reshape(shape)
 
 
 def _mse(backend: Backend, x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:

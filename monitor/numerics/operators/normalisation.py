@@ -14,7 +14,7 @@ from .elementwise import quotient, square_root
 from .reductions import mean
 from .rule import Rule
 
-__all__ = ["rules", "softmax"]
+__all__ = ["log_softmax", "log_softmax_backward", "rules", "softmax", "softmax_backward"]
 
 
 def _shifted(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
@@ -33,7 +33,7 @@ def softmax(backend: Backend, x: Tensor, dim: int, half_to_float: bool = False) 
     return torch.div(weights, backend.sum(weights, listed, True))
 
 
-def _log_softmax(backend: Backend, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+def log_softmax(backend: Backend, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
     if half_to_float:
         x = x.to(torch.float32)
     if x.dim() == 0:
@@ -42,14 +42,14 @@ def _log_softmax(backend: Backend, x: Tensor, dim: int, half_to_float: bool = Fa
     return shifted - backend.unary("log", backend.sum(backend.unary("exp", shifted), listed, True))
 
 
-def _softmax_backward(backend: Backend, grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+def softmax_backward(backend: Backend, grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     if y.dim() == 0:
         return torch.zeros_like(y)
     product = grad * y
     return (product - y * backend.sum(product, [dim % y.dim()], True)).to(input_dtype)
 
 
-def _log_softmax_backward(backend: Backend, grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+def log_softmax_backward(backend: Backend, grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     if y.dim() == 0:
         return torch.zeros_like(y)
     return (grad - backend.unary("exp", y) * backend.sum(grad, [dim % y.dim()], True)).to(input_dtype)
@@ -235,9 +235,9 @@ def rules() -> dict[str, Rule]:
     """Rows of the operator table for this file."""
     table: dict[str, Any] = {
         "_softmax.default": softmax,
-        "_log_softmax.default": _log_softmax,
-        "_softmax_backward_data.default": _softmax_backward,
-        "_log_softmax_backward_data.default": _log_softmax_backward,
+        "_log_softmax.default": log_softmax,
+        "_softmax_backward_data.default": softmax_backward,
+        "_log_softmax_backward_data.default": log_softmax_backward,
         "_safe_softmax.default": _safe_softmax,
         "native_group_norm.default": _group_norm,
         "native_group_norm_backward.default": _group_norm_backward,
