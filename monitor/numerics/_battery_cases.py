@@ -415,7 +415,8 @@ def _optimizer(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
 
 
 def cases() -> Iterator[Callable[[], None]]:
-    """Programs, each to be run in a session of its own."""
+    """Programs, each to be run in a session of its own; the inputs that they share are made outside of one."""
+    _special(), _large()
     yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness)
     for dtype in (torch.bfloat16, torch.float16):
         yield functools.partial(_half, dtype)
