@@ -11,6 +11,7 @@ from typing import Any
 
 from firmware_sim.errors import DeviceError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
+from inspector.curve import run_curve
 from inspector.devices import current_device, device
 from inspector.drift import native_weights, replay_decisions
 from inspector.replay import initial_state_of, replay_segment
@@ -67,7 +68,7 @@ def _drift(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_ACTIONS = {"drift": _drift, "fingerprint": _fingerprint, "replay": _replay, "trial": run_trial}
+_ACTIONS = {"curve": run_curve, "drift": _drift, "fingerprint": _fingerprint, "replay": _replay, "trial": run_trial}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,0 +1,213 @@
+"""``bench quality``: whether training under controlled numerics learns as well as native FP32 does.
+
+Same initial weights and data for all; the statistic of a run is the mean loss of its last 50 steps, its gap the distance
+from native on the reference device, averaged over seeds. The criterion: a mode's gap is at most max(1e-4, 3 × the gap
+of native on another kernel family). Beside it stands a control, native FP32 with the operands of every matrix product
+and convolution rounded to 11 significant bits.
+
+What the criterion can show is limited, and the control shows how far. Training is chaotic: after the first few dozen
+steps two runs that differed in a last bit may be as far apart as two that differed in the twelfth, and then a gap is
+the spread of equally good endings, not an error. Where that has happened (``digits-cnn``) a mode passes unless it
+learns markedly worse; where it has not (``tiny-gpt``) the floor of 1e-4 is wide next to the gap between families. So
+each row also has ``early_gap``, the mean distance over the first 20 steps, where the error of a step is still visible,
+and ``early_ratio``, the same in units of the other kernel family's: about 1 for a mode that computes as well as FP32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import CallerError
+from inspector.curve import CONTROL
+from inspector.devices import DevicePool, device
+from monitor.numerics.exact.sweep import machine
+from monitor.presets import preset
+
+__all__ = ["COLUMNS", "EARLY", "FLOOR", "LAST", "PRESETS", "REFERENCE", "judge", "load", "run", "table", "verdict"]
+
+Row = dict[str, Any]
+
+PRESETS = ("tiny-gpt", "digits-cnn")
+REFERENCE = ("native", "native-1")
+FAMILY = ("native", "sse41")
+COLUMNS = (REFERENCE, FAMILY, ("native", "avx2"), ("exact", "native-1"), ("rounded", "native-1"), (CONTROL, "native-1"))
+"""Mode and device of each run. The third family shows what an innocent difference scores."""
+
+JUDGED = ("exact", "rounded")
+STEPS = 300
+SEEDS = 5
+LAST = 50
+EARLY = 20
+FLOOR = 1e-4
+FACTOR = 3.0
+_KEY = ("work", "mode", "device", "steps", "seed")
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in _KEY)
+
+
+def hardware() -> dict[str, Any]:
+    """What all rows of a file have in common."""
+    return {**machine(), "cores": os.cpu_count()}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The document in a file: ``hardware`` and ``rows`` with the losses of each run; CallerError where it is not one."""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CallerError(f"cannot read the table {path}: {error}") from None
+    rows = document.get("rows") if isinstance(document, dict) else None
+    if not isinstance(rows, list) or "hardware" not in document:
+        raise CallerError(f"{path} is not a table of this command")
+    for row in rows:
+        if not isinstance(row, dict) or set(row) != {*_KEY, "losses", "seconds"} or len(row["losses"]) != row["steps"]:
+            raise CallerError(f"{path} has a row that is not one of this command")
+    return document
+
+
+def _kept_rows(out: Path | None) -> list[Row]:
+    if out is None or not out.exists():
+        return []
+    document = load(out)
+    if document["hardware"] != hardware():
+        raise CallerError(f"{out} was made on another machine or with other versions; choose another file")
+    rows: list[Row] = document["rows"]
+    return rows
+
+
+def _save(out: Path, rows: Iterable[Row]) -> None:
+    """One line for each run."""
+    part = out.with_name(out.name + ".part")
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    try:
+        part.write_text(f'{{"hardware":{json.dumps(hardware())},\n"rows":[\n{lines}\n]}}\n', encoding="utf-8")
+        part.replace(out)
+    except OSError as error:
+        raise CallerError(f"cannot write {out}: {error.strerror}") from None
+
+
+def run(
+    *,
+    presets: Sequence[str] = PRESETS,
+    steps: int = STEPS,
+    seeds: int = SEEDS,
+    out: Path | None = None,
+    progress: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """Train what ``out`` does not hold yet, each run in the process of its device; return all runs with their losses.
+
+    Args:
+        seeds: number of seeds, counted from 0; a seed decides initial weights and data order.
+        out: file that is written after each run.
+        progress: called after each run.
+
+    Raises:
+        CallerError: an unknown preset, too few steps or seeds, or a file that is not one of this machine's.
+        DeviceError: a device broke.
+    """
+    for name in presets:
+        preset(name)
+    if steps < 2 or seeds < 1:
+        raise CallerError(f"--steps must be at least 2 and --seeds at least 1, not {steps} and {seeds}")
+    wanted = [
+        {"work": work, "mode": mode, "device": name, "steps": steps, "seed": seed}
+        for work in presets
+        for seed in range(seeds)
+        for mode, name in COLUMNS
+    ]
+    done = {_key(row): row for row in _kept_rows(out)}
+    with DevicePool() as pool:
+        for row in wanted:
+            if _key(row) not in done:
+                job = {"action": "curve", "preset": row["work"], **{key: row[key] for key in ("mode", "steps", "seed")}}
+                found = pool.run(device(str(row["device"])).name, job)
+                losses = [float(f"{loss:.9g}") for loss in found["losses"]]  # 9 digits hold an FP32 value
+                done[_key(row)] = {**row, "losses": losses, "seconds": round(found["seconds"], 2)}
+                if out is not None:
+                    _save(out, done.values())
+            progress(done[_key(row)])
+    return [done[_key(row)] for row in wanted]
+
+
+def _tail(losses: Sequence[float]) -> float:
+    return statistics.fmean(losses[-LAST:])
+
+
+def _gaps(runs: dict[int, list[float]], reference: dict[int, list[float]]) -> Row:
+    """Distances of one column from the reference, averaged over seeds."""
+    signed = [_tail(runs[seed]) - _tail(reference[seed]) for seed in reference]
+    early = [
+        statistics.fmean(abs(a - b) for a, b in zip(runs[seed][:EARLY], reference[seed][:EARLY], strict=True))
+        for seed in reference
+    ]
+    return {
+        "seeds": len(reference),
+        "loss": statistics.fmean(_tail(losses) for losses in runs.values()),
+        "gap": statistics.fmean(abs(each) for each in signed),
+        "bias": statistics.fmean(signed),
+        "bias_error": statistics.stdev(signed) / len(signed) ** 0.5 if len(signed) > 1 else None,
+        "early_gap": statistics.fmean(early),
+    }
+
+
+def judge(rows: Sequence[Row]) -> list[Row]:
+    """One row for each preset and column.
+
+    Keys: work, mode, device, steps, seeds; ``loss`` (mean of the last 50, over seeds); ``gap``; ``bias``, the signed
+    gap, with its standard error over seeds; ``threshold``; ``passes``; ``early_gap`` and ``early_ratio``.
+
+    Raises:
+        CallerError: a run is missing.
+    """
+    grouped: dict[tuple[str, int], dict[tuple[str, str], dict[int, list[float]]]] = {}
+    for row in rows:
+        columns = grouped.setdefault((row["work"], row["steps"]), {})
+        columns.setdefault((row["mode"], row["device"]), {})[row["seed"]] = row["losses"]
+    judged = []
+    for (work, steps), columns in grouped.items():
+        if set(columns) != set(COLUMNS) or any(set(runs) != set(columns[REFERENCE]) for runs in columns.values()):
+            raise CallerError(f"{work} lacks runs: every seed needs {len(COLUMNS)}")
+        found = {column: _gaps(columns[column], columns[REFERENCE]) for column in COLUMNS}
+        threshold = max(FLOOR, FACTOR * found[FAMILY]["gap"])
+        unit = found[FAMILY]["early_gap"]
+        for (mode, name), gaps in found.items():
+            ratio = gaps["early_gap"] / unit if unit else None
+            passes = gaps["gap"] <= threshold
+            head = {"work": work, "mode": mode, "device": name, "steps": steps}
+            judged.append({**head, **gaps, "threshold": threshold, "passes": passes, "early_ratio": ratio})
+    return judged
+
+
+def verdict(judged: Sequence[Row]) -> str | None:
+    """Which controlled mode trains worse than the criterion allows, or None."""
+    for row in judged:
+        if row["mode"] in JUDGED and not row["passes"]:
+            return f"{row['work']}, {row['mode']}: gap {row['gap']:.2e} is above the threshold {row['threshold']:.2e}"
+    return None
+
+
+def table(judged: Sequence[Row]) -> list[str]:
+    """Lines for a person."""
+    lines: list[str] = []
+    for work in dict.fromkeys(row["work"] for row in judged):
+        group = [row for row in judged if row["work"] == work]
+        steps, seeds, threshold = (group[0][name] for name in ("steps", "seeds", "threshold"))
+        lines += [
+            "",
+            f"{work}, {steps} steps, {seeds} seeds: mean of the last {LAST} losses; threshold {threshold:.2e}",
+        ]
+        lines.append(f"  {'mode':22}{'device':12}{'loss':>12}{'gap':>11}{'passes':>8}{'early gap':>11}{'ratio':>9}")
+        for row in group:
+            ratio = "" if row["early_ratio"] is None else f"{row['early_ratio']:.2f}"
+            lines.append(
+                f"  {row['mode']:22}{row['device']:12}{row['loss']:12.7f}{row['gap']:11.2e}"
+                f"{'yes' if row['passes'] else 'no':>8}{row['early_gap']:11.2e}{ratio:>9}"
+            )
+    return lines[1:]
