@@ -82,7 +82,9 @@ def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: 
         what = f"does not reach the committed state ({_shards(transcript, reached.state, committed.state)})"
     else:
         names = [
-            name for name in ("batch", "log", "loss", "flop") if getattr(reached, name) != getattr(committed, name)
+            name
+            for name in ("batch", "log", "loss", "flop", "execution")
+            if getattr(reached, name) != getattr(committed, name)
         ]
         what = f"differs in {', '.join(names)}"
     return f"step {step}: training on the declared {declared} {what} when replayed on {device}"

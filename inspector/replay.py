@@ -16,10 +16,12 @@ from monitor.sharding import StateDigest
 from monitor.task import Task
 from monitor.training import Training
 from monitor.transcript import Leaf, RunFolder
+from monitor.transcript.layout import checkpoint_path
 
 __all__ = [
     "Segment",
     "SegmentReplay",
+    "check_size",
     "initial_state",
     "initial_state_of",
     "replay_segment",
@@ -104,6 +106,13 @@ def initial_state_of(run: RunFolder) -> StateDigest:
     return initial_state(run.declared)
 
 
+def check_size(run: RunFolder) -> None:
+    """A loop's declared state is no larger than its first checkpoint's file, before memory is made for it."""
+    entry = run.files.get(checkpoint_path(0))
+    if entry is None or run.loop.byte_count > entry.length:
+        raise EvidenceError(f"a state of {run.loop.byte_count} bytes is declared, more than the first checkpoint holds")
+
+
 class _PresetSteps:
     """Repeats steps of a preset by building its model and optimizer."""
 
@@ -129,6 +138,7 @@ class _ProgramSteps:
 
     def __init__(self, run: RunFolder, start: int, bound: Bound) -> None:
         self._run = run
+        check_size(run)
         self._training = ProgramTraining(run.loop)
         self.memory = self._training.memory
         self.memory.load(run.checkpoint(start))

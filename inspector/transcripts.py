@@ -11,14 +11,13 @@ from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.loops import LoopReport, examine_loop
-from inspector.replay import segments
+from inspector.replay import check_size, segments
 from inspector.trust import Trust
 from monitor.loops.task import LoopTask
 from monitor.program import meta_batch, step_flop
 from monitor.sharding import ShardedMemory
 from monitor.training import Training
 from monitor.transcript import Batches, Leaf, RunFolder, parse_time
-from monitor.transcript.layout import checkpoint_path
 
 __all__ = ["Transcript", "open_run", "read_transcript"]
 
@@ -106,9 +105,7 @@ def _memory(run: RunFolder) -> ShardedMemory:
     """Memory of the declared layout; a loop's state must be as large as its first checkpoint's file allows."""
     if not isinstance(run.declared, LoopTask):
         return Training(run.declared).memory
-    length = run.files[checkpoint_path(0)].length if checkpoint_path(0) in run.files else 0
-    if run.declared.byte_count > length:
-        raise EvidenceError(f"a state of {run.declared.byte_count} bytes is declared, more than the first checkpoint's")
+    check_size(run)
     return run.declared.empty_memory()
 
 

@@ -35,6 +35,7 @@ from monitor.site import Site, new_site_config, site_path
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.batches import salt_commitment
 from monitor.transcript.layout import SALT, batch_path, checkpoint_path, log_path, program_path
+from monitor.transcript.state import decode_state
 
 __all__ = ["Recorder"]
 
@@ -117,7 +118,7 @@ class Recorder:
         self._programs: dict[str, Program] = {}
         self._updates = 0
         self._used: list[dict[str, Any]] = list(self._groups)
-        optimizer.register_step_pre_hook(self._note_update)
+        self._hook = optimizer.register_step_pre_hook(self._note_update)
         self._salt = hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
         self._site = Site.create(site_path(self.folder), config)
         self._trust: dict[str, Any] = {
@@ -150,6 +151,7 @@ class Recorder:
             files[checkpoint_path(steps)] = encode_state(self._loop.memory.export())
         self._writer.finish({**files, **chip_evidence(self._site, lambda _, evidence: evidence)})
         self._site.power_off()
+        self._hook.remove()
         self._state = "finished"
         return str(self._loop.memory.digest().root)
 
@@ -202,9 +204,10 @@ class Recorder:
             if not _same_bytes(tensor, self._before[name]):
                 raise CallerError(f"{name} was written between steps; only a recorded step may write the state")
 
-    def _record(self, capture: Capture, batch: Mapping[str, Tensor], content: bytes, log: bytes) -> None:
-        """Turn what was captured into a committed step."""
+    def _record(self, capture: Capture, content: bytes, log: bytes) -> None:
+        """Turn what was captured into a committed step; ``content`` is the batch before the step could write it."""
         step = self._writer.steps + 1
+        batch = decode_state(content, "the batch")
         captured = capture.program(self._loop.current(), batch_layout(batch), self._updates)
         program, execution = self._name(captured, capture)
         self._loop.settle()
@@ -255,6 +258,8 @@ class Recorder:
         for number, (mine, known) in enumerate(zip(captured.scalars, program.scalars, strict=True)):
             if mine != known:
                 slots.setdefault(mine, []).append(number)
+        if len(self._used) != len(self._groups):
+            raise CallerError("the optimizer has got another parameter group since the recorder was made")
         changes = []
         for now, declared in zip(self._used, self._groups, strict=True):
             changes.append({name: value for name, value in now.items() if value != declared.get(name)})
@@ -333,13 +338,13 @@ class _Step(AbstractContextManager[None]):
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CallerError("autocast is on; switch it off, a recorded loop computes in FP32")
         recorder._check_untouched()
-        self._batch = flatten_batch(self._given)
-        self._content = encode_state(self._batch)
+        batch = flatten_batch(self._given)
+        self._content = encode_state(batch)
         step = recorder._writer.steps + 1
         keys = RecordedKeys(recorder._task.seed, step)
         self._capture = Capture(keys)
         present = {name: tensor for name, tensor in recorder._loop.current().items() if tensor is not None}
-        self._capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, self._batch)
+        self._capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         self._random = torch.get_rng_state()
         torch.default_generator.manual_seed(step_seed(recorder._task.seed, step))
         recorder._updates, recorder._used = 0, list(recorder._groups)
@@ -359,7 +364,7 @@ class _Step(AbstractContextManager[None]):
         finally:
             torch.set_rng_state(self._random)
         if kind is None:
-            recorder._record(self._capture, self._batch, self._content, self._session.log)
+            recorder._record(self._capture, self._content, self._session.log)
             recorder._state = "ready"
 
 

@@ -63,6 +63,8 @@ class LoopState:
             CallerError: the optimizer holds a tensor that it did not have or announce before.
         """
         for parameter, slots in self._optimizer.state.items():
+            if parameter not in self._names:
+                raise CallerError("the optimizer has got another parameter since the recorder was made")
             for key, value in slots.items():
                 if isinstance(value, Tensor) and ("optimizer", f"{self._names[parameter]}/{key}") not in self._bindings:
                     raise CallerError(f"the optimizer has grown the state {key} of {self._names[parameter]}")
