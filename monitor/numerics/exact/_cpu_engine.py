@@ -14,7 +14,7 @@ from monitor.numerics.exact._int8_engine import int8_matmul
 from monitor.numerics.exact._jit import run_pieces
 from monitor.numerics.exact._known_answers import fp64_gemm_is_exact, int8_gemm_is_exact
 from monitor.numerics.exact._scratch import scratch
-from monitor.numerics.exact._wide import round_products
+from monitor.numerics.exact._wide import round_flagged
 from monitor.numerics.exact.matmul_reference import CHUNK
 
 __all__ = ["INT8_WORK", "cpu_matmul", "int8_serves", "is_sampled"]
@@ -89,8 +89,7 @@ def _fp64_matmul(a: Tensor, b: Tensor, out: Tensor, *, wide: bool) -> None:
     result = out.numpy()
     run_pieces(kernels.combine_fp64, out.shape[0], out.numel() * 2, value.numpy(), left.outcome, right.outcome, result)
     if wide and (left.wide.any() or right.wide.any()):
-        for i in np.flatnonzero(left.wide.any(axis=1) | right.wide.any(axis=1)):
-            round_products(a[i], b[i], left.wide[i], right.wide[i], result[i])
+        round_flagged(a, b, left.wide, right.wide, result)
 
 
 def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto", wide: bool = True) -> Tensor:

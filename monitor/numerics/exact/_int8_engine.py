@@ -20,7 +20,7 @@ from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import _matmul_kernels as kernels
 from monitor.numerics.exact._jit import guarded
 from monitor.numerics.exact._scratch import scratch
-from monitor.numerics.exact._wide import round_products
+from monitor.numerics.exact._wide import rounded_products
 from monitor.numerics.exact._workers import run_tasks, worker_count
 from monitor.numerics.exact.matmul_reference import CHUNK
 
@@ -185,21 +185,47 @@ class _Product:
         self._out = out
         self._check = check
         self._use_wide_path = wide
+        self._late: list[tuple[NDArray[np.int64], Tensor]] = []
 
     def fill(self, begin: int, end: int) -> None:
-        """Fills the columns [begin, end) of the result, or the rows if A is streamed."""
+        """Fills the columns [begin, end) of the result, or the rows if A is streamed, but for its wide vectors."""
         kept, streamed, part = self._kept, self._streamed, slice(begin, end)
         some = streamed.digits(begin, end)
-        outcome, flags = streamed.outcome[part], streamed.wide[part]
-        view = self._out[:, part] if streamed.side == 1 else self._out[part]
-        if self._use_wide_path and kept.wide.all():
-            view[...] = 0.0 * (outcome if streamed.side == 1 else outcome[:, None])  # NaN where it is to stay
-        else:
+        outcome = streamed.outcome[part]
+        if not self._use_wide_path:
             self._multiply(some, outcome, begin)
-        if self._use_wide_path and (kept.wide.any() or flags.any()):
-            sides = [(kept.rows(0, kept.count), kept.wide), (streamed.rows(begin, end), flags)]
-            (a, wide_rows), (b, wide_columns) = sides if streamed.side == 1 else reversed(sides)
-            round_products(a, b.t(), wide_rows, wide_columns, view)
+            return
+        if not kept.wide.all():
+            self._multiply(some, outcome, begin)
+        if kept.wide.any():
+            rows = np.flatnonzero(kept.wide)
+            chosen = kept.rows(0, kept.count)
+            chosen = chosen if len(rows) == kept.count else chosen[torch.from_numpy(rows)]
+            self._store(rows, np.arange(begin, end), rounded_products(chosen, streamed.rows(begin, end), outcome))
+        late = np.flatnonzero(streamed.wide[part])
+        if len(late) and not kept.wide.all():
+            self._late.append((begin + late, streamed.rows(begin, end)[torch.from_numpy(late)]))
+
+    def finish(self) -> None:
+        """Fills what belongs to the wide vectors of the streamed side, all together."""
+        if not self._late:
+            return
+        places = np.concatenate([place for place, _ in self._late])
+        rows = torch.cat([row for _, row in self._late])
+        others = np.flatnonzero(~self._kept.wide)
+        partners = self._kept.rows(0, self._kept.count)
+        partners = partners if len(others) == self._kept.count else partners[torch.from_numpy(others)]
+
+        def fill(begin: int, end: int) -> None:
+            block = rounded_products(rows[begin:end], partners, self._kept.outcome[others])
+            self._store(others, places[begin:end], block.T)
+
+        run_tasks([partial(fill, *edges) for edges in _edges(len(places), _HEIGHT)])
+
+    def _store(self, kept: NDArray[np.int64], streamed: NDArray[np.int64], block: NDArray[np.float32]) -> None:
+        """Stores a block whose rows belong to the kept side."""
+        target = self._out.T if self._streamed.side == 0 else self._out
+        target[np.ix_(kept, streamed)] = block
 
     def _multiply(self, some: Tensor, outcome: NDArray[np.float64], begin: int) -> None:
         for start in range(0, self._kept.count, _HEIGHT):
@@ -223,6 +249,7 @@ def multiply(kept: Vectors, streamed: Vectors, out: Tensor, *, check: bool, wide
     product = _Product(kept, streamed, out.numpy(), check=check, wide=wide)
     width = _WIDTH * (2 if 2 * kept.count <= _HEIGHT else 1)
     run_tasks([partial(product.fill, *edges) for edges in streamed.edges(width)])
+    product.finish()
 
 
 def int8_matmul(a: Tensor, b: Tensor, out: Tensor, *, check: bool, wide: bool) -> None:

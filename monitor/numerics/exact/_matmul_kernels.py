@@ -288,26 +288,47 @@ def add_doubles(begin: Any, end: Any, part: Any, head: Any, tail: Any) -> Any:
 
 @compiled
 def round_or_collect(
-    begin: Any, end: Any, value: Any, rows: Any, columns: Any, slack: Any, out: Any, found: Any
+    begin: Any,
+    end: Any,
+    value: Any,
+    rows: Any,
+    columns: Any,
+    slack: Any,
+    wide_rows: Any,
+    wide_columns: Any,
+    any_column: Any,
+    out: Any,
+    found: Any,
 ) -> Any:
-    """Ziv's test on value (R, N) with error slack·rows·columns; undecided positions go to `found`, counted."""
+    """Ziv's test on the flagged elements of value (B·R, N) with error slack·rows·columns, for flags and norms (B, N).
+
+    Undecided positions go to `found`, as far as it reaches, and are counted; a NaN in `out` stays.
+    """
     n = out.shape[1]
+    height = out.shape[0] // wide_columns.shape[0]
     count = 0
     for i in range(begin, end):
+        batch = i // height
+        if not (wide_rows[i] or any_column[batch]):
+            continue
         undecided = 0
         row = rows[i] * slack
+        whole = wide_rows[i]
+        norms, flags, target, source = columns[batch], wide_columns[batch], out[i], value[i]
         for j in range(n):
-            error = row * columns[j]
-            v = value[i, j] + 0.0
+            error = row * norms[j]
+            v = source[j] + 0.0
             low, high = np.float32(v - error), np.float32(v + error)
-            out[i, j] = high
-            undecided += (low != high) | ((high == 0) & (error > abs(v)))
+            chosen = (whole | flags[j]) & (target[j] == target[j])
+            target[j] = high if chosen else target[j]
+            undecided += chosen & ((low != high) | ((high == 0) & (error > abs(v))))
         if undecided:
             for j in range(n):
-                error = row * columns[j]
-                v = value[i, j]
+                error = row * norms[j]
+                v = source[j]
                 low, high = np.float32(v - error), np.float32(v + error)
-                if low != high or (high == 0 and error > abs(v)):
+                chosen = (whole | flags[j]) & (target[j] == target[j])
+                if chosen and (low != high or (high == 0 and error > abs(v))):
                     if count < found.shape[0]:
                         found[count] = i * n + j
                     count += 1

@@ -17,10 +17,7 @@ from monitor.numerics.exact._jit import guarded
 from monitor.numerics.exact._resolve import round_fraction
 from monitor.numerics.exact.sums import sum_of_doubles
 
-__all__ = ["round_products"]
-
-_SIDE = 4096
-"""Most rows or columns of a block."""
+__all__ = ["round_flagged", "rounded_products"]
 
 _DEPTH = 512
 """K of one FP64 product: its error bound, which grows with K, decides how many elements stay undecided."""
@@ -30,18 +27,19 @@ _MARGIN = 1.001
 
 
 def _rows(x: Tensor, chosen: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """(y, places), y C-contiguous, with y[places] the chosen rows of x."""
+    """(y, places), y C-contiguous, with y[places] the chosen rows of x (B, R, K), counted through the batch."""
     if x.is_contiguous():
-        return x.numpy(), chosen
+        return x.numpy().reshape(-1, x.shape[-1]), chosen
     used, places = np.unique(chosen, return_inverse=True)
-    return x[torch.from_numpy(used)].contiguous().numpy(), places
+    batch, row = np.divmod(used, x.shape[1])
+    return x[torch.from_numpy(batch), torch.from_numpy(row)].contiguous().numpy(), places
 
 
 def _resolve(
     left: Tensor, right: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64], scale: Any
 ) -> NDArray[np.float32]:
-    """FP32 of the exact dot products of left[rows] and right[columns]; `scale` bounds Σ|a·b| of each."""
-    count, k = len(rows), left.shape[1]
+    """FP32 of the exact dot products of rows of left and right, counted through the batch; `scale` bounds Σ|a·b|."""
+    count, k = len(rows), left.shape[-1]
     head, rest = np.empty(count), np.empty(count)
     (x, row_of), (y, column_of) = _rows(left, rows), _rows(right, columns)
     guarded(kernels.dot_products, 0, count, (x, y, row_of, column_of, head, rest))
@@ -54,61 +52,88 @@ def _resolve(
     return high
 
 
-def _approximate(left: Tensor, right: Tensor) -> tuple[NDArray[np.float64], Any, Any]:
-    """FP64 products of left (R, K) and right (C, K) by rows, and the Euclidean norms of the rows of both."""
-    m, n = left.shape[0], right.shape[0]
-    head, tail = np.zeros((m, n)), np.zeros((m, n))
-    squares = torch.zeros(m, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    for start in range(0, left.shape[1], _DEPTH):
-        pieces = [x[:, start : start + _DEPTH].to(torch.float64) for x in (left, right)]
-        guarded(kernels.add_doubles, 0, m, ((pieces[0] @ pieces[1].t()).numpy(), head, tail))
-        for total, piece in zip(squares, pieces, strict=True):
-            total += torch.linalg.vecdot(piece, piece)
-    return head + tail, squares[0].sqrt().numpy(), squares[1].sqrt().numpy()
+def _approximate(left: Tensor, right: Tensor) -> tuple[Any, Any, Any]:
+    """FP64 products (B·R, C) of finite FP32 left (B, R, K) and right (B, C, K), and both sides' row norms."""
+    batch, m, k = left.shape
+    n = right.shape[1]
+    total: Any = None
+    tail: Any = None
+    squares = [torch.zeros((batch, count), dtype=torch.float64) for count in (m, n)]
+    for start in range(0, k, _DEPTH):
+        pieces = [x[..., start : start + _DEPTH].to(torch.float64) for x in (left, right)]
+        part = torch.bmm(pieces[0], pieces[1].transpose(1, 2)).numpy().reshape(batch * m, n)
+        if start == 0:
+            total = part
+        else:
+            tail = np.zeros(total.shape) if start == _DEPTH else tail
+            guarded(kernels.add_doubles, 0, batch * m, (part, total, tail))
+        for square, piece in zip(squares, pieces, strict=True):
+            square += torch.linalg.vecdot(piece, piece)
+    return total + tail if k > _DEPTH else total, squares[0].sqrt().numpy().reshape(-1), squares[1].sqrt().numpy()
 
 
-def _block(left: Tensor, right: Tensor) -> NDArray[np.float32]:
-    """FP32 of the exact products of FP32 left (R, K) and right (C, K), the second being columns of B as rows.
+def _round(left: Tensor, right: Tensor, wide_rows: Any, wide_columns: Any, out: NDArray[np.float32]) -> None:
+    """Overwrites the flagged elements of out (B·R, C) with the FP32 of the exact products; NaN stays.
 
     A product of FP32 numbers is exact in FP64, and a sum of d of them in any order, with FMA or not, is within
     d·2^-53·Σ|a||b| of the true one. Summed over the pieces of K, Σ|a||b| is at most ‖a‖·‖b‖.
+
+    Args:
+        left, right: finite FP32 (B, R, K) and (B, C, K), the second being columns of the right factor.
+        wide_rows, wide_columns: flags (B·R,) and (B, C).
     """
     value, row_norms, column_norms = _approximate(left, right)
-    out = np.empty(value.shape, np.float32)
-    slack = (min(left.shape[1], _DEPTH) + 4) * 2.0**-53 * _MARGIN
+    slack = (min(left.shape[-1], _DEPTH) + 4) * 2.0**-53 * _MARGIN
+    flags = wide_rows, wide_columns, wide_columns.any(axis=1)
     found = np.empty(1 << 12, np.int64)
     while True:
-        arguments = (value, row_norms, column_norms, slack, out, found)
+        arguments = (value, row_norms, column_norms, slack, *flags, out, found)
         count = guarded(kernels.round_or_collect, 0, out.shape[0], arguments)
         if count <= len(found):
             break
         found = np.empty(count, np.int64)
     if count:
-        rows, columns = np.divmod(found[:count], out.shape[1])
-        out[rows, columns] = _resolve(left, right, rows, columns, row_norms[rows] * column_norms[columns] * _MARGIN)
+        rows, places = np.divmod(found[:count], out.shape[1])
+        columns = rows // left.shape[1] * out.shape[1] + places
+        scale = row_norms[rows] * column_norms.reshape(-1)[columns] * _MARGIN
+        out[rows, places] = _resolve(left, right, rows, columns, scale)
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def rounded_products(left: Tensor, right: Tensor, outcome: NDArray[np.float64]) -> NDArray[np.float32]:
+    """FP32 (R, C) of the exact products of FP32 left (R, K), finite, and right (C, K), columns of the right factor.
+
+    Args:
+        outcome: scale factors (C,) of the right side, NaN where it is not finite; there the result is NaN.
+    """
+    broken = np.isnan(outcome)
+    out = np.zeros((left.shape[0], right.shape[0]), np.float32)
+    out[:, broken] = np.nan
+    clean = _finite(right) if broken.any() else right
+    everything = np.ones(out.shape[0], np.bool_), np.zeros((1, out.shape[1]), np.bool_)
+    _round(left[None], clean[None], *everything, out)
     return out
 
 
-def _picked(x: Tensor, chosen: NDArray[np.int64]) -> Tensor:
-    return x if len(chosen) == x.shape[0] else x[torch.from_numpy(chosen)]
-
-
-def round_products(
+def round_flagged(
     a: Tensor, b: Tensor, wide_rows: NDArray[np.bool_], wide_columns: NDArray[np.bool_], out: NDArray[np.float32]
 ) -> None:
-    """Overwrites the elements of out (M, N) whose row or column is wide; NaN stays.
+    """Overwrites the elements of out (B, M, N), C-contiguous, whose row or column is wide; NaN stays.
 
     Args:
-        a, b: FP32 (M, K) and (K, N).
-        wide_rows, wide_columns: flags (M,) and (N,), false for rows and columns that are not finite.
+        a, b: FP32 (B, M, K) and (B, K, N).
+        wide_rows, wide_columns: flags (B, M) and (B, N), false for rows and columns that are not finite.
     """
-    if np.isnan(out).any():  # in the row or column of a value that is not finite
-        a, b = (x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for x in (a, b))
-    rows, others = np.flatnonzero(wide_rows), np.flatnonzero(~wide_rows)
-    for chosen, partners in ((rows, np.arange(b.shape[1])), (others, np.flatnonzero(wide_columns))):
-        for i in range(0, len(chosen), _SIDE):
-            for j in range(0, len(partners), _SIDE):
-                some, part = chosen[i : i + _SIDE], partners[j : j + _SIDE]
-                here = np.ix_(some, part)
-                block = _block(_picked(a, some), _picked(b.t(), part))
-                out[here] = np.where(np.isnan(out[here]), out[here], block)
+    chosen = np.flatnonzero(wide_rows.any(axis=1) | wide_columns.any(axis=1))
+    everything = len(chosen) == len(out)
+    index = torch.from_numpy(chosen)
+    left, right = (x if everything else x[index] for x in (a, b.transpose(1, 2)))
+    result = out if everything else out[chosen]
+    if np.isnan(result).any():
+        left, right = _finite(left), _finite(right)
+    _round(left, right, wide_rows[chosen].reshape(-1), wide_columns[chosen], result.reshape(-1, out.shape[2]))
+    if not everything:
+        out[chosen] = result

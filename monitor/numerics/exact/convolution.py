@@ -67,9 +67,9 @@ def _patch_pieces(windows: Tensor) -> list[Tensor]:
     """Pieces of about as many patches as a tile is wide: some lines of one sample, or some samples."""
     samples, lines, places = windows.shape[:3]
     if lines * places <= _PATCHES:
-        return list(windows.split(max(_PATCHES // (lines * places), 1)))
+        return list(torch.split(windows, max(_PATCHES // (lines * places), 1)))
     height = max(_PATCHES // places, 1)
-    return [piece for sample in range(samples) for piece in windows[sample].split(height)]
+    return [piece for sample in range(samples) for piece in torch.split(windows[sample], height)]
 
 
 def correlate(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
@@ -136,7 +136,7 @@ def _tap_pieces(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, out_size:
     taps = x.as_strided(size, steps)
     width = max(_GATHERED_ELEMENTS // max(x.shape[1] * math.prod(out_size), 1), 1)
     width = max(width // 64 * 64, min(width, 32))
-    return [piece for ky in range(kernel[0]) for kx in range(kernel[1]) for piece in taps[ky, kx].split(width)]
+    return [piece for ky in range(kernel[0]) for kx in range(kernel[1]) for piece in torch.split(taps[ky, kx], width)]
 
 
 def grad_weight(
