@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .exact.elementwise import fresh, in_place, is_plain, overlaps_partly
+from ._widening import canonical_nan
+from .exact.elementwise import canonical_in_place, fresh, in_place, is_float32, is_plain, overlaps_partly
 
 __all__ = ["Direct", "elementwise_forms"]
 
@@ -31,29 +32,48 @@ def _constant(value: Any) -> float | None:
     return float(value) if type(value) is int and abs(value) <= _EXACT_INTEGERS else None
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (float, int)
+
+
 def _fits(x: Tensor, other: Any) -> bool:
     """Whether plain `x` may be combined with `other` element by element and be overwritten by the result."""
     return is_plain(other) and other.shape == x.shape and not overlaps_partly(x, other)
 
 
-def _binary(tensors: str, constant: str, run: Callable[..., Tensor]) -> Direct:
+def _native(func: OpOverload) -> Direct:
+    """A single IEEE operation on each element, by PyTorch's own kernel; NaN results are made canonical."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or not all(is_float32(value) if isinstance(value, Tensor) else _is_number(value) for value in args):
+            return NotImplemented
+        out = func(*args)
+        if is_plain(out):
+            return canonical_in_place(out)
+        canonical_nan(out)
+        return out
+
+    return call
+
+
+def _binary(tensors: str, constant: str, run: Callable[..., Tensor], native: Direct) -> Direct:
     """x ∘ y for a tensor or a number y."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != 2:
             return NotImplemented
         x, y = args
+        if isinstance(y, Tensor):
+            return run(tensors, x, y) if is_plain(x) and _fits(x, y) else native(args, kwargs)
         if not is_plain(x):
             return NotImplemented
-        if isinstance(y, Tensor):
-            return run(tensors, x, y) if _fits(x, y) else NotImplemented
         number = _constant(y)
         return NotImplemented if number is None else run(constant, x, None, None, number)
 
     return call
 
 
-def _sum(run: Callable[..., Tensor]) -> Direct:
+def _sum(run: Callable[..., Tensor], native: Direct) -> Direct:
     """x + alpha·y for a tensor y, x + y for a number y."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -61,14 +81,16 @@ def _sum(run: Callable[..., Tensor]) -> Direct:
             return NotImplemented
         x, y = args
         alpha = _constant(kwargs["alpha"]) if kwargs else 1.0
-        if alpha is None or not is_plain(x):
+        if alpha is None:
             return NotImplemented
         if isinstance(y, Tensor):
-            if not _fits(x, y):
-                return NotImplemented
+            if not is_plain(x) or not _fits(x, y):
+                return native(args, {}) if alpha == 1.0 else NotImplemented
             return run("add", x, y) if alpha == 1.0 else run("add_scaled", x, y, None, alpha)
         number = _constant(y)
-        return run("add_constant", x, None, None, number) if number is not None and alpha == 1.0 else NotImplemented
+        if number is None or alpha != 1.0 or not is_plain(x):
+            return NotImplemented
+        return run("add_constant", x, None, None, number)
 
     return call
 
@@ -130,10 +152,27 @@ def _slope(name: str) -> Direct:
     return call
 
 
+def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Overwrite x by y; NaNs become canonical on the way."""
+    if kwargs or not is_plain(args[0]) or not _fits(args[0], args[1]):
+        return NotImplemented
+    return in_place("copy", args[0], args[1])
+
+
+_NATIVE = ("relu.default", "relu_.default", "threshold_backward.default", "neg.default", "abs.default")
+
+
+def _overload(name: str) -> OpOverload:
+    operator, overload = name.split(".")
+    found: OpOverload = getattr(getattr(_aten, operator), overload)
+    return found
+
+
 @functools.cache
 def elementwise_forms() -> dict[OpOverload, Direct]:
     """Forms of operators that are the same in every controlled numerics; one table for all sessions."""
     forms: dict[OpOverload, Direct] = {
+        _aten.copy_.default: _copy,
         _aten.rsub.Scalar: _from_constant,
         _aten.sigmoid_backward.default: _slope("sigmoid_slope"),
         _aten.tanh_backward.default: _slope("tanh_slope"),
@@ -148,11 +187,14 @@ def elementwise_forms() -> dict[OpOverload, Direct]:
         _aten.addcdiv.default: _with_product("addcdiv", fresh),
         _aten.addcdiv_.default: _with_product("addcdiv", in_place),
     }
-    for overload in ("Tensor", "Scalar"):
-        for packet, run in ((_aten.add, fresh), (_aten.add_, in_place)):
-            forms[getattr(packet, overload)] = _sum(run)
-        for name in ("sub", "mul", "div"):
-            for suffix, run in (("", fresh), ("_", in_place)):
-                overloaded = getattr(getattr(_aten, name + suffix), overload)
-                forms[overloaded] = _binary(name, f"{name}_constant", run)
+    for name in _NATIVE:
+        func = _overload(name)
+        forms[func] = _native(func)
+    for suffix, run in (("", fresh), ("_", in_place)):
+        for kind in ("Tensor", "Scalar"):
+            func = _overload(f"add{suffix}.{kind}")
+            forms[func] = _sum(run, _native(func))
+            for name in ("sub", "mul", "div"):
+                func = _overload(f"{name}{suffix}.{kind}")
+                forms[func] = _binary(name, f"{name}_constant", run, _native(func))
     return forms

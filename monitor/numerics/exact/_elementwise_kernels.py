@@ -14,7 +14,7 @@ import numpy as np
 from monitor.numerics.exact._jit import compiled, inlined
 from monitor.numerics.exact._pointers import floats
 
-__all__ = ["FRESH", "IN_PLACE", "OPERATORS", "add_to_rows"]
+__all__ = ["FRESH", "IN_PLACE", "OPERATORS", "add_to_rows", "canonicalise"]
 
 _NAN = np.float32(np.nan)
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
@@ -27,7 +27,7 @@ OPERATORS = (
     *("mul", "mul_constant", "div", "div_constant", "constant_over", "sqrt"),
     *("lerp_low", "lerp_high", "addcmul", "addcmul_scaled", "addcdiv", "addcdiv_scaled"),
     *("sigmoid_slope", "tanh_slope", "silu_slope", "gelu_tanh_inner", "gelu_tanh_slope"),
-    *("scaled_square", "mul_scaled", "gelu_slope"),
+    *("scaled_square", "mul_scaled", "gelu_slope", "copy"),
 )
 """Each takes x and, as it needs them, tensors a and b and a constant c, which is first rounded to FP32."""
 
@@ -89,8 +89,10 @@ def _value(which: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
         return (x * x) * c
     if which == 24:
         return x * (a * c)
-    # x is erfc(-y/√2), a is y times its density and b the gradient.
-    return b * (x * _HALF + a)
+    if which == 25:
+        # x is erfc(-y/√2), a is y times its density and b the gradient.
+        return b * (x * _HALF + a)
+    return a
 
 
 def _kernel(which: int, in_place: bool) -> Any:
@@ -122,3 +124,17 @@ def add_to_rows(begin: Any, end: Any, x_at: Any, row_at: Any, width: Any) -> Non
         for j in range(width):
             value = x[i, j] + row[j]
             x[i, j] = value if value == value else _NAN
+
+
+@compiled
+def canonicalise(begin: Any, end: Any, x_at: Any) -> None:
+    """Give each NaN among the elements [begin, end) of x the bits 0x7FC00000; memory without one is read only."""
+    count = end - begin
+    x = floats(x_at + 4 * begin, count)
+    found = 0
+    for i in range(count):
+        found += x[i] != x[i]
+    if found:
+        for i in range(count):
+            if x[i] != x[i]:
+                x[i] = _NAN

@@ -118,7 +118,7 @@ def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any
     Raises:
         DeviceError: a thread flushes subnormal numbers to zero.
     """
-    threads = min(torch.get_num_threads(), rows, work // grain)
+    threads = 1 if work < 2 * grain else min(torch.get_num_threads(), rows, work // grain)
     if threads <= 1:
         return [guarded(kernel, 0, rows, arguments)]
     pieces = min(rows, _PIECES * threads)

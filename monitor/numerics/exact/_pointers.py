@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from monitor.numerics.exact._jit import inlined
 
-__all__ = ["floats", "is_plain", "overlaps_partly"]
+__all__ = ["floats", "is_float32", "is_plain", "overlaps_partly"]
 
 _TENSORS = (Tensor, nn.Parameter)
 
@@ -35,6 +35,11 @@ _pointer: Any = intrinsic(_pointer_type)
 def floats(address: Any, shape: Any) -> Any:
     """C-contiguous FP32 array of that shape at an address; the caller keeps the memory alive."""
     return carray(_pointer(address), shape)
+
+
+def is_float32(x: object) -> bool:
+    """Whether `x` is an FP32 tensor in the processor's memory."""
+    return type(x) in _TENSORS and x.dtype is torch.float32 and x.is_cpu  # type: ignore[attr-defined]
 
 
 def is_plain(x: object) -> bool:
