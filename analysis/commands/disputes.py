@@ -22,12 +22,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("first", type=Path, metavar="RUN_A")
     parser.add_argument("second", type=Path, metavar="RUN_B")
     add_trust(parser)
+    parser.add_argument("--device", default="native", metavar="NAME", help="device of the referee and the provers")
     add_json(parser)
     parser.epilog = "JSON keys: outcome, reasons, evidence, step, operator, guilty, rounds, bytes, operators_executed"
     parser.set_defaults(handler=_dispute)
 
 
 def _dispute(arguments: argparse.Namespace) -> int:
+    from inspector.devices import enter
+
+    enter(arguments.device)
     from inspector.dispute import Claim, settle
     from inspector.transcripts import open_run
     from inspector.trust import Trust
