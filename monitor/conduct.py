@@ -6,6 +6,7 @@ everything else, signatures and chips included, runs through the same code.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,10 +21,15 @@ from monitor import numerics
 from monitor.adversary import LogEdit, Survey, apply_edit, far_additions
 from monitor.numerics import Bound
 from monitor.presets import initialise
+from monitor.transcript import Manifest
+from monitor.transcript.layout import CHIP_FILES, MANIFEST, checkpoint_path, chip_path, log_path, step_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from monitor.numerics import Observer
     from monitor.recorder import Recorder
+    from monitor.site import Site
     from monitor.task import Task
     from monitor.training import Training
     from monitor.transcript import Leaf
@@ -48,6 +54,10 @@ class Conduct:
 
     def initialise(self, training: Training) -> None:
         """Called on the initial state before it is committed."""
+
+    def order(self, step: int, steps: int) -> int:
+        """Return the step whose declared batch is really trained on, of all ``steps``."""
+        return step
 
     def batch(self, step: int, declared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the batch that is really trained on."""
@@ -81,6 +91,9 @@ class Conduct:
         """Return the evidence files of the chip that holds a shard, as the lab hands them over."""
         return evidence
 
+    def publish(self, run: Path, site: Site) -> None:
+        """Called with the finished run folder before anybody else sees it."""
+
 
 class _ChangeSample(Conduct):
     """Trains on another first sample than the committed one, in one step."""
@@ -95,6 +108,68 @@ class _ChangeSample(Conduct):
         inputs = changed[max(changed)]
         inputs[0] = inputs[0].flip(0)
         return changed
+
+
+class _ReorderData(Conduct):
+    """Exchanges the batch of one step with that of the next one, or for the last step with that of the one before."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def check(self, task: Task) -> None:
+        if task.steps < 2:
+            raise CallerError("a run of one step has one order of data; take at least two steps")
+
+    def order(self, step: int, steps: int) -> int:
+        first = min(self._step, steps - 1)
+        return {first: first + 1, first + 1: first}.get(step, step)
+
+
+class _WriteUnseen(Conduct):
+    """Alters the first weight after one step through a view that no operator of the program writes to."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_commit(self, step: int, training: Training) -> None:
+        if step == self._step:
+            weight = next(tensor for (kind, _), tensor in training.memory.tensors.items() if kind == "weight")
+            weight.detach().numpy().flat[0] += 2.0**-10
+
+
+class _TruncateTranscript(Conduct):
+    """Trains to the end, then hands over the transcript as if the run were still going on before one step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def publish(self, run: Path, site: Site) -> None:
+        path = run / MANIFEST
+        manifest = Manifest.open(path.read_bytes(), site.key.verifying)
+        last = self._step - 1
+        late = {
+            place(step)
+            for step in range(last + 1, manifest.steps + 1)
+            for place in (step_path, log_path, checkpoint_path)
+        }
+        late |= {chip_path(chip.chip_id, name) for chip in site.chips for name in CHIP_FILES}
+        for name in late & set(manifest.files):
+            (run / name).unlink()
+        for folder in [each for each in run.rglob("*") if each.is_dir()][::-1]:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        files = {name: entry for name, entry in manifest.files.items() if name not in late}
+        path.write_bytes(Manifest(run=manifest.run, steps=last, files=files).seal(site.key))
+
+
+class _MakeTrust(Conduct):
+    """Puts a trust file into the run that names the lab's own maker, registry and chips."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told after the last step, whatever ``step`` is."""
+
+    def publish(self, run: Path, site: Site) -> None:
+        (run / "trust.json").write_text(json.dumps(site.reference_values(site.config)))
 
 
 class _EditOptimizer(Conduct):
@@ -270,6 +345,7 @@ def _shares_memory(out: Tensor, args: object) -> bool:
 
 LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.CHANGE_SAMPLE: _ChangeSample,
+    LabLie.REORDER_DATA: _ReorderData,
     LabLie.EXTRA_STEPS: _HiddenSteps,
     LabLie.EDITED_CHIP_LOG: _EditLog,
     LabLie.FORGED_INITIALISATION: _ForgeInitialisation,
@@ -277,6 +353,9 @@ LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.EDITED_OPTIMIZER: _EditOptimizer,
     LabLie.UNDER_REPORTED_FLOP: _UnderReportFlop,
     LabLie.EDITED_ROUNDING_LOG: EditRoundingLog,
+    LabLie.UNSEEN_WRITE: _WriteUnseen,
+    LabLie.TRUNCATED_TRANSCRIPT: _TruncateTranscript,
+    LabLie.SELF_MADE_TRUST: _MakeTrust,
     LabLie.WRONG_OPERATOR: _WrongOperator,
 }
 """The lab lies that training simulates; the argument is the step at which the lab departs from honesty."""

@@ -140,7 +140,9 @@ def _continue(
     writer.finish(chip_evidence(site, recorder.hand_over))
     site.power_off()
     finished = RunFolder(writer.folder, site.key.verifying)
-    return _result(writer.folder, metadata, recorder.leaves, finished)
+    result = _result(writer.folder, metadata, recorder.leaves, finished)
+    behaviour.publish(writer.folder, site)
+    return result
 
 
 def _result(out: Path, metadata: Metadata, leaves: list[Leaf], run: RunFolder) -> TrainResult:

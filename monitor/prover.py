@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,7 +121,7 @@ class LabProver(Prover):
         behaviour = self._conduct
         log = self._run.rounding_log(step)
         rate = behaviour.learning_rate(step, training.task.learning_rate_at(step))
-        batch = behaviour.batch(step, self._data.batch(step))
+        batch = self._batch(step)
         tracer = Tracer(capture=capture, inner=behaviour.observer(step))
         tracer.declare_inputs(training.memory.export(), batch)
         with numerics_of(training, log, tracer, behaviour) as session:
@@ -133,6 +134,10 @@ class LabProver(Prover):
             raise EvidenceError(f"step {step} does not run again to its committed state")
         return tracer, session, leaf
 
+    def _batch(self, step: int) -> Mapping[str, Tensor]:
+        declared = self._data.batch(self._conduct.order(step, self._run.task.steps))
+        return self._conduct.batch(step, declared)
+
     def _training_at(self, step: int) -> Training:
         """The lab's own state after a step, from its last checkpoint before it."""
         task = self._run.task
@@ -143,7 +148,7 @@ class LabProver(Prover):
         for number in range(start + 1, step + 1):
             behaviour = self._conduct
             rate = behaviour.learning_rate(number, task.learning_rate_at(number))
-            batch = behaviour.batch(number, self._data.batch(number))
+            batch = self._batch(number)
             with numerics_of(training, self._run.rounding_log(number), behaviour.observer(number), behaviour):
                 training.take_step(batch, learning_rate=rate)
             behaviour.before_commit(number, training)

@@ -72,7 +72,7 @@ class Recorder:
         """Take, record and commit the next step."""
         step = self.training.step + 1
         task = self.training.task
-        batch = self._conduct.batch(step, self.data.batch(step))
+        batch = self._batch(step)
         log, loss = self._conduct.record(step, self.training, lambda: self._take(step, batch))
         leaf = self._leaf(step, log, loss)
         files = {log_path(step): log}
@@ -85,7 +85,7 @@ class Recorder:
     def replay_step(self, committed: Leaf, log: bytes) -> None:
         """Take a step that is committed already, with its committed log, after a crash."""
         step = self.training.step + 1
-        batch = self._conduct.batch(step, self.data.batch(step))
+        batch = self._batch(step)
         name, observer, bound = self.training.task.numerics, self._conduct.observer(step), self._conduct.bound
         with numerics.replaying(name, log, bound=bound, observer=observer):
             loss = self._take(step, batch)
@@ -109,6 +109,10 @@ class Recorder:
         self._conduct.before_commit(step, self.training)
         leaf = make_leaf(self.training, batch_root=self.data.batch_root(step), log=log, loss=loss)
         return self._conduct.declare(leaf)
+
+    def _batch(self, step: int) -> Mapping[str, Tensor]:
+        declared = self.data.batch(self._conduct.order(step, self.training.task.steps))
+        return self._conduct.batch(step, declared)
 
     def _take(self, step: int, batch: Mapping[str, Tensor]) -> Tensor:
         rate = self._conduct.learning_rate(step, self.training.task.learning_rate_at(step))

@@ -42,6 +42,8 @@ def test_honest_run_is_accepted_on_two_devices_that_differ(honest, inspect_run):
 LIES = [
     # lie, the guards that catch it, what the reason must name
     ("change-sample", {Guard.REPLAY}, r"^step 3: .*declared samples \d+, \d+"),
+    ("reorder-data", {Guard.REPLAY}, r"^step 3: .*declared samples \d+, \d+"),
+    ("unseen-write", {Guard.REPLAY}, r"^step 3: .*the shards of lab-chip-0000 differ"),
     ("other-learning-rate", {Guard.REPLAY}, r"^step 3: "),
     ("wrong-operator", {Guard.REPLAY}, r"^step 3: "),
     ("edited-optimizer", {Guard.REPLAY}, r"^step 3: .*the shards of lab-chip-000\d"),
@@ -66,6 +68,48 @@ def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, re
     assert any(re.search(reason, each.text) for each in verdict.reasons), verdict.reasons
     blind = inspect_run(recorded, off=frozenset(guards))
     assert blind.outcome is Outcome.ACCEPT, blind.reasons
+
+
+def test_last_batches_are_exchanged_too(make_run, inspect_run):
+    verdict = inspect_run(make_run(lie="reorder-data", lie_step=6))
+    assert verdict.outcome is Outcome.REJECT
+    assert verdict.reasons[0].text.startswith("step 5: ")
+
+
+def test_truncated_transcript_is_open_until_its_declared_end_and_then_rejected(make_run, devices):
+    """Before the end it might be a crash; with the guard off nobody ever asks."""
+    recorded = make_run(lie="truncated-transcript")
+
+    def look(now, off=frozenset()):
+        settings = replace(SETTINGS, guards=ALL_GUARDS - off)
+        return inspect([recorded.run], recorded.trust, settings, now=now, worker=devices.run)
+
+    assert look(recorded.now).outcome is Outcome.INCONCLUSIVE
+    verdict = look(recorded.late)
+    assert verdict.outcome is Outcome.REJECT
+    (reason,) = verdict.reasons
+    assert reason.guard == Guard.REPLAY.value
+    assert reason.text.startswith("the run is unfinished: 2 of 6 steps are committed, and its declared end")
+    assert look(recorded.late, off=frozenset({Guard.REPLAY})).outcome is Outcome.ACCEPT
+
+
+def test_self_made_trust_is_rejected_and_convinces_an_inspector_who_believes_the_run(
+    make_run, honest, inspect_run, monkeypatch
+):
+    """The lab has a maker, a registry and chips of its own, and says so in the run."""
+    recorded = make_run(lie="self-made-trust", lab="own", seed=77)
+    anchors = recorded.run / "trust.json"
+    with pytest.raises(EvidenceError, match="inside the run"):
+        Trust.load([anchors], [recorded.run])
+    stranger = replace(recorded, trust=honest.trust)
+    assert inspect_run(stranger).outcome is Outcome.REJECT
+    verdict = inspect_run(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert "'trust.json' is not listed in the manifest" in verdict.reasons[0].text
+    monkeypatch.setattr("monitor.transcript.RunFolder.check_files", lambda self: 0)
+    naive = Trust.from_json(json.loads(anchors.read_text()), "the run itself")
+    assert inspect_run(replace(recorded, trust=naive)).outcome is Outcome.ACCEPT
+    assert inspect_run(stranger).outcome is Outcome.REJECT
 
 
 CHIP_LIES = [
