@@ -100,3 +100,41 @@ def devices() -> Iterator[DevicePool]:
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """An honest run that no test may change."""
     return record_run(tmp_path_factory.mktemp("honest") / "run")
+
+
+@pytest.fixture
+def record_loop(tmp_path: Path) -> Callable[..., Recorded]:
+    """Return a function that records a loop of the test's own.
+
+    ``body(model, optimizer, batch)`` is the body of a step; ``prepare(recorder)`` may make the lab cheat, and
+    ``before(recorder, step)`` runs between steps.
+    """
+
+    def record(
+        model: Any,
+        optimizer: Any,
+        batches: Any,
+        body: Callable[..., object],
+        *,
+        name: str = "loop",
+        prepare: Callable[..., object] | None = None,
+        before: Callable[..., object] | None = None,
+        **options: Any,
+    ) -> Recorded:
+        from inspector.trust import Trust
+        from monitor import Recorder
+
+        defaults = {"seed": 5, "chips": 3, "checkpoint_every": 3, "snapshot_rate": Fraction(1, 2), "lab": "lab"}
+        run = tmp_path / name
+        recorder = Recorder(model, optimizer, out=run, started=STARTED, hours=1.0, **{**defaults, **options})
+        if prepare is not None:
+            prepare(recorder)
+        for step, batch in enumerate(batches, start=1):
+            if before is not None:
+                before(recorder, step)
+            with recorder.step(batch):
+                body(model, optimizer, batch)
+        recorder.finish()
+        return Recorded(run, Trust.load([tmp_path / f"{name}.trust.json"], [run]))
+
+    return record
