@@ -21,6 +21,8 @@ from monitor.numerics.rounding.bounds import ProductBound, RelativeBound
 from monitor.numerics.rounding.codec import Group, decode, encode
 from monitor.numerics.rounding.engine import RoundedBackend
 from monitor.numerics.rounding.grid import decide
+from monitor.numerics.rounding.tiles import Rounding as Reach
+from monitor.numerics.rounding.tiles import Settled
 
 __all__ = ["EditKind", "LogEdit", "Rounding", "Survey", "apply_edit", "far_additions"]
 
@@ -64,8 +66,12 @@ class Survey(RoundedBackend):
         survey = cls(statistics)
         return survey, Session("rounded", survey, statistics, observer)
 
-    def _settle(self, v: Tensor, error: ProductBound | RelativeBound) -> Tensor:
-        call, part, operator = self._call, self._part, self._operator
+    def _tiled(self, x: Tensor) -> bool:
+        """Every result as a whole, so that it can be looked at."""
+        return False
+
+    def _whole(self, v: Tensor, error: ProductBound | RelativeBound, rounding: Reach) -> Settled:
+        call, part, operator = self._judge.call, self._part, self._judge.operator
         wide = v.to(torch.float64).contiguous()
         finite = wide.isfinite()
         safe = torch.where(finite, wide, torch.zeros_like(wide))
@@ -81,7 +87,7 @@ class Survey(RoundedBackend):
                 upward=found.up.reshape(-1).numpy(),
             )
         )
-        return super()._settle(v, error)
+        return super()._whole(v, error, rounding)
 
 
 class EditKind(enum.Enum):

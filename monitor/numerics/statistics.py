@@ -24,6 +24,7 @@ class Statistics:
         calls: ATen calls.
         forced: logged decisions that this device would have taken the other way (replay only).
         contradictions: entries that broke a rule and were tolerated, as a calibrated bound allows.
+        recomputed: entries that broke a rule until the exact value of their element cleared the recorder.
         operators: counts for each ATen operator that rounded something.
         items: values that the training code read with ``.item()``, as (call, value): inputs of its control flow.
     """
@@ -31,6 +32,7 @@ class Statistics:
     calls: int = 0
     forced: int = 0
     contradictions: int = 0
+    recomputed: int = 0
     operators: dict[str, OperatorCount] = field(default_factory=dict)
     items: list[tuple[int, float]] = field(default_factory=list)
     entropy_bits: float = 0.0

@@ -7,29 +7,48 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["ProductBound", "RelativeBound"]
+__all__ = ["ProductBound", "RelativeBound", "exact_bits_of"]
+
+
+def exact_bits_of(terms: int, compute: str) -> int:
+    """Sum of two spans up to which every sum of ``terms`` products is exact in any order, or −1 where none is.
+
+    With spans s and t all products are integers below 2^(s+t) times one power of two, so every partial sum is an
+    integer below terms·2^(s+t), which FP64 holds up to 2^53. In FP32 such products may underflow.
+    """
+    return 53 - (terms - 1).bit_length() if compute == "float64" else -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductBound:
     """β of row r and column j of a result seen as (rows, width): left[r mod len]·right[r ÷ rows_per_right, j].
 
+    β is 0 where left_spans[r mod len] + right_spans[r ÷ rows_per_right, j] ≤ exact_bits: the result is exact.
+
     Attributes:
         left: FP64, 1-D.
         right: FP64, (groups of rows, width).
+        left_spans: integers in the shape of ``left``.
+        right_spans: integers in the shape of ``right``.
         rows_per_right: rows of the result for each row of ``right``.
     """
 
     left: Tensor
     right: Tensor
+    left_spans: Tensor
+    right_spans: Tensor
     rows_per_right: int
+    exact_bits: int
 
     def at(self, positions: Tensor, values: Tensor) -> Tensor:
         """β at flat positions; the values there are not needed."""
         width = self.right.shape[1]
-        row = torch.div(positions, width, rounding_mode="floor")
-        group = torch.div(row, self.rows_per_right, rounding_mode="floor")
-        return self.left[row % len(self.left)] * self.right[group, positions % width]
+        rows = torch.div(positions, width, rounding_mode="floor")
+        row, column = rows % len(self.left), positions % width
+        group = torch.div(rows, self.rows_per_right, rounding_mode="floor")
+        beta = self.left[row] * self.right[group, column]
+        exact = self.left_spans[row] + self.right_spans[group, column] <= self.exact_bits
+        return beta.masked_fill_(exact, 0.0)
 
     def dense(self, v: Tensor) -> Tensor:
         """β in the shape of ``v``."""

@@ -4,6 +4,7 @@ Layout: 4 bytes magic, 1 byte policy, 1 byte bound kind, then groups in rising (
 four LEB128 integers (call gap, sub-operation, result size, entry count) and three bit strings, each padded to a byte
 with zeros: the gaps' high parts in unary, their low parts in ``k`` bits, one direction bit for each entry. ``k``
 follows from size and count (Golomb-Rice), so that a log has exactly one encoding; anything else is an EvidenceError.
+Version 2: results that are provably exact (``bounds.exact_bits_of``) have no entries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .policy import Bound, Policy
 
 __all__ = ["Group", "decode", "encode", "rice_parameter"]
 
-_MAGIC = b"CWR1"
+_MAGIC = b"CWR2"
 _POLICIES = (("float64", "float32"), ("float32", "bfloat16"))
 _KINDS = ("worst-case", "probabilistic", "calibrated")
 _LARGEST = 1 << 62

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._backend import ConvolutionShape
 from .bounds import ProductBound
-from .norms import norms, quantised_squares, root_above
+from .norms import norms, quantised_squares, root_above, spans
 
 __all__ = ["forward", "forward_bound", "grad_input", "grad_input_bound", "grad_weight", "grad_weight_bound"]
 
@@ -59,21 +59,31 @@ def _by_group(squares: Tensor, groups: int) -> Tensor:
     return squares.reshape(n, groups, c // groups, h, w).sum(2)
 
 
-def forward_bound(x: Tensor, weight: Tensor, shape: ConvolutionShape, factor: float) -> ProductBound:
+def _spread_spans(x: Tensor, groups: int, right: Tensor) -> Tensor:
+    """The span of each whole sample for each of its groups, in the shape of ``right``."""
+    whole = spans(x, [1, 2, 3]).reshape(-1, 1)
+    return whole.expand(-1, groups).reshape(-1, 1).expand_as(right)
+
+
+def forward_bound(x: Tensor, weight: Tensor, shape: ConvolutionShape, factor: float, exact_bits: int) -> ProductBound:
     """factor·‖patch‖·‖filter‖ for each output element."""
     squares, scale = quantised_squares(x, [1, 2, 3])
     ones = torch.ones((shape.groups, 1, *weight.shape[2:]), dtype=torch.float64, device=x.device)
     patches = root_above(_convolve(_by_group(squares, shape.groups), ones, shape, shape.groups)) * scale
-    filters = norms(weight.reshape(weight.shape[0], -1), -1).reshape(-1)
+    filters = weight.reshape(weight.shape[0], -1)
+    right = patches.reshape(-1, patches.shape[2] * patches.shape[3])
     return ProductBound(
-        left=filters * factor,
-        right=patches.reshape(-1, patches.shape[2] * patches.shape[3]),
+        left=norms(filters, -1).reshape(-1) * factor,
+        right=right,
+        left_spans=spans(filters, [-1]).reshape(-1),
+        right_spans=_spread_spans(x, shape.groups, right),
         rows_per_right=weight.shape[0] // shape.groups,
+        exact_bits=exact_bits,
     )
 
 
 def grad_input_bound(
-    grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape, factor: float
+    grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape, factor: float, exact_bits: int
 ) -> ProductBound:
     """factor·‖output gradients that an input element reached‖·‖its weights‖."""
     squares, scale = quantised_squares(grad, [1, 2, 3])
@@ -82,20 +92,31 @@ def grad_input_bound(
     like = torch.empty((x_shape[0], groups, *x_shape[2:]), dtype=torch.float64, device=grad.device)
     reach = _backward(_by_group(squares, groups), like, ones, shape, groups, [True, False, False])[0]
     by_input = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(1, 2)
-    columns = norms(by_input.reshape(x_shape[1], -1), -1).reshape(-1)
+    columns = by_input.reshape(x_shape[1], -1)
+    right = (root_above(reach) * scale).reshape(-1, x_shape[2] * x_shape[3])
     return ProductBound(
-        left=columns * factor,
-        right=(root_above(reach) * scale).reshape(-1, x_shape[2] * x_shape[3]),
+        left=norms(columns, -1).reshape(-1) * factor,
+        right=right,
+        left_spans=spans(columns, [-1]).reshape(-1),
+        right_spans=_spread_spans(grad, groups, right),
         rows_per_right=x_shape[1] // groups,
+        exact_bits=exact_bits,
     )
 
 
 def grad_weight_bound(
-    grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape, factor: float
+    grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape, factor: float, exact_bits: int
 ) -> ProductBound:
     """factor·‖gradients of an output channel‖·‖an input channel‖, over samples and places."""
     out_channels, per_group, *kernel = weight_shape
-    rows = norms(grad.transpose(0, 1).reshape(out_channels, -1), -1).reshape(-1)
-    columns = norms(x.transpose(0, 1).reshape(shape.groups * per_group, -1), -1)
-    spread = columns.expand(-1, kernel[0] * kernel[1]).reshape(shape.groups, -1)
-    return ProductBound(left=rows * factor, right=spread, rows_per_right=out_channels // shape.groups)
+    rows = grad.transpose(0, 1).reshape(out_channels, -1)
+    columns = x.transpose(0, 1).reshape(shape.groups * per_group, -1)
+    taps = kernel[0] * kernel[1]
+    return ProductBound(
+        left=norms(rows, -1).reshape(-1) * factor,
+        right=norms(columns, -1).expand(-1, taps).reshape(shape.groups, -1),
+        left_spans=spans(rows, [-1]).reshape(-1),
+        right_spans=spans(columns, [-1]).expand(-1, taps).reshape(shape.groups, -1),
+        rows_per_right=out_channels // shape.groups,
+        exact_bits=exact_bits,
+    )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,42 +13,18 @@ from .. import exact
 from .._backend import ConvolutionShape
 from ..errors import LogContradiction
 from ..statistics import Statistics
-from . import codec, convolution
-from ._fast import settle
-from .bounds import ProductBound, RelativeBound
-from .grid import decide, place, round_to_grid
-from .norms import norms
+from . import codec, convolution, elements, functions, patches, products
+from .bounds import ProductBound, RelativeBound, exact_bits_of
+from .grid import round_to_grid
 from .policy import Bound, Policy
+from .rules import Judge, Work
 from .sums import order_free_scatter, order_free_sum
+from .tiles import Near, Rounding, Settled
 
 __all__ = ["RoundedBackend"]
 
-_ROOT_HALF = math.sqrt(0.5)
-_STEEP = frozenset(("gelu", "gelu_tanh"))
-"""Where the argument's own rounding is magnified, by x² or by twice the exponent: 64 times the usual bound."""
-
-
-def _gelu_exponent(x: Tensor) -> Tensor:
-    """0.5·(1 + tanh y) = 1/(1 + exp(−2y))."""
-    return (x + (x * x * x) * 0.044715) * (-2.0 * math.sqrt(2.0 / math.pi))
-
-
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "exp": torch.exp,
-    "log": torch.log,
-    "log1p": torch.log1p,
-    "expm1": torch.expm1,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "erfc": torch.erfc,
-    "sigmoid": lambda x: 1.0 / (1.0 + torch.exp(-x)),
-    "rsqrt": lambda x: 1.0 / torch.sqrt(x),
-    "silu": lambda x: torch.where(x < -1000.0, -0.0, x / (1.0 + torch.exp(-x))),
-    "gelu": lambda x: torch.where(x < -40.0, -0.0, (x * 0.5) * torch.erfc(x * -_ROOT_HALF)),
-    "gelu_tanh": lambda x: torch.where(x < -40.0, -0.0, x / (1.0 + torch.exp(_gelu_exponent(x)))),
-    "sin": torch.sin,
-    "cos": torch.cos,
-}
+_MOST_GROUPS = 8
+"""Convolutions of more groups run as a whole: their tiles would be too small."""
 
 
 class RoundedBackend:
@@ -65,14 +39,14 @@ class RoundedBackend:
         self._expected: dict[tuple[int, int], codec.Group] = {}
         if log is not None:
             self._expected = {(group.call, group.part): group for group in codec.decode(log, policy, bound)}
-        self._call = -1
         self._part = 0
-        self._operator = ""
+        self._judge = Judge(bound, policy.grid_bits, lambda terms: bound.worst_ratio(terms, policy), statistics)
         self._wide = torch.float64 if policy.compute == "float64" else torch.float32
 
     def begin_call(self, index: int, operator: str) -> None:
         """Entries that follow carry this call index."""
-        self._call, self._part, self._operator = index, 0, operator
+        self._part = 0
+        self._judge.call, self._judge.operator = index, operator
 
     def log(self) -> bytes:
         """The canonical log of what was recorded or obeyed."""
@@ -103,92 +77,70 @@ class RoundedBackend:
                 rule=f"entry for sub-operation {part}, which rounds nothing in this step",
             )
 
-    def _settle(self, v: Tensor, error: ProductBound | RelativeBound) -> Tensor:
-        """Round one result, given how far from the truth its elements may lie."""
-        bits = self._policy.grid_bits
+    def _rounding(self, *, terms: int = 0, relative: float = 0.0) -> Rounding:
+        """A recorder lists what lies within 4β; a replayer needs all that an entry may name."""
+        return Rounding(
+            multiple=6.0 if self._replay else 4.0,
+            grid_bits=self._policy.grid_bits,
+            exact_bits=exact_bits_of(terms, self._policy.compute) if terms else -1,
+            relative=relative,
+        )
+
+    def _tiled(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" and self._wide == torch.float64
+
+    def _whole(self, v: Tensor, error: ProductBound | RelativeBound, rounding: Rounding) -> Settled:
+        """Round one result in eager PyTorch, on any device."""
         v = v.to(torch.float64).contiguous()
+        out, near, up = round_to_grid(v, error.dense(v), rounding.grid_bits, rounding.multiple)
+        values = v.reshape(-1)[near]
+        listed = Near(
+            positions=near.cpu().numpy(),
+            upward=up.cpu().numpy(),
+            values=values.cpu().numpy(),
+            betas=error.at(near, values).cpu().numpy(),
+        )
+        return Settled(out=out, near=listed)
+
+    def _conclude(self, settled: Settled, work: Work) -> Tensor:
+        """Log one rounded result's ambiguous elements, or follow the log."""
         part, self._part = self._part, self._part + 1
-        multiple = 2.0 if self._replay else 4.0
-        if v.device.type == "cpu":
-            out, near, up = settle(v, error, bits, multiple)
-        else:
-            out, near, up = round_to_grid(v, error.dense(v), bits, multiple)
-        positions, upward = near.cpu().numpy(), up.cpu().numpy()
+        near, out, size = settled.near, settled.out, settled.out.numel()
+        group: codec.Group | None = None
+        call = self._judge.call
         if self._replay:
-            group = self._expected.pop((self._call, part), None)
-            out = self._obey(group, part, v, error, out, positions)
-        elif len(positions):
-            group = codec.Group(call=self._call, part=part, size=v.numel(), positions=positions, upward=upward)
-        else:
-            group = None
+            group = self._expected.pop((call, part), None)
+            if group is not None and group.size != size:
+                raise EvidenceError(
+                    f"rounding log counts {group.size} elements at call {call} ({self._judge.operator}), "
+                    f"sub-operation {part}; there are {size}"
+                )
+            if group is not None or len(near.positions):
+                out = self._judge.obey(settled, group, work)
+        elif len(near.positions):
+            group = codec.Group(call=call, part=part, size=size, positions=near.positions, upward=near.upward)
         if group is not None:
             self._groups.append(group)
-        self._statistics.rounded(self._operator, v.numel(), 0 if group is None else len(group.positions))
+        self._statistics.rounded(self._judge.operator, size, 0 if group is None else len(group.positions))
         return out
-
-    def _contradiction(self, element: int, rule: str) -> None:
-        """Count a broken rule or raise it, as the bound says."""
-        if not self._bound.check:
-            return
-        if self._statistics.contradictions >= self._bound.contradictions:
-            raise LogContradiction(call=self._call, operator=self._operator, element=element, rule=rule)
-        self._statistics.contradictions += 1
-
-    def _obey(
-        self,
-        group: codec.Group | None,
-        part: int,
-        v: Tensor,
-        error: ProductBound | RelativeBound,
-        out: Tensor,
-        mandatory: np.ndarray[tuple[int], np.dtype[np.int64]],
-    ) -> Tensor:
-        """Follow the entries of one result after checking that each had a choice (DESIGN: the 2β and 6β rules)."""
-        known = np.empty(0, dtype=np.int64) if group is None else group.positions
-        if group is not None and group.size != v.numel():
-            raise EvidenceError(
-                f"rounding log counts {group.size} elements at call {self._call} ({self._operator}), "
-                f"sub-operation {part}; there are {v.numel()}"
-            )
-        for element in np.setdiff1d(mandatory, known, assume_unique=True):
-            self._contradiction(int(element), "no entry, although the value lies within 2β of a midpoint")
-        if group is None:
-            return out
-        at = torch.from_numpy(group.positions).to(v.device)
-        chosen = torch.from_numpy(group.upward).to(v.device)
-        value = v.reshape(-1)[at]
-        finite = value.isfinite()
-        decisions = decide(
-            torch.where(finite, value, torch.zeros_like(value)),
-            error.at(at, value),
-            self._policy.grid_bits,
-        )
-        other = chosen != decisions.up
-        bad = ~(decisions.within(6.0) & finite)
-        for element in group.positions[bad.cpu().numpy()]:
-            self._contradiction(int(element), "entry where the value is exact or further than 6β from a midpoint")
-        worse = other & ~decisions.within(2.0) & ~bad
-        for element in group.positions[worse.cpu().numpy()]:
-            self._contradiction(int(element), "entry against a value further than 2β from its midpoint")
-        self._statistics.forced += int(other.sum())
-        flat = out.reshape(-1).clone()
-        flat[at] = torch.where(finite, place(value, decisions, chosen), flat[at])
-        return flat.reshape(out.shape)
 
     def _widen(self, x: Tensor) -> Tensor:
         return x.to(self._wide)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Product in the compute format; β = c(K)·‖row‖·‖column‖."""
-        factor = self._bound.of_products(a.shape[-1], self._policy)
-        v = torch.matmul(self._widen(a), self._widen(b))
-        columns = norms(b, -2)
-        error = ProductBound(
-            left=(norms(a, -1) * factor).reshape(-1),
-            right=columns.reshape(-1, columns.shape[-1]),
-            rows_per_right=max(a.shape[-2], 1),
-        )
-        return self._settle(v, error)
+        terms = a.shape[-1]
+        factor = self._bound.of_products(terms, self._policy)
+        rounding = self._rounding(terms=max(terms, 1))
+
+        def bound() -> ProductBound:
+            return products.bound(a, b, factor, rounding.exact_bits)
+
+        if self._tiled(a):
+            settled = products.multiply(a, b, factor, rounding)
+        else:
+            settled = self._whole(torch.matmul(self._widen(a), self._widen(b)), bound(), rounding)
+        return self._conclude(settled, Work(value=lambda i: elements.of_product(a, b, i), bound=bound, terms=terms))
 
     def sum(self, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
         """Exact in any order, so nothing is logged."""
@@ -200,37 +152,79 @@ class RoundedBackend:
 
     def unary(self, name: str, x: Tensor) -> Tensor:
         """The device library's function in the compute format, within 8 ulp of the truth."""
-        return self._settle_function(_FUNCTIONS[name](self._widen(x)), 64.0 if name in _STEEP else 1.0)
+        return self._function(functions.FUNCTIONS[name], x, 64.0 if name in functions.STEEP else 1.0)
 
     def power(self, x: Tensor, y: float) -> Tensor:
         """The device library's pow in the compute format."""
-        return self._settle_function(torch.pow(self._widen(x), y), 1.0)
+        return self._function(lambda wide: torch.pow(wide, y), x, 1.0)
 
-    def _settle_function(self, v: Tensor, magnified: float) -> Tensor:
-        return self._settle(v, RelativeBound(factor=self._bound.of_functions(self._policy) * magnified))
+    def _function(self, function: Callable[[Tensor], Tensor], x: Tensor, magnified: float) -> Tensor:
+        relative = self._bound.of_functions(self._policy) * magnified
+        rounding = self._rounding(relative=relative)
+
+        def value(i: int) -> float:
+            return float(function(self._widen(x.reshape(-1)[i : i + 1])).item())
+
+        if self._tiled(x):
+            settled = functions.apply(function, x, rounding)
+        else:
+            settled = self._whole(function(self._widen(x)), RelativeBound(factor=relative), rounding)
+        return self._conclude(settled, Work(value=value, bound=lambda: RelativeBound(factor=relative)))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """Cross-correlation in the compute format; β from patch and filter norms."""
-        v = convolution.forward(self._widen(x), self._widen(weight), shape)
-        factor = self._bound.of_products(weight[0].numel(), self._policy)
-        return self._settle(v, convolution.forward_bound(x, weight, shape, factor))
+        terms = weight[0].numel()
+        factor = self._bound.of_products(terms, self._policy)
+        rounding = self._rounding(terms=terms)
+
+        def bound() -> ProductBound:
+            return convolution.forward_bound(x, weight, shape, factor, rounding.exact_bits)
+
+        if self._tiled(x) and shape.groups <= _MOST_GROUPS:
+            settled = patches.forward(x, weight, shape, factor, rounding)
+        else:
+            settled = self._whole(convolution.forward(self._widen(x), self._widen(weight), shape), bound(), rounding)
+        size = tuple(settled.out.shape[2:])
+        work = Work(value=lambda i: elements.of_convolution(x, weight, shape, size, i), bound=bound, terms=terms)
+        return self._conclude(settled, work)
 
     def convolution_grad_input(
         self, grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape
     ) -> Tensor:
         """Transposed cross-correlation in the compute format."""
-        v = convolution.grad_input(self._widen(grad), x_shape, self._widen(weight), shape)
         terms = weight[:, 0].numel() // shape.groups
         factor = self._bound.of_products(terms, self._policy)
-        return self._settle(v, convolution.grad_input_bound(grad, x_shape, weight, shape, factor))
+        rounding = self._rounding(terms=terms)
+
+        def bound() -> ProductBound:
+            return convolution.grad_input_bound(grad, x_shape, weight, shape, factor, rounding.exact_bits)
+
+        if self._tiled(grad) and shape.groups <= _MOST_GROUPS:
+            settled = patches.grad_input(grad, x_shape, weight, shape, factor, rounding)
+        else:
+            v = convolution.grad_input(self._widen(grad), x_shape, self._widen(weight), shape)
+            settled = self._whole(v, bound(), rounding)
+        work = Work(value=lambda i: elements.of_grad_input(grad, x_shape, weight, shape, i), bound=bound, terms=terms)
+        return self._conclude(settled, work)
 
     def convolution_grad_weight(
         self, grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape
     ) -> Tensor:
         """Sum over samples and places in the compute format."""
-        v = convolution.grad_weight(self._widen(grad), self._widen(x), weight_shape, shape)
-        factor = self._bound.of_products(grad[:, 0].numel(), self._policy)
-        return self._settle(v, convolution.grad_weight_bound(grad, x, weight_shape, shape, factor))
+        terms = grad[:, 0].numel()
+        factor = self._bound.of_products(terms, self._policy)
+        rounding = self._rounding(terms=terms)
+
+        def bound() -> ProductBound:
+            return convolution.grad_weight_bound(grad, x, weight_shape, shape, factor, rounding.exact_bits)
+
+        if self._tiled(grad) and shape.groups <= _MOST_GROUPS:
+            settled = patches.grad_weight(grad, x, weight_shape, shape, factor, rounding)
+        else:
+            v = convolution.grad_weight(self._widen(grad), self._widen(x), weight_shape, shape)
+            settled = self._whole(v, bound(), rounding)
+        work = Work(value=lambda i: elements.of_grad_weight(grad, x, weight_shape, shape, i), bound=bound, terms=terms)
+        return self._conclude(settled, work)
 
     def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:
         """Philox4x32-10."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._fast import column_norm_parts, row_norm_parts
 from .grid import exponent, power_of_two
 
-__all__ = ["norms", "quantised_squares", "root_above"]
+__all__ = ["norms", "quantised_squares", "root_above", "spans"]
 
 _ROUND_UP = 1.0 + 2.0**-20
+_NO_BITS = 1 << 20
 
 
 def quantised_squares(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
@@ -46,9 +46,22 @@ def norms(x: Tensor, dim: int) -> Tensor:
     """Upper bounds of the norms along dimension −1 or −2, FP64, the dimension kept with length 1."""
     if x.numel() == 0:
         return x.to(torch.float64).sum(dim, keepdim=True)
-    if x.device.type == "cpu" and x.dtype == torch.float32:
-        total, scale = row_norm_parts(x) if dim == -1 else column_norm_parts(x)
-    else:
-        squares, scale = quantised_squares(x, [dim])
-        total = squares.sum(dim, keepdim=True)
-    return root_above(total) * scale
+    squares, scale = quantised_squares(x, [dim])
+    return root_above(squares.sum(dim, keepdim=True)) * scale
+
+
+def spans(x: Tensor, dims: list[int]) -> Tensor:
+    """Bits from the highest set bit of the largest magnitude down to the lowest set bit of any, int64, dims kept.
+
+    0 for a slice of zeros. What it says of a slice that is not finite means nothing.
+    """
+    wide = x.abs().to(torch.float64)
+    if x.numel() == 0:
+        return wide.sum(dims, keepdim=True).to(torch.int64)
+    finite = torch.where(wide.isfinite(), wide, torch.full_like(wide, 2.0**128))
+    significand = (finite.view(torch.int64) & ((1 << 52) - 1)) | (1 << 52)
+    isolated = significand & -significand
+    lowest = exponent(finite) - 52 + exponent(isolated.to(torch.float64))
+    lowest = torch.where(finite == 0, torch.full_like(lowest, _NO_BITS), lowest)
+    widths = exponent(finite.amax(dims, keepdim=True)) - lowest.amin(dims, keepdim=True) + 1
+    return torch.where(finite.amax(dims, keepdim=True) == 0, torch.zeros_like(widths), widths)

@@ -92,6 +92,12 @@ class Bound:
         likely = self.factor * math.sqrt(terms) * policy.unit_roundoff
         return min(spread / (1.0 - spread) if spread < 0.5 else math.inf, likely) * (1.0 + 2.0**-20)
 
+    def worst_ratio(self, terms: int, policy: Policy) -> float:
+        """The worst case of a sum of ``terms`` products in units of β, at least 1; infinite where there is none."""
+        spread = terms * policy.unit_roundoff
+        beta = self.of_products(terms, policy)
+        return 1.0 if beta == 0 else (max(spread / (1.0 - spread) / beta, 1.0) if spread < 1.0 else math.inf)
+
     def of_functions(self, policy: Policy) -> float:
         """Relative bound for a function of the device's mathematical library: 16 unit roundoffs (8 ulp)."""
         return 16.0 * policy.unit_roundoff

@@ -67,7 +67,9 @@ def test_a_shortened_log_never_decodes_to_the_same_groups(groups: list[Group], d
         assert len(decode(cut, POLICY, BOUND)) < len(groups)
 
 
-@pytest.mark.parametrize("junk", [b"", b"CWR1", b"CWR1\0", b"CWR1\1\0", b"CWR1\0\1", b"XXXX\0\0", b"CWR1\0\0\0"])
+@pytest.mark.parametrize(
+    "junk", [b"", b"CWR2", b"CWR2\0", b"CWR2\1\0", b"CWR2\0\1", b"XXXX\0\0", b"CWR1\0\0", b"CWR2\0\0\0"]
+)
 def test_headers_of_another_kind_are_errors(junk: bytes) -> None:
     with pytest.raises(EvidenceError):
         decode(junk, POLICY, BOUND)

@@ -1,0 +1,176 @@
+"""What an entry may say (DESIGN 4.2): the 2β and 6β rules, and a second opinion where β is not a worst case.
+
+An honest recorder lists every element with |v − m| ≤ 4β for its midpoint m, and its v lies within β of the truth. A
+replayer whose own v contradicts that beyond 2β knows that one of the two devices broke β. Under a bound that is not a
+worst case it recomputes the element exactly; where the recorder is shown to be within β it follows the log, and only
+otherwise the log is at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import LogContradiction
+from ..statistics import Statistics
+from . import codec
+from .bounds import ProductBound, RelativeBound
+from .grid import Decisions, decide, place
+from .policy import Bound
+from .tiles import Near, Settled
+
+__all__ = ["Judge", "Work"]
+
+MISSING = "no entry, although the value lies within 2β of a midpoint"
+FAR = "entry where the value is exact or further than 6β from a midpoint"
+AGAINST = "entry against a value further than 2β from its midpoint"
+
+_MOST_RECOMPUTED = 4096
+_SLACK = 2.0**-52
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """How elements of one result can be computed again, one at a time.
+
+    Attributes:
+        value: FP64 value of the element at a flat position: correctly rounded where ``terms`` is not 0.
+        bound: error bounds of the whole result.
+        terms: products in each sum, 0 for a function.
+    """
+
+    value: Callable[[int], float]
+    bound: Callable[[], ProductBound | RelativeBound]
+    terms: int = 0
+
+
+class Judge:
+    """Applies the rules to the results of one step."""
+
+    def __init__(self, bound: Bound, grid_bits: int, worst: Callable[[int], float], statistics: Statistics) -> None:
+        """``worst`` is the ratio of the worst-case bound to β for a number of terms."""
+        self._bound = bound
+        self._grid_bits = grid_bits
+        self._worst = worst
+        self._statistics = statistics
+        self.call = -1
+        self.operator = ""
+
+    def contradiction(self, element: int, rule: str) -> None:
+        """Count a broken rule or raise it, as the bound says."""
+        if not self._bound.check:
+            return
+        if self._statistics.contradictions >= self._bound.contradictions:
+            raise LogContradiction(call=self.call, operator=self.operator, element=element, rule=rule)
+        self._statistics.contradictions += 1
+
+    def obey(self, settled: Settled, group: codec.Group | None, work: Work) -> Tensor:
+        """Follow the entries of one result after checking that each had a choice.
+
+        ``settled`` lists the elements within 6β.
+        """
+        near, out = settled.near, settled.out
+        found = self._decide(near.values, near.betas)
+        mandatory = found.within(2.0).numpy()
+        if group is None:
+            return self._without_entries(out, near.positions[mandatory], work)
+        at = np.searchsorted(near.positions, group.positions)
+        reached = np.zeros(len(group.positions), dtype=np.bool_)
+        inside = at < len(near.positions)
+        reached[inside] = near.positions[at[inside]] == group.positions[inside]
+        listed = np.zeros(len(near.positions), dtype=np.bool_)
+        listed[at[reached]] = True
+        out = self._without_entries(out, near.positions[mandatory & ~listed], work)
+        flat = out.reshape(-1).clone()
+        self._follow_near(flat, near, at[reached], group.upward[reached], found, work)
+        self._follow_far(flat, group.positions[~reached], group.upward[~reached], work)
+        return flat.reshape(out.shape)
+
+    def _decide(self, values: npt.NDArray[np.float64], betas: npt.NDArray[np.float64]) -> Decisions:
+        return decide(torch.from_numpy(values), torch.from_numpy(betas), self._grid_bits)
+
+    def _without_entries(self, out: Tensor, positions: npt.NDArray[np.int64], work: Work) -> Tensor:
+        """Elements within 2β that the log does not mention: truth beyond 3β of the midpoint clears the recorder."""
+        if not len(positions):
+            return out
+        flat = out.reshape(-1).clone()
+        for element in positions.tolist():
+            truth = self._truth(element, work)
+            if truth is None or not truth.distance.item() > 3.0 * truth.beta.item():
+                self.contradiction(element, MISSING)
+            else:
+                self._statistics.recomputed += 1
+                flat[element] = place(torch.tensor([work.value(element)], dtype=torch.float64), truth, truth.up)[0]
+        return flat.reshape(out.shape)
+
+    def _follow_near(
+        self,
+        flat: Tensor,
+        near: Near,
+        rows: npt.NDArray[np.int64],
+        upward: npt.NDArray[np.bool_],
+        found: Decisions,
+        work: Work,
+    ) -> None:
+        """Entries within 6β: against this device's own rounding they need 2β, or a truth on their side."""
+        other = upward != near.upward[rows]
+        far = ~found.within(2.0).numpy()[rows]
+        for row, up in zip(rows[other & far].tolist(), upward[other & far].tolist(), strict=True):
+            element = int(near.positions[row])
+            reach = (self._worst(work.terms) + 1.0) * near.betas[row] if work.terms else 0.0
+            truth = self._truth(element, work) if found.distance[row].item() <= reach else None
+            if truth is not None and self._on_side(truth, up):
+                self._statistics.recomputed += 1
+            else:
+                self.contradiction(element, AGAINST)
+        self._statistics.forced += int(other.sum())
+        chosen = torch.from_numpy(rows)
+        picked = Decisions(
+            spacing=found.spacing[chosen],
+            floor=found.floor[chosen],
+            up=found.up[chosen],
+            distance=found.distance[chosen],
+            beta=found.beta[chosen],
+        )
+        values = torch.from_numpy(near.values)[chosen]
+        flat[torch.from_numpy(near.positions)[chosen]] = place(values, picked, torch.from_numpy(upward))
+
+    def _follow_far(
+        self, flat: Tensor, positions: npt.NDArray[np.int64], upward: npt.NDArray[np.bool_], work: Work
+    ) -> None:
+        """Entries beyond 6β of every midpoint: only a truth within 5β and on their side makes them honest."""
+        for element, up in zip(positions.tolist(), upward.tolist(), strict=True):
+            truth = self._truth(element, work)
+            near = truth is not None and truth.distance.item() <= 5.0 * truth.beta.item()
+            if near and truth is not None and self._on_side(truth, up):
+                self._statistics.recomputed += 1
+            else:
+                self.contradiction(element, FAR)
+            value = torch.tensor([work.value(element)], dtype=torch.float64)
+            if bool(value.isfinite()):
+                beta = work.bound().at(torch.tensor([element]), value)
+                decisions = decide(value.cpu(), beta.cpu(), self._grid_bits)
+                self._statistics.forced += int(decisions.up.item() != up)
+                flat[element] = place(value, decisions, torch.tensor([up]))[0]
+
+    def _truth(self, element: int, work: Work) -> Decisions | None:
+        """Where the exact value stands to its midpoint; None where β is a worst case or there is no exact value."""
+        if self._bound.kind == "worst-case" or not self._bound.check or not work.terms:
+            return None
+        if self._statistics.recomputed + self._statistics.contradictions >= _MOST_RECOMPUTED:
+            return None
+        value = torch.tensor([work.value(element)], dtype=torch.float64)
+        beta = work.bound().at(torch.tensor([element]), value).cpu()
+        if not bool(value.isfinite()) or not bool(beta > 0):
+            return None
+        return decide(value, beta, self._grid_bits)
+
+    @staticmethod
+    def _on_side(truth: Decisions, up: bool) -> bool:
+        """The true value lies on the entry's side of the midpoint, or within β of it."""
+        return bool(truth.up.item() == up) or truth.distance.item() <= truth.beta.item() * (1.0 + _SLACK)
