@@ -62,7 +62,7 @@ def run_trial(job: dict[str, Any]) -> dict[str, Any]:
     accelerator = job["accelerator"]
     if accelerator == "cuda" and not torch.cuda.is_available():
         return {"not_run": "torch finds no CUDA device"}
-    require_engines(job["numerics"])
+    require_engines(job["numerics"], device=accelerator)
     numerics, folder = job["numerics"], Path(job["logs"]) if job["logs"] else None
     task = Task.for_preset(
         job["preset"],

@@ -27,7 +27,6 @@ from .rounding.sums import order_free_sum
 
 __all__ = ["ENGINES", "Engine", "require_engines"]
 
-_CPU = torch.device("cpu")
 _PHILOX = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
 """Philox4x32-10 of counter 0 under key 0 (Salmon et al. 2011, Random123's test vectors)."""
 
@@ -45,12 +44,12 @@ class Engine:
 
     name: str
     of: frozenset[str]
-    test: Callable[[], bool]
+    test: Callable[[torch.device], bool]
     fallback: str | None = None
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
-    return torch.equal(found.contiguous().view(torch.int32), expected.contiguous().view(torch.int32))
+    return torch.equal(found.cpu().contiguous().view(torch.int32), expected.contiguous().view(torch.int32))
 
 
 def _operands() -> tuple[Tensor, Tensor]:
@@ -62,14 +61,14 @@ def _operands() -> tuple[Tensor, Tensor]:
     return a, b
 
 
-def _exact_products() -> bool:
+def _exact_products(device: torch.device) -> bool:
     """Small products, and one large enough for the engine that large ones take, looked at in two rows."""
     a, b = _operands()
-    if not _same(exact.matmul(a, b), matmul_by_integers(a, b)):
+    if not _same(exact.matmul(a.to(device), b.to(device)), matmul_by_integers(a, b)):
         return False
     left, right = a[:1].tile(16, 8), b[:, :1].tile(8, 1).expand(-1, 512) * torch.arange(1, 513)
     left = left * torch.arange(1, 17)[:, None]
-    found = exact.matmul(left, right)
+    found = exact.matmul(left.to(device), right.to(device)).cpu()
     columns = [0, 1, 300, 511]
     return _same(found[7:9][:, columns], matmul_by_integers(left[7:9], right[:, columns]))
 
@@ -84,18 +83,19 @@ def _row_sums() -> tuple[Tensor, Tensor]:
     return x, torch.tensor(sums, dtype=torch.float32)
 
 
-def _exact_sums() -> bool:
+def _exact_sums(device: torch.device) -> bool:
     x, expected = _row_sums()
+    x = x.to(device)
     across = exact.sum(x.t().contiguous(), [0])
-    index = torch.arange(3).repeat_interleave(257)
+    index = torch.arange(3, device=device).repeat_interleave(257)
     scattered = exact.scatter_rows(3, index, x.reshape(-1, 1)).reshape(-1)
     return all(_same(found, expected) for found in (exact.sum(x, [1]), across, scattered))
 
 
-def _order_free_sums() -> bool:
+def _order_free_sums(device: torch.device) -> bool:
     """The sums of ``rounded`` drop what lies far below the largest term, so that row alone is not looked at."""
     x, expected = _row_sums()
-    keep = [0, 2]
+    x, keep = x.to(device), [0, 2]
     found = order_free_sum(x, [1], False)
     return _same(found[keep], expected[keep]) and _same(order_free_sum(x.flip(1), [1], False), found)
 
@@ -104,21 +104,21 @@ def _domain(name: str, x: Tensor) -> Tensor:
     return x[x > 0] if name in ("log", "sqrt") else x[x > -1] if name == "log1p" else x
 
 
-def _exact_functions() -> bool:
+def _exact_functions(device: torch.device) -> bool:
     """One function of each family of kernels; the battery has them all."""
     x = torch.tensor(_POINTS, dtype=torch.float32)
     for name in ("exp", "log", "tanh", "erfc", "sin"):
         taken = _domain(name, x)
         expected = torch.tensor([resolve(name, value) for value in taken.tolist()], dtype=torch.float32)
-        if not _same(exact.unary(name, taken), expected):
+        if not _same(exact.unary(name, taken.to(device)), expected):
             return False
     taken = _domain("log", x)
     expected = torch.tensor([resolve("pow", value, 1.25) for value in taken.tolist()], dtype=torch.float32)
-    return _same(exact.power(taken, 1.25), expected)
+    return _same(exact.power(taken.to(device), 1.25), expected)
 
 
-def _philox() -> bool:
-    return exact.philox.bits(0, 0, 4).tolist() == list(_PHILOX)
+def _philox(device: torch.device) -> bool:
+    return exact.philox.bits(0, 0, 4, device).tolist() == list(_PHILOX)
 
 
 _NEGLIGIBLE = 2.0**-1000
@@ -136,13 +136,13 @@ _LIBRARY: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Any]]] = {
 }
 
 
-def _library_functions() -> bool:
+def _library_functions(device: torch.device) -> bool:
     """FP64 functions of the device's library lie within 8 ulp, which the bounds of ``rounded`` take for granted."""
     x = torch.tensor(_POINTS, dtype=torch.float32).to(torch.float64)
     with mpmath.workprec(200):
         for name, (function, truth) in _LIBRARY.items():
             taken = _domain(name, x)
-            for value, found in zip(taken.tolist(), function(taken).tolist(), strict=True):
+            for value, found in zip(taken.tolist(), function(taken.to(device)).tolist(), strict=True):
                 expected = truth(mpmath.mpf(value))
                 if abs(found - expected) > max(abs(expected) * 2.0**-50, _NEGLIGIBLE):
                     return False
@@ -154,9 +154,9 @@ _EXACT = frozenset(("exact",))
 _ROUNDED = frozenset(("rounded",))
 
 ENGINES: tuple[Engine, ...] = (
-    Engine(name="int8 products", of=_EXACT, test=lambda: int8_gemm_is_exact(_CPU), fallback="FP64 products"),
-    Engine(name="FP64 products", of=_BOTH, test=lambda: fp64_gemm_is_exact(_CPU)),
-    Engine(name="FP64 convolutions", of=_ROUNDED, test=lambda: fp64_convolution_is_exact(_CPU)),
+    Engine(name="int8 products", of=_EXACT, test=int8_gemm_is_exact, fallback="FP64 products"),
+    Engine(name="FP64 products", of=_BOTH, test=fp64_gemm_is_exact),
+    Engine(name="FP64 convolutions", of=_ROUNDED, test=fp64_convolution_is_exact),
     Engine(name="FP64 functions", of=_ROUNDED, test=_library_functions),
     Engine(name="order-free sums", of=_ROUNDED, test=_order_free_sums),
     Engine(name="exact products", of=_EXACT, test=_exact_products),
@@ -166,9 +166,9 @@ ENGINES: tuple[Engine, ...] = (
 )
 
 
-def _state(engine: Engine) -> str:
+def _state(engine: Engine, device: torch.device) -> str:
     try:
-        passed = engine.test()
+        passed = engine.test(device)
     except DeviceError as error:
         return f"fails: {error}"
     if passed:
@@ -177,13 +177,13 @@ def _state(engine: Engine) -> str:
 
 
 @functools.cache
-def require_engines(*numerics: str) -> dict[str, str]:
-    """What serves on this process's device under the given numerics, by engine; tested once a process.
+def require_engines(*numerics: str, device: str = "cpu") -> dict[str, str]:
+    """What serves in this process under the given numerics, by engine; tested once on each torch device.
 
     Raises:
         DeviceError: an engine fails that nothing can replace.
     """
-    states = {engine.name: _state(engine) for engine in ENGINES if engine.of & set(numerics)}
+    states = {e.name: _state(e, torch.device(device)) for e in ENGINES if e.of & set(numerics)}
     broken = [name for name, state in states.items() if not state.endswith(("serves", "serve"))]
     if broken:
         raise DeviceError(f"this device fails the known-answer test of {', '.join(broken)}; it cannot be used")

@@ -35,7 +35,7 @@ def test_an_emulated_device_replays_bit_for_bit_and_says_what_it_is(honest: Reco
     assert known["engines"]["FP64 products"] == "serves"
 
 
-def refuse(*_: str) -> dict[str, str]:
+def refuse(*_: str, **__: str) -> dict[str, str]:
     raise DeviceError("this device fails the known-answer test of FP64 products")
 
 

@@ -187,7 +187,7 @@ def test_one_wrong_unit_in_an_engine_is_found(
     if module is torch:
         monkeypatch.setitem(known_answers._LIBRARY, name, (one_off, known_answers._LIBRARY[name][1]))
     (tested,) = (one for one in ENGINES if one.name == engine)
-    assert not tested.test()
+    assert not tested.test(CPU)
 
 
 def test_an_engine_that_breaks_is_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
