@@ -19,6 +19,9 @@ from monitor.trace import layout_of, result_tensors, written_arguments
 
 __all__ = ["execute"]
 
+_PROGRAM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What operators raise on arguments that do not fit them; a program brings its own."""
+
 
 def execute(
     program: Program,
@@ -50,7 +53,7 @@ def execute(
             _commit(program, state, values)
     except CallerError as error:
         raise EvidenceError(f"the program cannot be executed: {error}") from None
-    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, OverflowError) as error:
+    except _PROGRAM_ERRORS as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise EvidenceError(f"the program cannot be executed: {text}") from None
     return reads

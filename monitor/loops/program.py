@@ -53,6 +53,7 @@ _KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates"}
 _CALL_KEYS = {"operator", "arguments", "sources", "results", "draws"}
 _PLACE_KEYS = {"source", "dtype", "shape", "stride", "offset"}
 _LAYOUT_KEYS = {"dtype", "shape", "stride"}
+_MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _SOURCE = re.compile(r"(node:\d{1,8}:\d{1,6}|constant:\d{1,6}|(state|batch):.{1,512})", re.ASCII | re.DOTALL)
 
 
@@ -127,7 +128,7 @@ class Program:
         """Multiply-adds of matrix products and convolutions, times two; EvidenceError on shapes that fit no call."""
         try:
             return sum(_flop(call) for call in self.calls)
-        except (TypeError, ValueError, IndexError, AssertionError, RuntimeError, AttributeError, StopIteration):
+        except (*_MISFITS, AssertionError, RuntimeError, StopIteration):
             raise EvidenceError("the program holds a product of shapes that do not fit") from None
 
     @cached_property
@@ -146,6 +147,13 @@ class Program:
     def decode(cls, data: bytes) -> Program:
         """Parse; EvidenceError on any other form, an unknown operator, or a source that does not come before."""
         raw = canonical.decode(data, max_bytes=MAXIMUM_BYTES)
+        try:
+            return cls._parse(raw)
+        except _MISFITS:
+            raise EvidenceError("a program is malformed") from None
+
+    @classmethod
+    def _parse(cls, raw: Any) -> Program:
         if not isinstance(raw, dict) or set(raw) != _KEYS or raw["form"] != _FORM:
             raise EvidenceError("a program has missing or extra keys")
         calls, scalars, updates = raw["calls"], raw["scalars"], raw["updates"]

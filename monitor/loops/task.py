@@ -19,6 +19,7 @@ __all__ = ["LoopTask", "StateEntry"]
 _FORM = "loop/1"
 _KEYS = {"form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "state"}
 _MOST_TENSORS = 1 << 18
+_MOST_GROUPS = 1 << 10
 _MOST_DIMENSIONS = 32
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -33,7 +34,10 @@ class StateEntry:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.kind not in REGION_KINDS or self.dtype not in DTYPE_SIZES or not self.name:
+        texts = (self.kind, self.name, self.dtype)
+        if not all(isinstance(text, str) and text for text in texts):
+            raise EvidenceError("the declared state has a tensor whose kind, name or type is no text")
+        if self.kind not in REGION_KINDS or self.dtype not in DTYPE_SIZES:
             raise EvidenceError(f"the declared state has an impossible tensor: {self.kind} {self.name!r} {self.dtype}")
         if len(self.shape) > _MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in self.shape):
             raise EvidenceError(f"the declared state holds a tensor of impossible shape: {self.name!r} {self.shape}")
@@ -78,6 +82,10 @@ class LoopTask:
                 raise CallerError(f"{name} must be at least 1 and at most {most}, not {value!r}")
         if not 1 <= len(self.state) <= _MOST_TENSORS:
             raise CallerError(f"the state has {len(self.state)} tensors; 1 … {_MOST_TENSORS} can be recorded")
+        if not 1 <= len(self.groups) <= _MOST_GROUPS:
+            raise CallerError(
+                f"the optimizer has {len(self.groups)} parameter groups; 1 … {_MOST_GROUPS} can be recorded"
+            )
         if len({(entry.kind, entry.name) for entry in self.state}) != len(self.state):
             raise CallerError("two tensors of the state have one name")
         for group in self.groups:
@@ -89,12 +97,15 @@ class LoopTask:
         return sum(entry.byte_count for entry in self.state)
 
     def empty_memory(self) -> ShardedMemory:
-        """Memory of the declared layout, all zeros."""
+        """Memory of the declared layout, all zeros; EvidenceError if it cannot be spread over the shards."""
         tensors = {
             (entry.kind, entry.name): torch.zeros((), dtype=getattr(torch, entry.dtype)).expand(entry.shape)
             for entry in self.state
         }
-        return ShardedMemory(tensors, self.shards)
+        try:
+            return ShardedMemory(tensors, self.shards)
+        except CallerError as error:
+            raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
         """Return the declaration as JSON-able values."""
