@@ -61,7 +61,7 @@ def test_tiles_of_patches_give_the_bits_of_im2col(
     if kind in ("gaussian", "relu"):
         torch.testing.assert_close(found[0].double(), truth, rtol=1e-5, atol=1e-5)
         x64, w64 = x.double().requires_grad_(), weight.double().requires_grad_()
-        torch.conv2d(x64, w64, None, stride, padding, dilation).backward(grad.double())
+        torch.autograd.backward(torch.conv2d(x64, w64, None, stride, padding, dilation), grad.double())
         for one, leaf in zip(found[1:], (x64, w64), strict=True):
             assert leaf.grad is not None
             torch.testing.assert_close(one.double(), leaf.grad, rtol=1e-5, atol=1e-4)
