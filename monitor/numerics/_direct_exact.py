@@ -18,10 +18,11 @@ from torch._ops import OpOverload
 from ._backend import Backend
 from ._direct import Direct, elementwise_forms
 from ._exact_backend import ExactBackend
-from .exact import _norm_kernels, _softmax_kernels
+from .exact import _norm_kernels, _softmax_kernels, philox
 from .exact._jit import run_pieces
-from .exact.elementwise import add_row_in_place, fresh, in_place, is_plain
-from .operators import normalisation
+from .exact.elementwise import add_row_in_place, fresh, in_place, is_float32, is_plain
+from .operators import losses, normalisation
+from .operators.random import draw_key
 
 __all__ = ["direct_forms"]
 
@@ -236,6 +237,29 @@ def _addmm(backend: ExactBackend) -> Direct:
     return call
 
 
+def _bernoulli(_: ExactBackend) -> Direct:
+    """Overwrite x by 1 with probability p, else by 0."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0]
+        p = args[1] if len(args) > 1 else 0.5
+        if kwargs.keys() - {"generator"} or not is_plain(x) or type(p) is not float or not 0.0 <= p <= 1.0:
+            return NotImplemented
+        philox.fill_bernoulli(x, draw_key(kwargs.get("generator")), 0, p)
+        return x
+
+    return call
+
+
+def _nll_slope(backend: ExactBackend) -> Direct:
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or not all(map(is_float32, (args[0], args[1], args[6]))) or not _plain_or_none(args[3]):
+            return NotImplemented
+        return losses.nll_backward(backend, *args)
+
+    return call
+
+
 _MAKERS: dict[OpOverload, Callable[[ExactBackend], Direct]] = {
     _aten._softmax.default: lambda backend: _softmax(backend, logarithm=False),
     _aten._log_softmax.default: lambda backend: _softmax(backend, logarithm=True),
@@ -248,6 +272,8 @@ _MAKERS: dict[OpOverload, Callable[[ExactBackend], Direct]] = {
     _aten.gelu_backward.default: _gelu_slope,
     _aten.silu_backward.default: _silu_slope,
     _aten.addmm.default: _addmm,
+    _aten.bernoulli_.float: _bernoulli,
+    _aten.nll_loss_backward.default: _nll_slope,
 }
 
 

@@ -14,11 +14,11 @@ from firmware_sim.errors import CallerError
 from monitor.numerics.exact._bits import round_or_flag
 from monitor.numerics.exact._functions import EPSILON, box_muller
 from monitor.numerics.exact._jit import run_pieces
-from monitor.numerics.exact._philox_kernel import philox_words
+from monitor.numerics.exact._philox_kernel import philox_mask, philox_words
 from monitor.numerics.exact._unary_engine import normal_engine
 from monitor.numerics.exact.unary import resolve_elements
 
-__all__ = ["bernoulli", "bits", "normal", "uniform"]
+__all__ = ["bernoulli", "bits", "fill_bernoulli", "normal", "uniform"]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -124,3 +124,14 @@ def bernoulli(key: int, counter: int, count: int, probability: float, device: to
     if not 0.0 <= probability <= 1.0:
         raise CallerError(f"a probability lies in [0, 1], not {probability}")
     return bits(key, counter, count, device) < int(probability * 2.0**32)
+
+
+def fill_bernoulli(out: Tensor, key: int, counter: int, probability: float) -> None:
+    """Writes `bernoulli` as 1 and 0 into a plain FP32 tensor (``elementwise.is_plain``); errors as there."""
+    if not 0.0 <= probability <= 1.0:
+        raise CallerError(f"a probability lies in [0, 1], not {probability}")
+    n = out.numel()
+    _require(key, counter, n)
+    threshold = int(probability * 2.0**32)
+    where = (np.uint64(counter), np.uint64(key), threshold, out.data_ptr(), n)
+    run_pieces(philox_mask, (n + 3) // 4, n, *where)

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from .._backend import Backend
+from .._widening import canonical_nan
 from ..errors import UnsupportedOperator
 from .elementwise import quotient
 from .rule import Rule
 
-__all__ = ["rules"]
+__all__ = ["nll_backward", "rules"]
 
 _NONE, _MEAN = 0, 1
 
@@ -42,7 +43,7 @@ def _nll(
     return (torch.div(total, mass) if reduction == _MEAN else total), mass
 
 
-def _nll_backward(
+def nll_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -52,12 +53,14 @@ def _nll_backward(
     ignore_index: int,
     mass: Tensor,
 ) -> Tensor:
+    """Zeros but for each sample's own class; NaNs are canonical."""
     shape = x.shape
     if x.dim() == 1:
         x, target = x[None], target.reshape(1)
     safe, weights = _target_weights(x, target, weight, ignore_index)
     share = torch.div(grad, mass) if reduction == _MEAN else grad
     value = torch.where(weights == 0, torch.zeros_like(weights), -(share * weights))
+    canonical_nan(value)
     return torch.zeros_like(x).scatter_(1, safe.unsqueeze(1), value.unsqueeze(1)).reshape(shape)
 
 
@@ -85,9 +88,9 @@ def rules() -> dict[str, Rule]:
     """Rows of the operator table for this file."""
     table: dict[str, Any] = {
         "nll_loss_forward.default": _nll,
-        "nll_loss_backward.default": _nll_backward,
+        "nll_loss_backward.default": nll_backward,
         "nll_loss2d_forward.default": _nll,
-        "nll_loss2d_backward.default": _nll_backward,
+        "nll_loss2d_backward.default": nll_backward,
         "mse_loss.default": _mse,
         "mse_loss_backward.default": _mse_backward,
         "_local_scalar_dense.default": _item,

@@ -20,7 +20,7 @@ from ..errors import UnsupportedOperator
 from .elementwise import square_root
 from .rule import Rule
 
-__all__ = ["keys_from", "rules"]
+__all__ = ["draw_key", "keys_from", "rules"]
 
 _UNIFORM_STEP = 2.0**-24
 
@@ -37,7 +37,8 @@ def keys_from(source: Callable[[], int]) -> Iterator[None]:
         _SOURCE.reset(token)
 
 
-def _key(generator: torch.Generator | None) -> int:
+def draw_key(generator: torch.Generator | None) -> int:
+    """The next 63-bit key: from the open ``keys_from``, or from torch's CPU generator, whose state moves on."""
     source = _SOURCE.get()
     if source is not None:
         if generator is not None:
@@ -49,7 +50,7 @@ def _key(generator: torch.Generator | None) -> int:
 
 
 def _bits(backend: Backend, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return backend.random_bits(_key(generator), like.numel(), like).reshape(like.shape)
+    return backend.random_bits(draw_key(generator), like.numel(), like).reshape(like.shape)
 
 
 def _uniform(
@@ -62,7 +63,7 @@ def _uniform(
 def _normal(
     backend: Backend, x: Tensor, centre: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    words = backend.random_bits(_key(generator), 2 * x.numel(), x)
+    words = backend.random_bits(draw_key(generator), 2 * x.numel(), x)
     radius_bits, angle_bits = (words[0::2] >> 8).to(torch.float32), (words[1::2] >> 8).to(torch.float32)
     log = backend.unary("log", (radius_bits + 1.0) * _UNIFORM_STEP)
     value = square_root(log * -2.0) * backend.unary("cos", angle_bits * (_UNIFORM_STEP * 2.0 * math.pi))
@@ -147,7 +148,7 @@ def _randn_like(backend: Backend, x: Tensor, **options: Any) -> Tensor:
 
 def _randperm(backend: Backend, count: int, **options: Any) -> Tensor:
     like = _empty((2 * count,), options, torch.int64)
-    words = backend.random_bits(_key(_generator(options)), 2 * count, like)
+    words = backend.random_bits(draw_key(_generator(options)), 2 * count, like)
     keys = ((words[0::2] >> 1) << 32) | words[1::2]
     return torch.sort(keys, stable=True).indices.to(like.dtype)
 
