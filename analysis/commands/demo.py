@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-BENCHES = ("demo", "numerics", "equality", "fleet", "registry")
+BENCHES = ("demo", "numerics", "accuracy", "equality", "fleet", "registry")
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -44,13 +44,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--numerics", action="append", choices=("native", "rounded", "exact"), help="equality (default: all)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="equality: keep the rows here, and run only those it does not hold"
+        "--out", type=Path, metavar="FILE", help="equality: keep rows here, run only others; accuracy: write the report"
     )
     add_json(parser)
     parser.epilog = (
         "JSON: a list of rows with work, mode, seconds, ratio and what else was measured; equality: work, mode, "
         "device, kind, steps, batch_size, seed, status, weights, optimizer, losses (digests), seconds, log_bytes, "
-        "and exit code 1 where controlled rows do not all end in the same bits"
+        "and exit code 1 where controlled rows do not all end in the same bits; accuracy: an object with hardware, "
+        "operators, unmeasured, products and convolutions, errors against FP64"
     )
     parser.set_defaults(handler=_bench)
 
@@ -101,11 +102,32 @@ def _equality(arguments: argparse.Namespace) -> int:
     return 0 if problem is None else 1
 
 
+def _accuracy(arguments: argparse.Namespace) -> int:
+    from inspector.devices import enter
+
+    for option in ("preset", "steps", "device", "numerics"):
+        if getattr(arguments, option) is not None:
+            raise CallerError(f"--{option} is no option of `bench accuracy`")
+    enter("native")
+    from analysis.bench import accuracy
+
+    report = accuracy.run()
+    if arguments.out is not None:
+        accuracy.write(report, arguments.out)
+    if arguments.json:
+        print_json(report)
+    else:
+        print("\n".join(accuracy.table(report)))
+    return 0
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from inspector.devices import enter
 
     if arguments.work == "equality":
         return _equality(arguments)
+    if arguments.work == "accuracy":
+        return _accuracy(arguments)
     for option in ("steps", "device", "numerics", "out"):
         if getattr(arguments, option) is not None:
             raise CallerError(f"--{option} is an option of `bench equality`")

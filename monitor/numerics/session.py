@@ -20,6 +20,7 @@ from ._exact_backend import ExactBackend
 from ._variants import functional_variant, split_outputs
 from ._widening import HALF, apply_widened, canonical_nan, takes_half, types_of
 from .errors import UnsupportedOperator
+from .exact._bits import check_subnormals
 from .operators import Rule, functional_name, operator_table, remedy_for
 from .operators.decomposed import decomposition
 from .rounding.engine import RoundedBackend
@@ -33,6 +34,14 @@ NUMERICS: tuple[Numerics, ...] = ("native", "rounded", "exact")
 
 _ITEM = "aten._local_scalar_dense.default"
 _CAST = "aten._to_copy.default"
+_NEEDS_ELEMENTS = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        *("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "convolution_backward"),
+        *("_softmax", "_log_softmax", "logsumexp", "embedding_dense_backward"),
+    )
+)
+"""Rows that run natively where an operand has no elements: nothing is added then, so nothing depends on an order."""
 _UNCOUNTED = frozenset({"aten.detach.default", "aten.alias.default"})
 """Aliases without arithmetic that autograd makes or spares as references to saved tensors come and go."""
 
@@ -140,6 +149,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         if self._state != "new":
             raise CallerError("a session controls one training step; build another for the next")
+        self._check_subnormals()
         self._state = "open"
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -150,10 +160,16 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._state = "failed"
         if kind is None:
+            self._check_subnormals()
             if isinstance(self._backend, RoundedBackend):
                 self._backend.finish()
                 self._log = self._backend.log()
             self._state = "closed"
+
+    def _check_subnormals(self) -> None:
+        """Native elementwise operators obey this thread's flush-to-zero setting; DeviceError where it is on."""
+        if self._backend is not None:
+            check_subnormals(torch.device("cpu"))
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -232,6 +248,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             if not rule.any_format:
                 _require_float32(name, args)
+            if name in _NEEDS_ELEMENTS and any(isinstance(value, Tensor) and not value.numel() for value in args):
+                return func(*args, **kwargs)
             assert self._backend is not None
             out = rule.run(self._backend, *args, **kwargs)
         if not rule.settled:
