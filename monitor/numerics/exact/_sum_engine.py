@@ -45,10 +45,10 @@ def sum_blocks(x: Tensor, divisor: int, resolver: Resolver) -> Tensor:
     work = x.numel() * _WORK
     if inner == 1:
         rows: tuple[Any, ...] = (source.reshape(outer, count), float(divisor), out.reshape(-1), undecided.reshape(-1))
-        run_pieces(kernels.sum_last, outer, work, *rows)
+        counts = run_pieces(kernels.sum_last, outer, work, *rows)
     else:
-        run_pieces(kernels.sum_middle, inner, work, source, float(divisor), out, undecided)
-    if undecided.any():
+        counts = run_pieces(kernels.sum_middle, inner, work, source, float(divisor), out, undecided)
+    if any(counts):
         for o, i in np.argwhere(undecided):
             out[o, i] = exact_value(np.ascontiguousarray(source[o, :, i]), divisor, resolver)
     return torch.from_numpy(out)

@@ -13,6 +13,7 @@ __all__ = ["rounded", "settle", "sum_groups", "sum_last", "sum_middle", "sum_of"
 _UNIT = 2.0**-52
 _SMALLEST = 5e-324
 _BLOCK = 1024
+_TILE = 512
 _NAN = np.float32(np.nan)
 
 
@@ -100,31 +101,55 @@ def sum_of(row: Any, divisor: Any) -> Any:
 def sum_last(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: Any) -> Any:
     """Sums of the rows of x (R, N) over N, divided by `divisor` before the one rounding.
 
-    Blocks keep the number of additions that any term passes through, and so the error bound, near √N.
+    Returns how many are undecided. Blocks keep the number of additions that any term passes through, and so the error
+    bound, near √N.
     """
+    count = 0
     for i in range(begin, end):
         out[i], undecided[i] = sum_of(x[i], divisor)
+        count += undecided[i]
+    return count
+
+
+@inlined
+def _add_rows(x: Any, start: Any, stop: Any, total: Any, magnitude: Any) -> Any:
+    """Add columns [start, stop) of x (N, I) and their magnitudes to FP64 totals, four rows at a time."""
+    count, width = x.shape[0], stop - start
+    for n in range(0, count - 3, 4):
+        r0, r1, r2, r3 = x[n, start:stop], x[n + 1, start:stop], x[n + 2, start:stop], x[n + 3, start:stop]
+        for i in range(width):
+            v0, v1, v2, v3 = np.float64(r0[i]), np.float64(r1[i]), np.float64(r2[i]), np.float64(r3[i])
+            total[i] += (v0 + v1) + (v2 + v3)
+            magnitude[i] += (abs(v0) + abs(v1)) + (abs(v2) + abs(v3))
+    for n in range(count - count % 4, count):
+        row = x[n, start:stop]
+        for i in range(width):
+            value = np.float64(row[i])
+            total[i] += value
+            magnitude[i] += abs(value)
 
 
 @compiled
 def sum_middle(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: Any) -> Any:
-    """Sums of x (O, N, I) over N for inner positions [begin, end), in the manner of `sum_last`."""
-    width = end - begin
-    total, magnitude = np.empty(width), np.empty(width)
+    """Sums of x (O, N, I) over N for inner positions [begin, end), in the manner of `sum_last`.
+
+    A term passes through fewer than N additions; the totals of a tile of positions stay in the nearest cache.
+    """
+    count = 0
+    total, magnitude = np.empty(_TILE), np.empty(_TILE)
     for o in range(x.shape[0]):
-        total[:] = 0.0
-        magnitude[:] = 0.0
-        for n in range(x.shape[1]):
-            row = x[o, n, begin:end]
-            for i in range(width):
-                value = np.float64(row[i])
-                total[i] += value
-                magnitude[i] += abs(value)
-        for i in range(width):
-            value, unknown = rounded(total[i], magnitude[i], x.shape[1], divisor)
-            if unknown:
-                value, unknown = settle(x[o, :, begin + i].copy(), divisor)
-            out[o, begin + i], undecided[o, begin + i] = value, unknown
+        for start in range(begin, end, _TILE):
+            stop = min(start + _TILE, end)
+            total[:] = 0.0
+            magnitude[:] = 0.0
+            _add_rows(x[o], start, stop, total, magnitude)
+            for i in range(stop - start):
+                value, unknown = rounded(total[i], magnitude[i], x.shape[1], divisor)
+                if unknown:
+                    value, unknown = settle(x[o, :, start + i].copy(), divisor)
+                out[o, start + i], undecided[o, start + i] = value, unknown
+                count += unknown
+    return count
 
 
 @compiled
