@@ -373,11 +373,11 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "sum.IntList_out": _sum,
     "sum": _sum_all,
     "mean.dim": _mean,
+    "mean.out": _mean,
     "mean": _mean_all,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
 }
-
 
 _MOVEMENT = frozenset(
     ("contiguous", "expand_as", "flatten", "item", "narrow", "reshape", "resolve_conj", "resolve_neg", "to", "view_as")
@@ -401,7 +401,9 @@ def _handler(func: OpOverload) -> tuple[Callable[..., Any], bool] | None:
         return None
     name, overload = func._schema.name.removeprefix("aten::"), func._schema.overload_name
     for base, in_place in ((name, False), (name.removesuffix("_"), name.endswith("_"))):
-        found = _OPERATORS.get(base if overload in ("", "out") else f"{base}.{overload}")
+        found = _OPERATORS.get(f"{base}.{overload}")
+        if found is None and overload in ("", "out"):
+            found = _OPERATORS.get(base)
         if found is not None:
             return found, in_place
     return None

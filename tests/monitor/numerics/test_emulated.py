@@ -116,6 +116,7 @@ def results(dtype: torch.dtype) -> dict[str, Tensor]:
         "sum rows": a.sum(1, keepdim=True),
         "sum columns": a.sum(0),
         "sum out": torch.sum(a, 1, out=torch.empty(0, dtype=dtype)),
+        "mean out": torch.mean(a, 1, out=torch.empty(0, dtype=dtype)),
         "mean": a.mean(),
         "mean rows": a.mean(-1),
         "conv1d": F.conv1d(x[:, :, 0], w[:, :, 0], padding=1, groups=2),
