@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -133,14 +134,19 @@ class RoundedBackend:
         factor = self._bound.of_products(terms, self._policy)
         rounding = self._rounding(terms=max(terms, 1))
 
+        @functools.cache
         def bound() -> ProductBound:
             return products.bound(a, b, factor, rounding.exact_bits)
+
+        def whole() -> Tensor:
+            return torch.matmul(self._widen(a), self._widen(b))
 
         if self._tiled(a):
             settled = products.multiply(a, b, factor, rounding)
         else:
-            settled = self._whole(torch.matmul(self._widen(a), self._widen(b)), bound(), rounding)
-        return self._conclude(settled, Work(value=lambda i: elements.of_product(a, b, i), bound=bound, terms=terms))
+            settled = self._whole(whole(), bound(), rounding)
+        work = Work(value=lambda i: elements.of_product(a, b, i), whole=whole, bound=bound, terms=terms)
+        return self._conclude(settled, work)
 
     def sum(self, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
         """Exact in any order, so nothing is logged."""
@@ -165,11 +171,12 @@ class RoundedBackend:
         def value(i: int) -> float:
             return float(function(self._widen(x.reshape(-1)[i : i + 1])).item())
 
-        if self._tiled(x):
-            settled = functions.apply(function, x, rounding)
-        else:
-            settled = self._whole(function(self._widen(x)), RelativeBound(factor=relative), rounding)
-        return self._conclude(settled, Work(value=value, bound=lambda: RelativeBound(factor=relative)))
+        def whole() -> Tensor:
+            return function(self._widen(x))
+
+        bound = RelativeBound(factor=relative)
+        settled = functions.apply(function, x, rounding) if self._tiled(x) else self._whole(whole(), bound, rounding)
+        return self._conclude(settled, Work(value=value, whole=whole, bound=lambda: bound))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """Cross-correlation in the compute format; β from patch and filter norms."""
@@ -177,15 +184,21 @@ class RoundedBackend:
         factor = self._bound.of_products(terms, self._policy)
         rounding = self._rounding(terms=terms)
 
+        @functools.cache
         def bound() -> ProductBound:
             return convolution.forward_bound(x, weight, shape, factor, rounding.exact_bits)
+
+        def whole() -> Tensor:
+            return convolution.forward(self._widen(x), self._widen(weight), shape)
 
         if self._tiled(x) and shape.groups <= _MOST_GROUPS:
             settled = patches.forward(x, weight, shape, factor, rounding)
         else:
-            settled = self._whole(convolution.forward(self._widen(x), self._widen(weight), shape), bound(), rounding)
+            settled = self._whole(whole(), bound(), rounding)
         size = tuple(settled.out.shape[2:])
-        work = Work(value=lambda i: elements.of_convolution(x, weight, shape, size, i), bound=bound, terms=terms)
+        work = Work(
+            value=lambda i: elements.of_convolution(x, weight, shape, size, i), whole=whole, bound=bound, terms=terms
+        )
         return self._conclude(settled, work)
 
     def convolution_grad_input(
@@ -196,15 +209,23 @@ class RoundedBackend:
         factor = self._bound.of_products(terms, self._policy)
         rounding = self._rounding(terms=terms)
 
+        @functools.cache
         def bound() -> ProductBound:
             return convolution.grad_input_bound(grad, x_shape, weight, shape, factor, rounding.exact_bits)
+
+        def whole() -> Tensor:
+            return convolution.grad_input(self._widen(grad), x_shape, self._widen(weight), shape)
 
         if self._tiled(grad) and shape.groups <= _MOST_GROUPS:
             settled = patches.grad_input(grad, x_shape, weight, shape, factor, rounding)
         else:
-            v = convolution.grad_input(self._widen(grad), x_shape, self._widen(weight), shape)
-            settled = self._whole(v, bound(), rounding)
-        work = Work(value=lambda i: elements.of_grad_input(grad, x_shape, weight, shape, i), bound=bound, terms=terms)
+            settled = self._whole(whole(), bound(), rounding)
+        work = Work(
+            value=lambda i: elements.of_grad_input(grad, x_shape, weight, shape, i),
+            whole=whole,
+            bound=bound,
+            terms=terms,
+        )
         return self._conclude(settled, work)
 
     def convolution_grad_weight(
@@ -215,15 +236,23 @@ class RoundedBackend:
         factor = self._bound.of_products(terms, self._policy)
         rounding = self._rounding(terms=terms)
 
+        @functools.cache
         def bound() -> ProductBound:
             return convolution.grad_weight_bound(grad, x, weight_shape, shape, factor, rounding.exact_bits)
+
+        def whole() -> Tensor:
+            return convolution.grad_weight(self._widen(grad), self._widen(x), weight_shape, shape)
 
         if self._tiled(grad) and shape.groups <= _MOST_GROUPS:
             settled = patches.grad_weight(grad, x, weight_shape, shape, factor, rounding)
         else:
-            v = convolution.grad_weight(self._widen(grad), self._widen(x), weight_shape, shape)
-            settled = self._whole(v, bound(), rounding)
-        work = Work(value=lambda i: elements.of_grad_weight(grad, x, weight_shape, shape, i), bound=bound, terms=terms)
+            settled = self._whole(whole(), bound(), rounding)
+        work = Work(
+            value=lambda i: elements.of_grad_weight(grad, x, weight_shape, shape, i),
+            whole=whole,
+            bound=bound,
+            terms=terms,
+        )
         return self._conclude(settled, work)
 
     def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:

@@ -40,11 +40,13 @@ class Work:
 
     Attributes:
         value: FP64 value of the element at a flat position: correctly rounded where ``terms`` is not 0.
-        bound: error bounds of the whole result.
+        whole: this device's whole result before it is rounded.
+        bound: error bounds of the whole result; computed once.
         terms: products in each sum, 0 for a function.
     """
 
     value: Callable[[int], float]
+    whole: Callable[[], Tensor]
     bound: Callable[[], ProductBound | RelativeBound]
     terms: int = 0
 
@@ -151,12 +153,16 @@ class Judge:
                 self._statistics.recomputed += 1
             else:
                 self.contradiction(element, FAR)
-            value = torch.tensor([work.value(element)], dtype=torch.float64)
-            if bool(value.isfinite()):
-                beta = work.bound().at(torch.tensor([element]), value)
-                decisions = decide(value.cpu(), beta.cpu(), self._grid_bits)
-                self._statistics.forced += int(decisions.up.item() != up)
-                flat[element] = place(value, decisions, torch.tensor([up]))[0]
+        if len(positions):
+            at = torch.from_numpy(positions)
+            values = work.whole().reshape(-1)[at.to(flat.device)].to(torch.float64)
+            finite = values.isfinite()
+            values = torch.where(finite, values, torch.zeros_like(values))
+            decisions = decide(values, work.bound().at(at.to(flat.device), values), self._grid_bits)
+            chosen = torch.from_numpy(upward).to(flat.device)
+            self._statistics.forced += int(((decisions.up != chosen) & finite).sum())
+            at = at.to(flat.device)
+            flat[at] = torch.where(finite, place(values, decisions, chosen), flat[at])
 
     def _truth(self, element: int, work: Work) -> Decisions | None:
         """Where the exact value stands to its midpoint; None where β is a worst case or there is no exact value."""
