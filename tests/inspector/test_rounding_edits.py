@@ -245,32 +245,32 @@ def test_seeded_additions_beyond_6_beta_are_rejected(small, kind):
     assert len(rejected) == 5
 
 
-def test_every_padding_of_a_step_is_judged_in_one_pass(small):
-    """All elements of step 1 at once, each with its own rounding's direction: exactly those beyond 6β break a rule.
+def test_many_paddings_are_judged_in_one_pass(small):
+    """Elements of every sub-operation of step 1 at once, those near a midpoint and 32 seeded ones; none steers.
 
-    A calibrated bound with an immense factor is the worst-case bound (min(γ_K, λ√K·u) = γ_K), but may count.
+    Exactly those beyond 6β break a rule. A calibrated bound with an immense factor is the worst-case bound
+    (min(γ_K, λ√K·u) = γ_K), but may count.
     """
     run = open_run(small.honest.run, small.honest.trust)
     bound = Bound(kind="calibrated", factor=1e12, contradictions=1 << 40)
-    roundings = small.watcher.roundings[1]
-    groups = [
-        codec.Group(
-            call=each.call,
-            part=each.part,
-            size=len(each.upward),
-            positions=np.arange(len(each.upward)),
-            upward=each.upward,
+    generator = np.random.Generator(np.random.Philox(SEED))
+    groups, distances = [], []
+    for each in small.watcher.roundings[1]:
+        size = len(each.distance)
+        seeded = generator.choice(size, min(size, 32), replace=False)
+        at = np.union1d(np.flatnonzero(each.distance <= 10.0), seeded)
+        groups.append(
+            codec.Group(call=each.call, part=each.part, size=size, positions=at, upward=each.upward[at]),
         )
-        for each in roundings
-    ]
+        distances.append(each.distance[at])
     training, batch = Training(run.task), run.data().batch(1)
     training.memory.load(run.checkpoint(0))
     with replaying("rounded", codec.encode(groups, Policy(), bound), bound=bound) as session:
         training.take_step(batch)
-    beyond = sum(int((each.distance > 6).sum()) for each in roundings)
+    beyond = int((np.concatenate(distances) > 6.0).sum())
+    assert beyond > 1000
     assert session.statistics.forced == 0
     assert session.statistics.contradictions == beyond
-    assert sum(len(each.distance) for each in roundings) - beyond < 100
     assert training.memory.digest() == run.leaf(1).state
 
 
