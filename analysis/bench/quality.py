@@ -1,16 +1,17 @@
 """``bench quality``: whether training under controlled numerics learns as well as native FP32 does.
 
-Same initial weights and data for all; the statistic of a run is the mean loss of its last 50 steps, its gap the distance
-from native on the reference device, averaged over seeds. The criterion: a mode's gap is at most max(1e-4, 3 × the gap
-of native on another kernel family). Beside it stands a control, native FP32 with the operands of every matrix product
-and convolution rounded to 11 significant bits.
+Same initial weights and data for all; the statistic of a run is the mean loss of its last 50 steps, its gap the
+distance from native on the reference device, averaged over seeds. The criterion: a mode's gap is at most max(1e-4,
+3 × the gap of native on another kernel family). Beside it stands a control, native FP32 with the operands of every
+matrix product and convolution rounded to 11 significant bits.
 
 What the criterion can show is limited, and the control shows how far. Training is chaotic: after the first few dozen
 steps two runs that differed in a last bit may be as far apart as two that differed in the twelfth, and then a gap is
 the spread of equally good endings, not an error. Where that has happened (``digits-cnn``) a mode passes unless it
 learns markedly worse; where it has not (``tiny-gpt``) the floor of 1e-4 is wide next to the gap between families. So
-each row also has ``early_gap``, the mean distance over the first 20 steps, where the error of a step is still visible,
-and ``early_ratio``, the same in units of the other kernel family's: about 1 for a mode that computes as well as FP32.
+there is a second, sharper criterion: ``early_gap`` is the mean distance over the first 20 steps, where the error of a
+step is still visible, and ``early_ratio`` the same in units of the other kernel family's, at most 3 for a mode that
+computes as well as FP32.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def hardware() -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The document in a file: ``hardware`` and ``rows`` with the losses of each run; CallerError where it is not one."""
+    """The document in a file, ``hardware`` and ``rows`` with losses; CallerError where it is not one."""
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CallerError(f"cannot read the table {path}: {error}") from None
     rows = document.get("rows") if isinstance(document, dict) else None
@@ -161,7 +162,8 @@ def judge(rows: Sequence[Row]) -> list[Row]:
     """One row for each preset and column.
 
     Keys: work, mode, device, steps, seeds; ``loss`` (mean of the last 50, over seeds); ``gap``; ``bias``, the signed
-    gap, with its standard error over seeds; ``threshold``; ``passes``; ``early_gap`` and ``early_ratio``.
+    gap, with its standard error over seeds; ``threshold``, ``passes``; ``early_gap``, ``early_ratio`` and
+    ``passes_early``.
 
     Raises:
         CallerError: a run is missing.
@@ -179,9 +181,10 @@ def judge(rows: Sequence[Row]) -> list[Row]:
         unit = found[FAMILY]["early_gap"]
         for (mode, name), gaps in found.items():
             ratio = gaps["early_gap"] / unit if unit else None
-            passes = gaps["gap"] <= threshold
             head = {"work": work, "mode": mode, "device": name, "steps": steps}
-            judged.append({**head, **gaps, "threshold": threshold, "passes": passes, "early_ratio": ratio})
+            late = {"threshold": threshold, "passes": gaps["gap"] <= threshold}
+            early = {"early_ratio": ratio, "passes_early": gaps["early_gap"] <= FACTOR * unit}
+            judged.append({**head, **gaps, **late, **early})
     return judged
 
 
@@ -190,6 +193,10 @@ def verdict(judged: Sequence[Row]) -> str | None:
     for row in judged:
         if row["mode"] in JUDGED and not row["passes"]:
             return f"{row['work']}, {row['mode']}: gap {row['gap']:.2e} is above the threshold {row['threshold']:.2e}"
+        if row["mode"] in JUDGED and not row["passes_early"]:
+            return (
+                f"{row['work']}, {row['mode']}: early gap {row['early_gap']:.2e} is above {FACTOR:.0f} × the family's"
+            )
     return None
 
 
@@ -203,11 +210,14 @@ def table(judged: Sequence[Row]) -> list[str]:
             "",
             f"{work}, {steps} steps, {seeds} seeds: mean of the last {LAST} losses; threshold {threshold:.2e}",
         ]
-        lines.append(f"  {'mode':22}{'device':12}{'loss':>12}{'gap':>11}{'passes':>8}{'early gap':>11}{'ratio':>9}")
+        lines.append(
+            f"  {'mode':24}{'device':10}{'loss':>12}{'gap':>11}{'passes':>8}{'early gap':>11}{'ratio':>9}{'passes':>8}"
+        )
         for row in group:
             ratio = "" if row["early_ratio"] is None else f"{row['early_ratio']:.2f}"
             lines.append(
-                f"  {row['mode']:22}{row['device']:12}{row['loss']:12.7f}{row['gap']:11.2e}"
+                f"  {row['mode']:24}{row['device']:10}{row['loss']:12.7f}{row['gap']:11.2e}"
                 f"{'yes' if row['passes'] else 'no':>8}{row['early_gap']:11.2e}{ratio:>9}"
+                f"{'yes' if row['passes_early'] else 'no':>8}"
             )
     return lines[1:]
