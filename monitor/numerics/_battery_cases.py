@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ._battery_edges import edge_calls, layouts
 
 __all__ = ["cases"]
 
@@ -277,6 +280,30 @@ def _randomness() -> None:
     _call("native_dropout", _plain(501), 0.2, True)
 
 
+def _edges() -> None:
+    """Special values, empty matrices, strides of zero and others, results in place and in ``out=``."""
+    special, other = _special()
+    x, y = special[:15].reshape(3, 5), other[20:35].reshape(3, 5)
+    pairs = [(x, y), (x[:1].expand(3, 5), y[:1].expand(3, 5)), (x[:, :1].expand(3, 5), y[:, 3:4].expand(3, 5))]
+    pairs += [(layouts(x)[name], layouts(y)[name]) for name in ("columns", "strided")]
+    pairs += [(x[:rows, :columns], y[:rows, :columns]) for rows, columns in ((1, 1), (0, 3), (3, 0), (0, 0))]
+    for a, b in pairs:
+        for name, args, kwargs in edge_calls(a, b):
+            with contextlib.suppress(RuntimeError, IndexError, ValueError):
+                _call(name, *args, **kwargs)
+    for value in special[:32]:
+        for name in ("exp", "log", "neg", "sum", "mean", "gelu", "reciprocal"):
+            _call(name, value)
+        _call("mul.Tensor", value, other[0])
+        _call("_log_softmax", value, 0, False)
+    for name in ("add_.Tensor", "mul_.Tensor", "div_.Tensor", "sub_.Tensor"):
+        _call(name, layouts(x)["columns"], y)
+    torch.add(x, y, alpha=0.3, out=torch.zeros(5, 3).t())
+    torch.sum(x, dim=1, out=torch.empty(3))
+    torch.mm(x, y.t(), out=torch.empty(3, 3))
+    torch.max(x, 1, out=(torch.empty(3), torch.empty(3, dtype=torch.int64)))
+
+
 def _every_half(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """All 65,536 numbers of a half-precision type, and the same in another order."""
     values = torch.arange(1 << 16, dtype=torch.int32) - (1 << 15)
@@ -417,7 +444,7 @@ def _optimizer(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
 def cases() -> Iterator[Callable[[], None]]:
     """Programs, each to be run in a session of its own; the inputs that they share are made outside of one."""
     _special(), _large()
-    yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness)
+    yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness, _edges)
     for dtype in (torch.bfloat16, torch.float16):
         yield functools.partial(_half, dtype)
         yield functools.partial(_half_training, dtype)

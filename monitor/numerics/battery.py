@@ -49,7 +49,7 @@ class _Digests:
 
     def _add(self, sha: Any, out: object) -> None:
         if isinstance(out, Tensor):
-            values = out.detach().cpu().contiguous()
+            values = out.detach().cpu().clone(memory_format=torch.contiguous_format)
             sha.update(f"{values.dtype}{tuple(values.shape)}".encode())
             sha.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(out, list | tuple):
