@@ -296,6 +296,7 @@ def _edges() -> None:
             _call(name, value)
         _call("mul.Tensor", value, other[0])
         _call("_log_softmax", value, 0, False)
+    _call("repeat", x, [2, 3])
     for name in ("add_.Tensor", "mul_.Tensor", "div_.Tensor", "sub_.Tensor"):
         _call(name, layouts(x)["columns"], y)
     torch.add(x, y, alpha=0.3, out=torch.zeros(5, 3).t())
