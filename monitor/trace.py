@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -273,14 +274,21 @@ class Tracer:
 def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the arguments that the call writes, each once, in the order of the schema."""
     found: list[Tensor] = []
-    schema = func._schema.arguments
-    hidden = _HIDDEN_WRITES.get(str(func), ())
-    for position, argument in enumerate(schema):
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        is_written = (argument.alias_info is not None and argument.alias_info.is_write) or position in hidden
-        if is_written:
-            found += [tensor for tensor in _tensors(value) if not any(tensor is other for other in found)]
+    for position, name in _written_positions(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        found += [tensor for tensor in _tensors(value) if not any(tensor is other for other in found)]
     return found
+
+
+@lru_cache(maxsize=4096)
+def _written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Place and name of each argument that the operator writes."""
+    hidden = _HIDDEN_WRITES.get(str(func), ())
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if (argument.alias_info is not None and argument.alias_info.is_write) or position in hidden
+    )
 
 
 def result_tensors(out: object, written: list[Tensor]) -> list[Tensor]:

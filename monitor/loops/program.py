@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -190,6 +190,7 @@ class Program:
         )
 
 
+@lru_cache(maxsize=4096)
 def operator_of(name: str) -> OpOverload:
     """The ATen overload that a program may call; UnsupportedOperator if the operator table does not admit it."""
     if name == ITEM:

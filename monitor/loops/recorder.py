@@ -396,5 +396,5 @@ def _same_bytes(one: Tensor, other: Tensor) -> bool:
     """Compare as bytes, so that NaN equals itself and -0 is not +0."""
     if one.numel() == 0:
         return True
-    mine, theirs = one.detach().reshape(-1).view(torch.uint8), other.detach().reshape(-1).view(torch.uint8)
-    return bool(torch.equal(mine, theirs))
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(one.dtype.itemsize, torch.int64)
+    return bool(torch.equal(one.detach().reshape(-1).view(kind), other.detach().reshape(-1).view(kind)))

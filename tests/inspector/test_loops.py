@@ -312,6 +312,7 @@ def test_free_slots_are_accepted_only_where_agreed_and_listed(record_loop, judge
     recorded = record_loop(loop.model, loop.optimizer, make_batches(), body, free_slots=True)
     verdict = judge(recorded)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert "; 1 numbers change from step to step without a rule, as agreed" in verdict.reasons[0].text
     slots = verdict.evidence["runs"][0]["loop"]["slots"]
     assert {"operator": "aten.mul_.Tensor", "explained_by": "nothing", "count": 1} in slots
     strict = replace(recorded.trust, free_slots=frozenset())
