@@ -7,6 +7,7 @@ made for: other types, devices, strides, broadcasting, options.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,16 @@ Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 _aten = torch.ops.aten
 _EXACT_INTEGERS = 1 << 53
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def _constant(value: Any) -> float | None:
-    """A Python number as ATen takes it, or None; larger integers would be rounded twice on their way to FP32."""
+    """A Python number as FP32 may take it, or None.
+
+    PyTorch refuses finite numbers beyond FP32's range, and larger integers would be rounded twice.
+    """
     if type(value) is float:
-        return value
+        return value if abs(value) <= _LARGEST or not math.isfinite(value) else None
     return float(value) if type(value) is int and abs(value) <= _EXACT_INTEGERS else None
 
 
@@ -117,7 +122,7 @@ def _lerp(run: Callable[..., Tensor]) -> Direct:
         if kwargs or len(args) != 3:
             return NotImplemented
         start, end, weight = args
-        if type(weight) is not float or not is_plain(start) or not _fits(start, end):
+        if type(weight) is not float or _constant(weight) is None or not is_plain(start) or not _fits(start, end):
             return NotImplemented
         if abs(weight) < 0.5:
             return run("lerp_low", start, end, None, weight)

@@ -20,7 +20,7 @@ from ._direct import Direct, elementwise_forms
 from ._exact_backend import ExactBackend
 from .exact import _norm_kernels, _softmax_kernels, philox
 from .exact._jit import run_pieces
-from .exact.elementwise import add_row_in_place, fresh, in_place, is_float32, is_plain
+from .exact.elementwise import add_row_in_place, canonical_in_place, fresh, in_place, is_float32, is_plain
 from .operators import losses, normalisation
 from .operators.random import draw_key
 
@@ -59,7 +59,8 @@ def _softmax(backend: ExactBackend, logarithm: bool) -> Direct:
         run_pieces(kernel, rows, x.numel() * _EXP_WORK, x.data_ptr(), width, out.data_ptr(), undecided)
         if undecided.any():
             places = torch.from_numpy(np.flatnonzero(undecided))
-            out.view(rows, width)[places] = row(backend.uncounted(), x.view(rows, width)[places], 1)
+            replaced = row(backend.uncounted(), x.view(rows, width)[places], 1)
+            out.view(rows, width)[places] = canonical_in_place(replaced)
         backend.count(x.numel() + (2 * rows if logarithm else rows))
         return out
 
@@ -85,7 +86,8 @@ def _softmax_slope(backend: ExactBackend, logarithm: bool) -> Direct:
         if undecided.any():
             places = torch.from_numpy(np.flatnonzero(undecided))
             parts = (value.view(rows, width)[places] for value in (grad, y))
-            out.view(rows, width)[places] = row(backend.uncounted(), *parts, 1, torch.float32)
+            replaced = row(backend.uncounted(), *parts, 1, torch.float32)
+            out.view(rows, width)[places] = canonical_in_place(replaced)
         backend.count(y.numel() + rows if logarithm else rows)
         return out
 

@@ -34,7 +34,8 @@ class ExactBackend:
 
     def count(self, elements: int) -> None:
         """Elements that a direct form of the current operator has rounded."""
-        self._statistics.rounded(self._operator, elements, 0)
+        if elements:
+            self._statistics.rounded(self._operator, elements, 0)
 
     def uncounted(self) -> ExactBackend:
         """The same functions beside the counts, for what a direct form counts itself."""
