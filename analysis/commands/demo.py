@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-BENCHES = ("demo", "numerics", "accuracy", "equality", "fleet", "registry")
+BENCHES = ("demo", "numerics", "accuracy", "equality", "quality", "fleet", "registry")
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -34,9 +34,15 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--preset",
         action="append",
         metavar="NAME",
-        help="numerics, equality: presets to step (default: small ones; for equality all)",
+        help="numerics, equality, quality: presets to train (default: small ones; for equality all)",
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="equality: steps (default: 20, for large presets 3)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="equality: steps (default: 20, for large presets 3); quality: steps (default: 300)",
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="quality: seeds, counted from 0 (default: 5)")
     parser.add_argument(
         "--device", action="append", metavar="NAME", help="equality: the first records (default: every known one)"
     )
@@ -44,14 +50,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--numerics", action="append", choices=("native", "rounded", "exact"), help="equality (default: all)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="equality: keep rows here, run only others; accuracy: write the report"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="equality, quality: keep runs here, run only others; accuracy: write the report",
     )
     add_json(parser)
     parser.epilog = (
         "JSON: a list of rows with work, mode, seconds, ratio and what else was measured; equality: work, mode, "
         "device, kind, steps, batch_size, seed, status, weights, optimizer, losses (digests), seconds, log_bytes, "
         "and exit code 1 where controlled rows do not all end in the same bits; accuracy: an object with hardware, "
-        "operators, unmeasured, products and convolutions, errors against FP64"
+        "operators, unmeasured, products and convolutions, errors against FP64; quality: "
+        "work, mode, device, steps, seeds, loss, gap, bias, bias_error, threshold, passes, early_gap, early_ratio, "
+        "passes_early, and exit code 1 where exact or rounded training does not pass"
     )
     parser.set_defaults(handler=_bench)
 
@@ -82,11 +93,18 @@ def _demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse(arguments: argparse.Namespace, *options: str) -> None:
+    for option in options:
+        if getattr(arguments, option) is not None:
+            raise CallerError(f"--{option} is no option of `bench {arguments.work}`")
+
+
 def _equality(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from analysis.bench import equality
 
+    _refuse(arguments, "seeds")
     names = {"presets": "preset", "steps": "steps", "devices": "device", "numerics": "numerics", "out": "out"}
     given = {name: getattr(arguments, option) for name, option in names.items()}
     options = {name: value for name, value in given.items() if value is not None}
@@ -105,9 +123,7 @@ def _equality(arguments: argparse.Namespace) -> int:
 def _accuracy(arguments: argparse.Namespace) -> int:
     from inspector.devices import enter
 
-    for option in ("preset", "steps", "device", "numerics"):
-        if getattr(arguments, option) is not None:
-            raise CallerError(f"--{option} is no option of `bench accuracy`")
+    _refuse(arguments, "preset", "steps", "seeds", "device", "numerics")
     enter("native")
     from analysis.bench import accuracy
 
@@ -121,6 +137,27 @@ def _accuracy(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _quality(arguments: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from analysis.bench import quality
+
+    _refuse(arguments, "device", "numerics")
+    names = {"presets": "preset", "steps": "steps", "seeds": "seeds", "out": "out"}
+    given = {name: getattr(arguments, option) for name, option in names.items()}
+    options = {name: value for name, value in given.items() if value is not None}
+    with tqdm(desc="quality", unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
+        judged = quality.judge(quality.run(progress=lambda row: bar.update() and None, **options))
+    if arguments.json:
+        print_json(judged)
+    else:
+        print("\n".join(quality.table(judged)))
+    problem = quality.verdict(judged)
+    if problem is not None:
+        print(f"chipwitness bench: {problem}", file=sys.stderr)
+    return 0 if problem is None else 1
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from inspector.devices import enter
 
@@ -128,15 +165,15 @@ def _bench(arguments: argparse.Namespace) -> int:
         return _equality(arguments)
     if arguments.work == "accuracy":
         return _accuracy(arguments)
-    for option in ("steps", "device", "numerics", "out"):
-        if getattr(arguments, option) is not None:
-            raise CallerError(f"--{option} is an option of `bench equality`")
+    if arguments.work == "quality":
+        return _quality(arguments)
+    _refuse(arguments, "steps", "seeds", "device", "numerics", "out")
     if arguments.work in ("demo", "numerics"):
         enter("native")
     options = {}
-    if arguments.preset:
-        if arguments.work != "numerics":
-            raise CallerError("--preset is an option of `bench numerics` and `bench equality`")
+    if arguments.work != "numerics":
+        _refuse(arguments, "preset")
+    elif arguments.preset:
         options["presets"] = arguments.preset
     rows = importlib.import_module(f"analysis.bench.{arguments.work}").run(**options)
     if arguments.json:
