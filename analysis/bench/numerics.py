@@ -1,11 +1,15 @@
 """``bench numerics``: native FP32, plain FP64, rounded recording and replaying, and exact, on the same work.
 
-Each repetition runs every mode once in turn, so that a busy machine slows all of them; figures are medians.
+Each repetition runs every mode once in turn, so that a busy machine slows all of them; figures are medians. Peak memory
+of a step is measured in a process for each mode, beyond what the process holds after its imports.
 """
 
 from __future__ import annotations
 
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +23,7 @@ from monitor.numerics.rounding.published import encode_dense
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.training import to_batch
 
-__all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "preset_rows", "run"]
+__all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "peak_memory", "preset_rows", "run"]
 
 SMALL_PRESETS = ("tiny-gpt", "digits-cnn", "llama-small")
 MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 768, 50257))
@@ -131,25 +135,65 @@ def _step(entry: Preset, batch: dict[str, Tensor], dtype: torch.dtype) -> Callab
     return take
 
 
-def preset_rows(name: str, repetitions: int = 5) -> list[Row]:
-    """One step (forward, backward, optimizer) of a preset in every mode."""
+def _modes(name: str) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What takes one step (forward, backward, optimizer) of a preset in each mode."""
     entry = PRESETS[name]
     batch = to_batch(entry.samples(None), np.arange(entry.batch_size))
-    single, double = _step(entry, batch, torch.float32), _step(entry, batch, torch.float64)
-    with recording("rounded") as session:
-        single()
-    log = session.log
-    return _rows(
-        f"step {name}",
-        {
-            "native": lambda: _nothing(single()),
-            "plain FP64": lambda: _nothing(double()),
-            "rounded recording": lambda: _controlled("rounded", single),
-            "rounded replaying": lambda: _controlled("rounded", single, log),
-            "exact": lambda: _controlled("exact", single),
-        },
-        repetitions,
+    steps: dict[torch.dtype, Callable[[], object]] = {}
+    logs: list[bytes] = []
+
+    def step(dtype: torch.dtype) -> Callable[[], object]:
+        if dtype not in steps:
+            steps[dtype] = _step(entry, batch, dtype)
+        return steps[dtype]
+
+    def replay() -> dict[str, Any]:
+        action = step(torch.float32)
+        if not logs:
+            with recording("rounded") as session:
+                action()
+            logs.append(session.log)
+        return _controlled("rounded", action, logs[0])
+
+    return {
+        "native": lambda: _nothing(step(torch.float32)()),
+        "plain FP64": lambda: _nothing(step(torch.float64)()),
+        "rounded recording": lambda: _controlled("rounded", step(torch.float32)),
+        "rounded replaying": replay,
+        "exact": lambda: _controlled("exact", step(torch.float32)),
+    }
+
+
+def _held() -> float:
+    """Most memory that this process has held so far, in MiB."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def peak_memory(name: str, mode: str) -> float:
+    """MiB that a new process needs for one step of a preset beyond its imports."""
+    code = "import sys; from analysis.bench import numerics; numerics._print_peak(*sys.argv[1:])"
+    found = subprocess.run(
+        [sys.executable, "-c", code, name, mode], check=True, capture_output=True, text=True, timeout=3600
     )
+    return float(found.stdout)
+
+
+def _print_peak(name: str, mode: str) -> None:
+    torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+    before = _held()
+    _modes(name)[mode]()
+    print(_held() - before)
+
+
+def preset_rows(name: str, repetitions: int = 5) -> list[Row]:
+    """One step of a preset in every mode."""
+    rows = _rows(f"step {name}", _modes(name), repetitions)
+    peaks = {row["mode"]: peak_memory(name, row["mode"]) for row in rows}
+    for row in rows:
+        row["peak_mib"] = round(peaks[row["mode"]], 1)
+        row["peak_ratio"] = peaks[row["mode"]] / peaks["native"]
+    return rows
 
 
 def run(presets: Sequence[str] = SMALL_PRESETS) -> list[Row]:

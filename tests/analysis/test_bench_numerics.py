@@ -25,3 +25,5 @@ def test_preset_rows_replay_their_own_log(name: str) -> None:
     assert [row["mode"] for row in rows] == MODES
     assert rows[2]["log_bytes"] == rows[3]["log_bytes"] > 0
     assert rows[2]["log_bytes"] < rows[2]["published_code_bytes"]
+    assert all(row["peak_mib"] > 0 for row in rows)
+    assert rows[0]["peak_ratio"] == 1.0
