@@ -273,7 +273,7 @@ def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], ta
     reached: dict[str, tuple[str, ...]] = {}
     reasons = []
     for party in parties:
-        entries = party.rounding_entries(step, first.index) if task.numerics == "rounded" else None
+        entries = party.rounding_entries(step, first.index) if task.numerics.startswith("rounded") else None
         try:
             reached[party.name] = _outputs(first, inputs, task, entries)
         except EvidenceError as error:

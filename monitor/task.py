@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.numerics import NUMERICS
+from monitor.numerics import DECLARABLE
 from monitor.presets import preset
 
 __all__ = ["OPTIMIZERS", "Task", "draw_order"]
@@ -72,8 +72,8 @@ class Task:
             raise CallerError(f"warmup must be at least 0, not {self.warmup}")
         if self.optimizer not in OPTIMIZERS:
             raise CallerError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
-        if self.numerics not in NUMERICS:
-            raise CallerError(f"unknown numerics {self.numerics!r}; known: {', '.join(NUMERICS)}")
+        if self.numerics not in DECLARABLE:
+            raise CallerError(f"unknown numerics {self.numerics!r}; known: {', '.join(DECLARABLE)}")
 
     @classmethod
     def for_preset(cls, name: str, *, seed: int, steps: int, **changes: Any) -> Task:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-BENCHES = ("demo", "numerics", "accuracy", "equality", "quality", "fleet", "registry")
+BENCHES = ("demo", "numerics", "rounding_logs", "calibration", "accuracy", "equality", "quality", "fleet", "registry")
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:

@@ -84,7 +84,12 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("train", help="train on monitored chips and leave a run folder")
     parser.add_argument("--preset", metavar="NAME", help="model, data and loss; an unknown name lists them")
     parser.add_argument("--data", type=Path, metavar="FILE", help="your own text, for presets that read one")
-    parser.add_argument("--numerics", choices=("exact", "rounded", "native"), default="rounded")
+    parser.add_argument(
+        "--numerics",
+        choices=("exact", "rounded", "rounded-probabilistic", "rounded-calibrated", "native"),
+        default="rounded",
+        help="rounded: worst-case error bounds; -probabilistic fails with at most 1e-6 a run, -calibrated was measured",
+    )
     parser.add_argument("--chips", type=int, default=4, metavar="N")
     parser.add_argument("--steps", type=int, default=16, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")

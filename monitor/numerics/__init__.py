@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from .errors import LogContradiction, UnsupportedOperator
 from .rounding.policy import Bound, Policy
-from .session import NUMERICS, Numerics, Observer, Session, execute, recording, replaying
+from .session import DECLARABLE, NUMERICS, Numerics, Observer, Session, execute, recording, replaying
 from .statistics import OperatorCount, Statistics
 
 __all__ = [
+    "DECLARABLE",
     "NUMERICS",
     "Bound",
     "LogContradiction",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from torch import Tensor
@@ -24,13 +25,15 @@ from .exact._bits import check_subnormals
 from .operators import Rule, functional_name, operator_table, remedy_for
 from .operators.decomposed import decomposition
 from .rounding.engine import RoundedBackend
-from .rounding.policy import Bound, Policy
+from .rounding.policy import Bound, Policy, bound_named
 from .statistics import Statistics
 
-__all__ = ["NUMERICS", "Numerics", "Observer", "Session", "execute", "recording", "replaying"]
+__all__ = ["DECLARABLE", "NUMERICS", "Numerics", "Observer", "Session", "execute", "recording", "replaying"]
 
 Numerics = Literal["native", "rounded", "exact"]
 NUMERICS: tuple[Numerics, ...] = ("native", "rounded", "exact")
+DECLARABLE = (*NUMERICS, "rounded-probabilistic", "rounded-calibrated")
+"""What a run may declare: ``rounded`` alone has worst-case bounds."""
 
 _ITEM = "aten._local_scalar_dense.default"
 _CAST = "aten._to_copy.default"
@@ -287,9 +290,14 @@ class _Reentered:
         TorchDispatchMode.__exit__(self._session, *error)  # type: ignore[no-untyped-call]
 
 
-def _build(numerics: str, log: bytes | None, policy: Policy, bound: Bound, observer: Observer | None) -> Session:
-    if numerics not in NUMERICS:
-        raise CallerError(f"unknown numerics {numerics!r}; choose {', '.join(NUMERICS)}")
+def _build(declared: str, log: bytes | None, policy: Policy, bound: Bound, observer: Observer | None) -> Session:
+    """A session for declared numerics; the kind of bound that they name goes before that of ``bound``."""
+    if declared not in DECLARABLE:
+        raise CallerError(f"unknown numerics {declared!r}; choose {', '.join(DECLARABLE)}")
+    numerics: Numerics = "rounded" if declared.startswith("rounded-") else cast(Numerics, declared)
+    if numerics != declared:
+        named = bound_named(declared.removeprefix("rounded-"))
+        bound = dataclasses.replace(named, check=bound.check, contradictions=bound.contradictions)
     statistics = Statistics()
     backend: Backend | None = None
     if numerics == "rounded":
@@ -308,7 +316,14 @@ _BOUND = Bound()
 def recording(
     numerics: str, *, policy: Policy = _POLICY, bound: Bound = _BOUND, observer: Observer | None = None
 ) -> Session:
-    """A session that records one training step (forward, backward, optimizer)."""
+    """A session that records one training step (forward, backward, optimizer).
+
+    Args:
+        numerics: of DECLARABLE.
+        policy: formats of ``rounded``.
+        bound: error bound of plain ``rounded``; the other names give their own.
+        observer: sees every ATen call.
+    """
     return _build(numerics, None, policy, bound, observer)
 
 

@@ -41,7 +41,7 @@ class RoundedBackend:
         if log is not None:
             self._expected = {(group.call, group.part): group for group in codec.decode(log, policy, bound)}
         self._part = 0
-        self._judge = Judge(bound, policy.grid_bits, lambda terms: bound.worst_ratio(terms, policy), statistics)
+        self._judge = Judge(bound, policy.grid_bits, statistics)
         self._wide = torch.float64 if policy.compute == "float64" else torch.float32
 
     def begin_call(self, index: int, operator: str) -> None:
@@ -145,7 +145,13 @@ class RoundedBackend:
             settled = products.multiply(a, b, factor, rounding)
         else:
             settled = self._whole(whole(), bound(), rounding)
-        work = Work(value=lambda i: elements.of_product(a, b, i), whole=whole, bound=bound, terms=terms)
+        work = Work(
+            value=lambda i: elements.of_product(a, b, i),
+            whole=whole,
+            bound=bound,
+            terms=terms,
+            worst=self._bound.worst_ratio(terms, self._policy),
+        )
         return self._conclude(settled, work)
 
     def sum(self, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
@@ -181,7 +187,7 @@ class RoundedBackend:
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """Cross-correlation in the compute format; β from patch and filter norms."""
         terms = weight[0].numel()
-        factor = self._bound.of_products(terms, self._policy)
+        factor = self._bound.of_products(terms, self._policy, "convolution")
         rounding = self._rounding(terms=terms)
 
         @functools.cache
@@ -197,7 +203,11 @@ class RoundedBackend:
             settled = self._whole(whole(), bound(), rounding)
         size = tuple(settled.out.shape[2:])
         work = Work(
-            value=lambda i: elements.of_convolution(x, weight, shape, size, i), whole=whole, bound=bound, terms=terms
+            value=lambda i: elements.of_convolution(x, weight, shape, size, i),
+            whole=whole,
+            bound=bound,
+            terms=terms,
+            worst=self._bound.worst_ratio(terms, self._policy, "convolution"),
         )
         return self._conclude(settled, work)
 
@@ -206,7 +216,7 @@ class RoundedBackend:
     ) -> Tensor:
         """Transposed cross-correlation in the compute format."""
         terms = weight[:, 0].numel() // shape.groups
-        factor = self._bound.of_products(terms, self._policy)
+        factor = self._bound.of_products(terms, self._policy, "grad-input")
         rounding = self._rounding(terms=terms)
 
         @functools.cache
@@ -225,6 +235,7 @@ class RoundedBackend:
             whole=whole,
             bound=bound,
             terms=terms,
+            worst=self._bound.worst_ratio(terms, self._policy, "grad-input"),
         )
         return self._conclude(settled, work)
 
@@ -233,7 +244,7 @@ class RoundedBackend:
     ) -> Tensor:
         """Sum over samples and places in the compute format."""
         terms = grad[:, 0].numel()
-        factor = self._bound.of_products(terms, self._policy)
+        factor = self._bound.of_products(terms, self._policy, "grad-weight")
         rounding = self._rounding(terms=terms)
 
         @functools.cache
@@ -252,6 +263,7 @@ class RoundedBackend:
             whole=whole,
             bound=bound,
             terms=terms,
+            worst=self._bound.worst_ratio(terms, self._policy, "grad-weight"),
         )
         return self._conclude(settled, work)
 

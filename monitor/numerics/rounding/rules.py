@@ -43,22 +43,22 @@ class Work:
         whole: this device's whole result before it is rounded.
         bound: error bounds of the whole result; computed once.
         terms: products in each sum, 0 for a function.
+        worst: the worst-case bound in units of β.
     """
 
     value: Callable[[int], float]
     whole: Callable[[], Tensor]
     bound: Callable[[], ProductBound | RelativeBound]
     terms: int = 0
+    worst: float = 1.0
 
 
 class Judge:
     """Applies the rules to the results of one step."""
 
-    def __init__(self, bound: Bound, grid_bits: int, worst: Callable[[int], float], statistics: Statistics) -> None:
-        """``worst`` is the ratio of the worst-case bound to β for a number of terms."""
+    def __init__(self, bound: Bound, grid_bits: int, statistics: Statistics) -> None:
         self._bound = bound
         self._grid_bits = grid_bits
-        self._worst = worst
         self._statistics = statistics
         self.call = -1
         self.operator = ""
@@ -124,7 +124,7 @@ class Judge:
         far = ~found.within(2.0).numpy()[rows]
         for row, up in zip(rows[other & far].tolist(), upward[other & far].tolist(), strict=True):
             element = int(near.positions[row])
-            reach = (self._worst(work.terms) + 1.0) * near.betas[row] if work.terms else 0.0
+            reach = (work.worst + 1.0) * near.betas[row] if work.terms else 0.0
             truth = self._truth(element, work) if found.distance[row].item() <= reach else None
             if truth is not None and self._on_side(truth, up):
                 self._statistics.recomputed += 1
