@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -262,7 +263,8 @@ class Recorder:
             raise CallerError("the optimizer has got another parameter group since the recorder was made")
         changes = []
         for now, declared in zip(self._used, self._groups, strict=True):
-            changes.append({name: value for name, value in now.items() if value != declared.get(name)})
+            # A schedule made after the recorder adds keys of its own to the groups; they decide nothing.
+            changes.append({name: now[name] for name in declared if name in now and now[name] != declared[name]})
         self._rules.take(program, slots, changes)
         unexplained = self._rules.unexplained()
         if unexplained and not self._free_slots:
@@ -388,8 +390,13 @@ def _hyper(group: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, Tensor):
             raise CallerError(f"the optimizer's {name} is a tensor; give it as a plain number")
-        found[name] = list(value) if isinstance(value, tuple) else value
+        found[name] = [_plain(part) for part in value] if isinstance(value, tuple | list) else _plain(value)
     return found
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's own, which JSON has."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.guards import ALL_GUARDS, Guard, Settings
 from inspector.session import inspect, replay, verify
+from inspector.trust import Trust
 from inspector.verdict import Outcome
 from monitor.loops.program import Constant
 from monitor.loops.recorder import Recorder
@@ -317,6 +318,23 @@ def test_free_slots_are_accepted_only_where_agreed_and_listed(record_loop, judge
     assert {"operator": "aten.mul_.Tensor", "explained_by": "nothing", "count": 1} in slots
     strict = replace(recorded.trust, free_slots=frozenset())
     assert guards_of(verify(recorded.run, strict, now=recorded.now)) == {"program"}
+
+
+def test_trust_keeps_agreements_apart_and_refuses_half_of_one(record_loop, tmp_path):
+    one = Loop().record(record_loop, name="one").trust
+    other = replace(one, programs=frozenset({"a" * 64}), free_slots=frozenset({"a" * 64}))
+    both = one.merge(other)
+    assert both.programs == one.programs | {"a" * 64}
+    assert both.free_slots == {"a" * 64}
+    assert both.initial_states == one.initial_states
+    data = both.to_json()
+    assert Trust.from_json(data, "here") == both
+    for change in ({"programs": ["x"]}, {"free_slots": "a" * 64}, {"initial_states": ["x"]}, {"programs": None}):
+        with pytest.raises(CallerError, match="here is malformed"):
+            Trust.from_json({**data, **change}, "here")
+    del data["free_slots"]
+    with pytest.raises(CallerError, match="not a trust file"):
+        Trust.from_json(data, "here")
 
 
 def test_preset_run_that_names_a_program_is_rejected(record, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -103,6 +104,21 @@ def test_cycled_momentum_is_explained(record_loop, kind):
         schedule.step()
 
     assert accepted(record_loop(model, optimizer, pairs(4), body))
+
+
+def test_schedule_made_after_the_recorder_with_numbers_of_numpy(record_loop):
+    model = mlp()
+    optimizer = sgd(model)
+    made = []
+
+    def prepare(_):
+        made.append(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: np.float64(0.5) ** step))
+
+    def body(*arguments):
+        plain(*arguments)
+        made[0].step()
+
+    assert accepted(record_loop(model, optimizer, pairs(5), body, prepare=prepare))
 
 
 def test_training_goes_on_in_chip_memory_as_it_does_without_a_recorder(record_loop):
@@ -405,6 +421,25 @@ def test_gradient_scaler_is_refused(record_loop):
 
     with pytest.raises(UnsupportedOperator, match=r"_amp_.*switch the gradient scaler off"):
         record_loop(model, sgd(model), pairs(), body)
+
+
+def test_autocast_around_the_step_is_refused(tmp_path):
+    model = mlp()
+    recorder = Recorder(model, sgd(model), out=tmp_path / "run")
+    with torch.autocast("cpu"), pytest.raises(CallerError, match="autocast is on; switch it off"):
+        recorder.step(pairs()[0]).__enter__()
+
+
+def test_parameter_group_that_comes_later_is_refused(record_loop):
+    model = mlp()
+    optimizer = torch.optim.SGD([model[0].weight], 0.1)
+
+    def before(recorder, step):
+        if step == 2:
+            optimizer.add_param_group({"params": [model[2].weight]})
+
+    with pytest.raises(CallerError, match="another parameter group"):
+        record_loop(model, optimizer, pairs(), plain, before=before)
 
 
 def test_lstm_is_refused_by_name(record_loop):
