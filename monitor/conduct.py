@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,6 +136,23 @@ class _WriteUnseen(Conduct):
         if step == self._step:
             weight = next(tensor for (kind, _), tensor in training.memory.tensors.items() if kind == "weight")
             weight.detach().numpy().flat[0] += 2.0**-10
+
+
+class _Drift(Conduct):
+    """Moves every weight by one unit in the last place, away from zero, after each step from one on.
+
+    An inspector that compares a step's weights within a tolerance of 2^-22 sees nothing.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_commit(self, step: int, training: Training) -> None:
+        if step >= self._step:
+            for (kind, _), tensor in training.memory.tensors.items():
+                if kind == "weight":
+                    values = tensor.detach().numpy()
+                    values[...] = np.nextafter(values, np.copysign(np.float32(np.inf), values))
 
 
 class _TruncateTranscript(Conduct):
@@ -277,7 +295,7 @@ class EditRoundingLog(Conduct):
 
     def check(self, task: Task) -> None:
         if task.numerics != "rounded":
-            raise CallerError(f"{task.numerics} numerics have no rounding log to edit; take rounded ones")
+            raise CallerError(f"this lie edits the log of rounded numerics with worst-case bounds, not {task.numerics}")
 
     def record(self, step: int, training: Training, take: Callable[[], Tensor]) -> tuple[bytes, Tensor]:
         if step != self._step:
@@ -354,6 +372,7 @@ LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.UNDER_REPORTED_FLOP: _UnderReportFlop,
     LabLie.EDITED_ROUNDING_LOG: EditRoundingLog,
     LabLie.UNSEEN_WRITE: _WriteUnseen,
+    LabLie.TOLERATED_DRIFT: _Drift,
     LabLie.TRUNCATED_TRANSCRIPT: _TruncateTranscript,
     LabLie.SELF_MADE_TRUST: _MakeTrust,
     LabLie.WRONG_OPERATOR: _WrongOperator,

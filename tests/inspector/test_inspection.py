@@ -44,6 +44,7 @@ LIES = [
     ("change-sample", {Guard.REPLAY}, r"^step 3: .*declared samples \d+, \d+"),
     ("reorder-data", {Guard.REPLAY}, r"^step 3: .*declared samples \d+, \d+"),
     ("unseen-write", {Guard.REPLAY}, r"^step 3: .*the shards of lab-chip-0000 differ"),
+    ("tolerated-drift", {Guard.REPLAY}, r"^step 3: .*the shards of all 3 chips differ"),
     ("other-learning-rate", {Guard.REPLAY}, r"^step 3: "),
     ("wrong-operator", {Guard.REPLAY}, r"^step 3: "),
     ("edited-optimizer", {Guard.REPLAY}, r"^step 3: .*the shards of lab-chip-000\d"),
