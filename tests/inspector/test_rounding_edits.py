@@ -318,7 +318,7 @@ def test_edits_that_do_not_exist_are_the_callers_mistake(small):
 
 
 def test_numerics_without_logs_cannot_tell_this_lie(make_run, tmp_path):
-    with pytest.raises(CallerError, match="exact numerics have no rounding log"):
+    with pytest.raises(CallerError, match="rounded numerics with worst-case bounds, not exact"):
         make_run(lie="edited-rounding-log", numerics="exact")
     assert not (tmp_path / "run").exists()
 
