@@ -17,11 +17,12 @@ from torch._ops import OpOverload
 
 from ._backend import Backend
 from ._direct import Direct, elementwise_forms
+from ._direct_losses import LOSS_MAKERS
 from ._exact_backend import ExactBackend
 from .exact import _norm_kernels, _softmax_kernels, philox
 from .exact._jit import run_pieces
-from .exact.elementwise import add_row_in_place, canonical_in_place, fresh, in_place, is_float32, is_plain
-from .operators import losses, normalisation
+from .exact.elementwise import add_row_in_place, canonical_in_place, fresh, in_place, is_plain
+from .operators import normalisation
 from .operators.random import draw_key
 
 __all__ = ["direct_forms"]
@@ -119,6 +120,8 @@ def _layer_norm_slope(backend: ExactBackend) -> Direct:
         grad, x, shape, centre, scale, weight, _, mask = args
         if kwargs or not all(map(is_plain, (grad, x, centre, scale))) or grad.shape != x.shape or x.numel() == 0:
             return NotImplemented
+        if tuple(x.shape[x.dim() - len(shape) :]) != tuple(shape):
+            return NotImplemented
         width = math.prod(shape)
         rows = x.numel() // width
         # Without outer dimensions there is nothing to sum, and even a negative zero passes through.
@@ -180,7 +183,7 @@ def _batch_norm_slope(backend: ExactBackend) -> Direct:
         grad, x, weight, _, _, centre, scale, training, _, mask = args
         if kwargs or not training or not all(map(is_plain, (grad, x, centre, scale))) or grad.shape != x.shape:
             return NotImplemented
-        if x.dim() < 2 or x.numel() == 0 or not _plain_or_none(weight, x.shape[1:2]):
+        if x.dim() < 2 or x.numel() == 0 or not all(_plain_or_none(v, x.shape[1:2]) for v in (weight, centre, scale)):
             return NotImplemented
         samples, channels = x.shape[:2]
         factor = scale if weight is None else fresh("mul", scale, weight)
@@ -253,15 +256,6 @@ def _bernoulli(_: ExactBackend) -> Direct:
     return call
 
 
-def _nll_slope(backend: ExactBackend) -> Direct:
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs or not all(map(is_float32, (args[0], args[1], args[6]))) or not _plain_or_none(args[3]):
-            return NotImplemented
-        return losses.nll_backward(backend, *args)
-
-    return call
-
-
 _MAKERS: dict[OpOverload, Callable[[ExactBackend], Direct]] = {
     _aten._softmax.default: lambda backend: _softmax(backend, logarithm=False),
     _aten._log_softmax.default: lambda backend: _softmax(backend, logarithm=True),
@@ -275,7 +269,6 @@ _MAKERS: dict[OpOverload, Callable[[ExactBackend], Direct]] = {
     _aten.silu_backward.default: _silu_slope,
     _aten.addmm.default: _addmm,
     _aten.bernoulli_.float: _bernoulli,
-    _aten.nll_loss_backward.default: _nll_slope,
 }
 
 
@@ -285,4 +278,5 @@ def direct_forms(backend: Backend | None) -> Mapping[OpOverload, Direct]:
         return {}
     if not isinstance(backend, ExactBackend):
         return elementwise_forms()
-    return elementwise_forms() | {overload: make(backend) for overload, make in _MAKERS.items()}
+    makers = {**_MAKERS, **LOSS_MAKERS}
+    return elementwise_forms() | {overload: make(backend) for overload, make in makers.items()}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import DeviceError
+from firmware_sim.errors import CallerError, DeviceError
 from monitor.numerics import _direct, _direct_exact, recording
 from monitor.numerics.exact import _norm_kernels, _softmax_kernels, philox
 from monitor.numerics.exact.elementwise import is_plain, overlaps_partly
@@ -276,16 +276,67 @@ def test_a_norm_with_an_undecided_sum_is_taken_apart(monkeypatch: pytest.MonkeyP
     _agree(slope, x, x, weight, *running, weight, bias, True, 1e-5, [True, True, True])
 
 
-def test_addmm_and_losses() -> None:
+def test_addmm() -> None:
     a, b, bias = _numbers(9, 17, seed=25, special=False), _numbers(17, 6, seed=26, special=False), _numbers(6, seed=27)
     _agree(_aten.addmm.default, bias, a, b)
     _agree(_aten.addmm.default, _numbers(9, 6, seed=28), a, b)
     _agree(lambda bias, a, b: _aten.addmm.default(bias, a, b, beta=0.5), bias, a, b)
-    x, target = _numbers(9, 6, seed=29), torch.tensor([0, 5, 2, -100, 1, 1, 3, 4, 0])
-    for reduction in (0, 1, 2):
-        grad = _numbers(9, seed=30) if reduction == 0 else torch.tensor(float("nan") if reduction == 2 else 0.7)
-        for weight in (None, _numbers(6, seed=31)):
-            _agree(_aten.nll_loss_backward.default, grad, x, target, weight, reduction, -100, torch.tensor(8.0))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_loss_over_classes(rows: int) -> None:
+    target = torch.tensor([0, 5, 2, -100, 1, 1, 3, 4, 0])[:rows]
+    for seed in range(3):
+        x = _numbers(rows, 6, seed=29 + seed, special=seed > 0)
+        for reduction in (0, 1, 2):
+            grad = _numbers(rows, seed=30) if reduction == 0 else torch.tensor(float("nan") if seed == 2 else 0.7)
+            for weight in (None, _numbers(6, seed=31)):
+                for ignored in (-100, 1):
+                    kept = target.where(target != -100, 2) if ignored == 1 else target
+                    _agree(_aten.nll_loss_forward.default, x, kept, weight, reduction, ignored)
+                    mass = torch.tensor(float(rows))
+                    _agree(_aten.nll_loss_backward.default, grad, x, kept, weight, reduction, ignored, mass)
+
+
+@pytest.mark.parametrize("bad", [-1, 6, 1 << 40])
+def test_a_class_out_of_range_is_refused(bad: int) -> None:
+    x, target = torch.zeros(3, 6), torch.tensor([0, bad, 1])
+    with pytest.raises(IndexError, match="outside the classes"), recording("exact"):
+        _aten.nll_loss_forward.default(x, target, None, 1, -100)
+    with pytest.raises(IndexError, match="outside the classes"), recording("exact"):
+        _aten.nll_loss_backward.default(torch.tensor(1.0), x, target, None, 1, -100, torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_max_pooling(special: bool) -> None:
+    x = _numbers(2, 3, 9, 11, seed=32, special=False)
+    for kernel, stride, padding in (([2, 2], [2, 2], [0, 0]), ([3, 3], [1, 1], [1, 1]), ([3, 2], [2, 1], [1, 0])):
+        out, index = _aten.max_pool2d_with_indices.default(x, kernel, stride, padding)
+        grad = _numbers(*out.shape, seed=33, special=special)
+        arguments = (x, kernel, stride, padding, [1, 1], False)
+        _agree(_aten.max_pool2d_with_indices_backward.default, grad, *arguments, index)
+        # Whole numbers sum to ties and cancel.
+        _agree(_aten.max_pool2d_with_indices_backward.default, grad.nan_to_num(0, 0, 0).round(), *arguments, index)
+    index[0, 0, 0, 0] = 1 << 50
+    with pytest.raises(CallerError, match="out of range"), recording("exact"):
+        _aten.max_pool2d_with_indices_backward.default(grad, *arguments, index)
+
+
+def test_shapes_that_do_not_fit_never_reach_a_kernel() -> None:
+    x, short = _numbers(4, 6, 5, seed=34), torch.ones(3)
+    with recording("exact"):
+        calls: tuple[Callable[[], Any], ...] = (
+            lambda: _aten.native_layer_norm_backward.default(x, x, [7], short, short, None, None, [True, True, True]),
+            lambda: _aten.native_batch_norm.default(x, short, None, None, None, True, 0.1, 1e-5),
+            lambda: _aten.native_batch_norm_backward.default(
+                x, x, None, None, None, short, short, True, 1e-5, [True, True, True]
+            ),
+            lambda: _aten._softmax_backward_data.default(x, x[:2], 2, torch.float32),
+            lambda: _aten.addmm.default(short, x[0], x[0].t()),
+        )
+        for call in calls:
+            with pytest.raises(RuntimeError):
+                call()
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1023, 4096, 300_001])
