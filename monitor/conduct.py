@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from monitor.numerics import Observer
-    from monitor.recorder import Recorder
+    from monitor.recorder import PresetRecorder
     from monitor.site import Site
     from monitor.task import Task
     from monitor.training import Training
@@ -85,10 +85,10 @@ class Conduct:
         """Return the leaf that the lab commits to."""
         return leaf
 
-    def after_step(self, step: int, recorder: Recorder) -> None:
+    def after_step(self, step: int, recorder: PresetRecorder) -> None:
         """Called after a step was committed and the chips have seen it."""
 
-    def hand_over(self, shard: int, evidence: dict[str, bytes], recorder: Recorder) -> dict[str, bytes]:
+    def hand_over(self, shard: int, evidence: dict[str, bytes], recorder: PresetRecorder) -> dict[str, bytes]:
         """Return the evidence files of the chip that holds a shard, as the lab hands them over."""
         return evidence
 
@@ -242,7 +242,7 @@ class _HiddenSteps(Conduct):
         self._step = step
         self._hidden = hidden
 
-    def after_step(self, step: int, recorder: Recorder) -> None:
+    def after_step(self, step: int, recorder: PresetRecorder) -> None:
         if step != self._step:
             return
         training = recorder.training
@@ -262,7 +262,7 @@ class _EditLog(_HiddenSteps):
     The edited log is chained anew and hangs together; the chip's quote still covers the one that it wrote.
     """
 
-    def hand_over(self, shard: int, evidence: dict[str, bytes], recorder: Recorder) -> dict[str, bytes]:
+    def hand_over(self, shard: int, evidence: dict[str, bytes], recorder: PresetRecorder) -> dict[str, bytes]:
         previous = ZERO_DIGEST
         edited = []
         for record in parse_log(evidence["log.bin"]):

@@ -12,7 +12,7 @@ from firmware_sim.errors import CallerError
 from monitor.conduct import conduct
 from monitor.environment import check_subnormals, fingerprint, settings, versions
 from monitor.presets import preset
-from monitor.recorder import Recorder
+from monitor.recorder import PresetRecorder
 from monitor.site import Site, SiteConfig, site_path
 from monitor.task import Task, draw_order
 from monitor.training import Training
@@ -115,7 +115,7 @@ def _continue(
     behaviour = conduct(site.config.lie, site.config.lie_step)
     training = Training(task)
     behaviour.initialise(training)
-    recorder = Recorder(training, data, writer, site.chips, run_id=metadata.run_id, conduct=behaviour)
+    recorder = PresetRecorder(training, data, writer, site.chips, run_id=metadata.run_id, conduct=behaviour)
     for leaf in committed:
         writer.tree.append(leaf.encoded())
         recorder.leaves.append(leaf)

@@ -17,7 +17,7 @@ from monitor.training import Training
 from monitor.transcript import Leaf, RunData, TranscriptWriter, encode_state
 from monitor.transcript.layout import checkpoint_path, log_path
 
-__all__ = ["Recorder", "loss_bits", "make_leaf"]
+__all__ = ["PresetRecorder", "loss_bits", "make_leaf"]
 
 
 def loss_bits(loss: Tensor) -> str:
@@ -37,8 +37,8 @@ def make_leaf(training: Training, *, batch_root: bytes, log: bytes, loss: Tensor
     )
 
 
-class Recorder:
-    """Takes training from one committed step to the next.
+class PresetRecorder:
+    """Takes a preset's training from one committed step to the next.
 
     A step is durable on disk before the chips hear of it, and the chips hear of it before they may snapshot it: so
     after a crash no chip holds a snapshot that the transcript does not explain.

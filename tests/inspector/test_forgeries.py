@@ -16,7 +16,7 @@ from inspector.guards import ALL_GUARDS, Guard, Settings
 from inspector.session import inspect, verify
 from inspector.verdict import Outcome
 from monitor.conduct import Conduct
-from monitor.recorder import Recorder
+from monitor.recorder import PresetRecorder
 from monitor.site import Site, site_path
 from monitor.task import Task
 from monitor.transcript import Entry, Manifest, RunData, RunFolder
@@ -69,8 +69,8 @@ class Resigner:
 
 def test_heads_without_ticks_are_rejected(make_run, monkeypatch, passes_without):
     """The lab lets no time pass in two steps, so that no snapshot can fall there."""
-    tick = Recorder.tick_chips
-    monkeypatch.setattr(Recorder, "tick_chips", lambda self, step: None if step in (5, 6) else tick(self, step))
+    tick = PresetRecorder.tick_chips
+    monkeypatch.setattr(PresetRecorder, "tick_chips", lambda self, step: None if step in (5, 6) else tick(self, step))
     recorded = make_run()
     verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
@@ -89,8 +89,10 @@ def test_heads_committed_late_are_rejected(make_run, monkeypatch):
                     chip.commit(self._run_id, number, self._writer.tree.root(number + 1))
         self.tick_chips(step)
 
-    announce = Recorder.announce
-    monkeypatch.setattr(Recorder, "announce", lambda self, step: late(self, step) if step else announce(self, step))
+    announce = PresetRecorder.announce
+    monkeypatch.setattr(
+        PresetRecorder, "announce", lambda self, step: late(self, step) if step else announce(self, step)
+    )
     verdict = check(make_run())
     assert verdict.outcome is Outcome.REJECT
     assert "no tick passed after step 1 was committed" in reasons(verdict)
