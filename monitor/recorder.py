@@ -1,4 +1,4 @@
-"""Records a run: each step under controlled numerics, committed to disk, to the log and to the chips."""
+"""Records a run of a preset: each step under controlled numerics, committed to disk, to the log and to the chips."""
 
 from __future__ import annotations
 

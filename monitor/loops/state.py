@@ -45,6 +45,8 @@ class LoopState:
         for (kind, name), tensor in tensors.items():
             if tensor.device.type != "cpu":
                 raise CallerError(f"{kind} {name} lies on {tensor.device}; a recorded loop runs on the CPU")
+            if tensor.is_complex():
+                raise CallerError(f"{kind} {name} is {tensor.dtype}; a recorded loop has real tensors")
         self.entries = tuple(
             StateEntry(kind=kind, name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
             for (kind, name), tensor in tensors.items()

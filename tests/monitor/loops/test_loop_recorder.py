@@ -375,7 +375,7 @@ def test_whole_numbers_that_change_are_programs_and_there_are_64_at_most(record_
         record_loop(model, sgd(model), pairs(65), body, checkpoint_every=100)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of torch.jit
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch.jit, of complex modules
 def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(tmp_path):
     model = mlp()
     stranger = torch.optim.SGD(mlp().parameters(), 0.1)
@@ -396,6 +396,9 @@ def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(
     away = mlp().to("meta")
     with pytest.raises(CallerError, match="lies on meta"):
         Recorder(away, sgd(away), out=tmp_path / "run")
+    turned = mlp().to(torch.complex64)
+    with pytest.raises(CallerError, match="a recorded loop has real tensors"):
+        Recorder(turned, sgd(turned), out=tmp_path / "run")
     with pytest.raises(CallerError, match="exact or rounded numerics, not 'native'"):
         Recorder(model, sgd(model), out=tmp_path / "run", numerics="native")
     assert list(tmp_path.iterdir()) == []
