@@ -63,6 +63,11 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _like(value: Any, parts: list[Any]) -> Any:
+    """A list for a list, a plain tuple for any kind of tuple."""
+    return parts if isinstance(value, list) else tuple(parts)
+
+
 def takes_half(row: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of this row of the operator table computes with half-precision operands or into such a type."""
     if row in _MOVES:
@@ -98,7 +103,7 @@ def _imitation(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, list | tuple):
-        return type(value)(_imitation(one) for one in value)
+        return _like(value, [_imitation(one) for one in value])
     return None if isinstance(value, torch.Generator) else value
 
 
@@ -131,7 +136,7 @@ def _widen(value: Any, requested: torch.dtype | None) -> Any:
             value = value.to(requested)
         return value.to(torch.float32) if value.dtype in HALF else value
     if isinstance(value, list | tuple):
-        return type(value)(_widen(one, requested) for one in value)
+        return _like(value, [_widen(one, requested) for one in value])
     return torch.float32 if isinstance(value, torch.dtype) and value in HALF else value
 
 
@@ -143,7 +148,7 @@ def _narrow(value: Any, wanted: Any) -> Any:
         canonical_nan(out)
         return out
     if isinstance(value, list | tuple):
-        return type(value)(_narrow(one, other) for one, other in zip(value, wanted, strict=True))
+        return _like(value, [_narrow(one, other) for one, other in zip(value, wanted, strict=True)])
     return value
 
 

@@ -117,6 +117,16 @@ def in_place_of(func: OpOverload) -> OpOverload | None:
     return found
 
 
+@pytest.mark.parametrize("numerics", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_that_several_elements_share_is_not_written(numerics: str, dtype: torch.dtype) -> None:
+    shared = torch.ones(1, 4, dtype=dtype).expand(3, 4)
+    for name, args in (("add_.Tensor", (2.0,)), ("mul_.Tensor", (2.0,)), ("exp_", ()), ("copy_", (torch.ones(3, 4),))):
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            run(numerics, overload(name), (shared, *args), {})
+    assert (shared == 1).all()
+
+
 def out_forms_of(func: OpOverload) -> Iterator[OpOverload]:
     for name in func.overloadpacket.overloads():
         other = getattr(func.overloadpacket, name)

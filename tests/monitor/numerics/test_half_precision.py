@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from inspector.devices import DEVICES
 from monitor.numerics import UnsupportedOperator, execute, recording
+from monitor.numerics._battery_edges import edge_calls
 from monitor.numerics.exact.matmul_reference import matmul_by_integers
+from monitor.numerics.operators import operator_table
 
 BACKENDS = ("rounded", "exact")
 TYPES = (torch.bfloat16, torch.float16)
@@ -93,6 +95,39 @@ def test_elementwise_operators_round_their_fp32_result_once(pairs: list[tuple[in
         out = run("exact", operator, *args)
         assert out.dtype == dtype
         assert bits(out) == rounded_once(run("exact", operator, *wide), dtype), operator
+
+
+def wide(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(wide(one) for one in value)
+    return value.float() if isinstance(value, Tensor) and value.dtype in TYPES else value
+
+
+def leaves(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [one for part in value for one in leaves(part)]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_every_class_of_operators_rounds_its_fp32_results_once(data: st.DataObject, dtype: torch.dtype) -> None:
+    rows, columns = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    drawn = data.draw(st.lists(patterns, min_size=2 * rows * columns, max_size=2 * rows * columns))
+    x, y = from_bits(drawn, dtype).reshape(2, rows, columns)
+    seen = set()
+    for name, args, kwargs in edge_calls(x, y):
+        operator = name if "." in name else f"{name}.default"
+        if operator_table()[f"aten.{operator}"].kind == "exact" or torch.float32 in args:
+            continue
+        got = leaves(run("exact", operator, *args, **kwargs))
+        for half, single in zip(got, leaves(run("exact", operator, *wide(args), **kwargs)), strict=True):
+            if single.dtype == torch.float32:
+                assert half.dtype == dtype, name
+                assert bits(half) == rounded_once(single, dtype), name
+            else:
+                assert torch.equal(half, single), name
+        seen.add(operator)
+    assert len(seen) >= 80
 
 
 @settings(max_examples=30, deadline=None)
