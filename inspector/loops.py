@@ -60,7 +60,7 @@ def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Fin
     """Check all steps of a loop against the agreement in the trust file."""
     where = {"run": run.folder.name}
     report = LoopReport()
-    start = leaves[0].state.root if leaves else None
+    start = leaves[0].state.root
     if str(start) not in trust.initial_states:
         text = "step 0: the initial state is not one that was agreed"
         findings.add(Guard.INITIALISATION, text, step=0, **where)
@@ -76,7 +76,9 @@ def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Fin
         steps = [leaf.step for leaf in leaves if leaf.execution is not None and leaf.execution.program in strangers]
         text = f"step {steps[0]}: runs program {strangers[0][:16]}…, which was not agreed"
         findings.add(Guard.PROGRAM, text, step=steps[0], **where)
-    findings.read(lambda: _check_steps(run, leaves, programs), **where)
+    if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
+        report.executable = False
+        return report
     findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
     findings.check(Guard.PROGRAM, lambda: _check_slots(run, leaves, programs, trust, report), **where)
     return report
@@ -127,7 +129,10 @@ def _check_slots(
         execution = _execution(leaf)
         rules.take(programs[execution.program], execution.slots, execution.hyper)
         for seen, hyper in zip(rates, overlay(run.loop.groups, execution.hyper), strict=True):
-            seen.append(hyper.get("lr", 0.0))
+            rate = hyper.get("lr", 0.0)
+            if not isinstance(rate, float | int):
+                raise EvidenceError(f"step {leaf.step} declares {rate!r} as a learning rate")
+            seen.append(float(rate))
         free = [slot for slot in rules.unexplained() if slot.program not in trust.free_slots]
         if free:
             raise EvidenceError(

@@ -79,6 +79,8 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
         _unfinished(run, findings, now)
     elif len(leaves) != run.declared.steps + 1:
         findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
+    if isinstance(run.declared, LoopTask) and not leaves:
+        return None  # begun, and nothing committed yet
     memory = findings.read(lambda: _memory(run), **where)
     if memory is None:
         return None

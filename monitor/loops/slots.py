@@ -9,6 +9,7 @@ mathematical libraries in the last bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +80,8 @@ def overlay(groups: Sequence[Hyper], changes: Sequence[Hyper]) -> list[dict[str,
 def updates_before(state: Mapping[str, Tensor]) -> int:
     """Updates that an initial state has seen, by the optimizer's own counters ``optimizer/…/step`` in it."""
     counters = [t for name, t in state.items() if name.startswith("optimizer/") and name.endswith("/step")]
-    return max((int(t) for t in counters if t.numel() == 1), default=0)
+    values = [float(t) for t in counters if t.numel() == 1 and not t.is_complex()]
+    return int(max((value for value in values if math.isfinite(value)), default=0))
 
 
 @dataclass(frozen=True, slots=True)

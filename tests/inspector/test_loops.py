@@ -200,6 +200,17 @@ def test_edited_slot_is_not_what_the_declared_rates_give(record_loop, judge):
     assert verify(recorded.run, free, now=recorded.now).outcome is Outcome.ACCEPT
 
 
+@pytest.mark.parametrize("hyper", [({"lr": "fast"},), ({"lr": None},), ({"pace": 1.0},), (), ({}, {})], ids=str)
+def test_declared_hyperparameters_of_another_form_are_rejected(record_loop, hyper):
+    def lie(execution):
+        return replace(execution, hyper=hyper)
+
+    recorded = Loop(torch.optim.SGD).record(record_loop, prepare=forge_execution(lie))
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.REJECT
+    assert "step 4" in verdict.reasons[0].text
+
+
 def test_other_learning_rate_than_the_declared_one_is_rejected_by_replay(record_loop, judge):
     """Slots and rates of step 4 fit each other, but the lab trained with a larger rate."""
     loop = Loop(torch.optim.SGD)

@@ -543,6 +543,20 @@ def test_failing_body_ends_the_run_and_what_is_on_disk_stays_whole(tmp_path):
     assert "1 steps are committed" in verdict.reasons[0].text
 
 
+def test_run_that_was_killed_before_its_first_commit_is_unfinished(tmp_path, monkeypatch):
+    model = mlp()
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recorder, "_commit", die)
+    with pytest.raises(KeyboardInterrupt):
+        Recorder(model, sgd(model), out=tmp_path / "run", started=STARTED)
+    trust = Trust.load([tmp_path / "run.trust.json"])
+    verdict = verify(tmp_path / "run", trust, now=STARTED)
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict.reasons
+
+
 def test_order_of_calls(tmp_path):
     model = mlp()
     optimizer = sgd(model)
