@@ -1,7 +1,7 @@
 """``bench numerics``: native FP32, plain FP64, rounded recording and replaying, and exact, on the same work.
 
 Each repetition runs every mode once in turn, so that a busy machine slows all of them; figures are medians. Peak memory
-of a step is measured in a process for each mode, beyond what the process holds after its imports.
+is that of a process which takes one step in one mode, PyTorch itself included.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _held() -> float:
 
 
 def peak_memory(name: str, mode: str) -> float:
-    """MiB that a new process needs for one step of a preset beyond its imports."""
+    """MiB that a new process needs for one step of a preset."""
     code = "import sys; from analysis.bench import numerics; numerics._print_peak(*sys.argv[1:])"
     found = subprocess.run(
         [sys.executable, "-c", code, name, mode], check=True, capture_output=True, text=True, timeout=3600
@@ -180,10 +180,8 @@ def peak_memory(name: str, mode: str) -> float:
 
 
 def _print_peak(name: str, mode: str) -> None:
-    torch.mm(torch.ones(8, 8), torch.ones(8, 8))
-    before = _held()
     _modes(name)[mode]()
-    print(_held() - before)
+    print(_held())
 
 
 def preset_rows(name: str, repetitions: int = 5) -> list[Row]:
