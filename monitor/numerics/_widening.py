@@ -2,7 +2,7 @@
 
 An operator over half-precision operands is thus specified by its FP32 row alone: out = RNE(f(widen(x), …)). Ties go to
 even, results above the largest number become infinite, subnormal numbers stay, NaN is 0x7FC0 (BF16) or 0x7E00 (FP16).
-The type of a result depends on no device: it is what PyTorch's own shape and type functions give for the CPU.
+The type of a result depends on no device: it is what PyTorch's own shape and type functions give.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._meta_registrations
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .errors import UnsupportedOperator
 
@@ -97,11 +97,11 @@ def _key(value: Any) -> Any:
 
 
 def _imitation(value: Any) -> Any:
-    """The same argument without data, on the CPU."""
+    """The same argument without data: no kernel of any processor sees it."""
     if isinstance(value, Tensor):
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, torch.device):
-        return torch.device("cpu")
+        return torch.device("meta")
     if isinstance(value, list | tuple):
         return _like(value, [_imitation(one) for one in value])
     return None if isinstance(value, torch.Generator) else value
@@ -116,11 +116,12 @@ def _result_types(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
         first, weight = (args[place] for place in _NORMS[str(func)])
         rest = first.dtype if weight is None else weight.dtype
         return [first.dtype, rest, rest]
+    if not any(isinstance(value, Tensor) for value in _leaves(args)):
+        return kwargs["dtype"]
     key = (str(func), _key(args), tuple((name, _key(value)) for name, value in sorted(kwargs.items())))
     if key not in _types:
         try:
-            with FakeTensorMode():
-                found = func(*_imitation(args), **{name: _imitation(value) for name, value in kwargs.items()})
+            found = func(*_imitation(args), **{name: _imitation(value) for name, value in kwargs.items()})
         except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
             raise UnsupportedOperator(
                 str(func), f"the type of its result for half-precision operands is not known ({error})"

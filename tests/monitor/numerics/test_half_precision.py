@@ -281,6 +281,20 @@ def test_a_requested_type_converts_operands_first() -> None:
         assert torch.rand_like(x, dtype=torch.float16).dtype == torch.float16
 
 
+def test_asking_for_types_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from monitor.numerics import _widening
+
+    drawn = []
+    for _ in range(2):
+        monkeypatch.setattr(_widening, "_types", {} if not drawn else _widening._types)
+        torch.manual_seed(3)
+        with recording("exact"):
+            x = torch.ops.aten.randn.default([4], dtype=torch.bfloat16)
+            y = torch.rand_like(x)
+        drawn.append([*bits(x), *bits(y), *torch.get_rng_state().tolist()])
+    assert drawn[0] == drawn[1]
+
+
 def test_types_mix_as_in_aten() -> None:
     half, single = torch.ones(2, dtype=torch.bfloat16), torch.ones(2)
     assert run("exact", "add.Tensor", half, single).dtype == torch.float32
