@@ -284,7 +284,7 @@ def test_a_requested_type_converts_operands_first() -> None:
 def test_asking_for_types_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     from monitor.numerics import _widening
 
-    drawn = []
+    drawn: list[list[int]] = []
     for _ in range(2):
         monkeypatch.setattr(_widening, "_types", {} if not drawn else _widening._types)
         torch.manual_seed(3)
