@@ -132,8 +132,8 @@ class Trust:
         return sorted(chip for chip, owner in self.chips.items() if owner == lab)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-able values."""
-        return {
+        """Return JSON-able values; agreements about loops only where there are any."""
+        data: dict[str, Any] = {
             "format": FORMAT,
             "makers": sorted(str(digest) for digest in self.chip_trust.ca_digests),
             "measurements": sorted(str(digest) for digest in self.chip_trust.measurements),
@@ -144,10 +144,12 @@ class Trust:
             "chips": dict(self.chips),
             "verifier": self.verifier,
             "nonce": self.nonce.hex(),
-            "programs": sorted(self.programs),
-            "initial_states": sorted(self.initial_states),
-            "free_slots": sorted(self.free_slots),
         }
+        if self.programs or self.initial_states or self.free_slots:
+            data["programs"] = sorted(self.programs)
+            data["initial_states"] = sorted(self.initial_states)
+            data["free_slots"] = sorted(self.free_slots)
+        return data
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Trust:

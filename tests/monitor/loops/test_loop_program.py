@@ -78,6 +78,7 @@ def changed(value, path, new):
 ODD = [None, True, -1, 0, 1, 7, 1 << 62, 0.5, "", "x", "state:weight/0.weight", "node:0:0", [], [1], {}, KeyError]
 
 
+@pytest.mark.slow
 def test_changed_program_is_an_error_or_reaches_its_own_state_and_never_breaks(run):
     """600 single changes, seed 3: each ends in EvidenceError, or runs, and then has another name."""
     leaf = run.leaf(1)
