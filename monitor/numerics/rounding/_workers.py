@@ -25,6 +25,8 @@ _SMALL = 1 << 21
 
 def _enter_thread() -> None:
     """One torch thread for each worker, and no autograd: grad mode belongs to a thread."""
+    # The first question makes a thread take over the process's setting, which would undo one made before it.
+    torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
 

@@ -21,7 +21,8 @@ Piece = tuple[Any, Any, Any, Any]
 Widened = tuple[Tensor, Reals, Integers]
 
 _MOST_VECTORS = 512
-_TILE_ELEMENTS = 1 << 21
+_TILE_ELEMENTS = 1 << 20
+_PIECE_ELEMENTS = 1 << 18
 _TILE_WORK = 1 << 22
 
 
@@ -41,7 +42,7 @@ def _bounds(left: Widened, right: Widened, factor: float) -> Bounds:
 
 def _whole(operand: Operand, batch: int, threads: int) -> Widened:
     """All vectors of one matrix, widened by all threads."""
-    pieces = _edges(operand.count, max(-(-operand.count // (4 * threads)), 1))
+    pieces = _edges(operand.count, max(_PIECE_ELEMENTS // operand.terms, 16))
     if len(pieces) == 1 or threads == 1:
         return operand.widened((batch, batch + 1), (0, operand.count), "whole")
     wide = torch.empty((1, operand.count, operand.terms), dtype=torch.float64)
@@ -97,7 +98,8 @@ def _matrix_tiles(
     threads = workers(work)
     by_columns = columns >= rows
     fixed, split = (left, right) if by_columns else (right, left)
-    each = min(_MOST_VECTORS, _TILE_ELEMENTS // terms, split.count // (4 * threads) if threads > 1 else split.count)
+    fit = _TILE_ELEMENTS // max(terms, fixed.count)
+    each = min(_MOST_VECTORS, fit, split.count // (4 * threads) if threads > 1 else split.count)
     edges = _edges(split.count, max(each, 64))
     kept = _whole(fixed, batch, threads)
 

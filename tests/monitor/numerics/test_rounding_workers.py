@@ -1,0 +1,98 @@
+"""Tiles in threads: the same result as in one, and no setting of the caller's thread changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from firmware_sim.errors import DeviceError
+from monitor.numerics._backend import ConvolutionShape
+from monitor.numerics.emulated import EmulatedArithmetic
+from monitor.numerics.rounding import patches, products
+from monitor.numerics.rounding._workers import run_tiles, workers
+from monitor.numerics.rounding.tiles import Rounding, Settled
+
+EVERY = Rounding(multiple=64.0, grid_bits=24)
+COARSE = 2.0**-18
+"""A bound that sets the grid, so that no last bit of FP64 shows and every element is listed."""
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def both(compute: object) -> list[Settled]:
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        results.append(compute())  # type: ignore[operator]
+        assert torch.get_num_threads() == threads
+    return results
+
+
+def test_two_threads_give_what_one_gives(two_threads: None) -> None:
+    generator = torch.Generator().manual_seed(1)
+    a, b = torch.randn(300, 200, generator=generator), torch.randn(200, 700, generator=generator)
+    x, w = torch.randn(4, 32, 20, 20, generator=generator), torch.randn(48, 32, 3, 3, generator=generator)
+    grad = torch.randn(4, 48, 20, 20, generator=generator)
+    shape = ConvolutionShape(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+    assert workers(a.numel() * b.shape[1]) == 2
+    for compute in (
+        lambda: products.multiply(a, b, COARSE, EVERY),
+        lambda: products.multiply(b.t(), a.t(), COARSE, EVERY),
+        lambda: patches.forward(x, w, shape, COARSE, EVERY),
+        lambda: patches.grad_input(grad, tuple(x.shape), w, shape, COARSE, EVERY),
+        lambda: patches.grad_weight(grad, x, tuple(w.shape), shape, COARSE, EVERY),
+    ):
+        one, two = both(compute)
+        assert torch.equal(one.out, two.out)
+        np.testing.assert_array_equal(one.near.positions, two.near.positions)
+        np.testing.assert_array_equal(one.near.betas, two.near.betas)
+        assert len(two.near.positions) == two.out.numel()
+
+
+def test_tiles_keep_their_order_and_run_beside_the_caller(two_threads: None) -> None:
+    ran: set[int] = set()
+
+    def tile(i: int) -> int:
+        ran.add(threading.get_ident())
+        assert torch.get_num_threads() == 1
+        assert not torch.is_grad_enabled()
+        return i * i
+
+    assert run_tiles(40, 1 << 30, tile) == [i * i for i in range(40)]
+    assert threading.get_ident() not in ran
+    assert torch.is_grad_enabled()
+    assert run_tiles(3, 10, lambda i: threading.get_ident()) == [threading.get_ident()] * 3
+
+
+def test_arithmetic_that_a_mode_emulates_stays_in_its_thread(two_threads: None) -> None:
+    with EmulatedArithmetic("no-fma"):
+        assert workers(1 << 40) == 1
+
+
+def test_a_failing_tile_fails_the_call(two_threads: None) -> None:
+    def tile(i: int) -> int:
+        if i == 7:
+            raise ValueError("tile 7")
+        return i
+
+    with pytest.raises(ValueError, match="tile 7"):
+        run_tiles(20, 1 << 30, tile)
+
+
+def test_flushing_threads_are_refused() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(DeviceError, match="subnormal"):
+            products.multiply(torch.ones(2, 2), torch.ones(2, 2), COARSE, EVERY)
+    finally:
+        torch.set_flush_denormal(False)
