@@ -74,7 +74,7 @@ class Judge:
     def obey(self, settled: Settled, group: codec.Group | None, work: Work) -> Tensor:
         """Follow the entries of one result after checking that each had a choice.
 
-        ``settled`` lists the elements within 6β.
+        ``settled`` lists the elements within 6β; its contiguous result is written to and returned.
         """
         near, out = settled.near, settled.out
         found = self._decide(near.values, near.betas)
@@ -88,19 +88,17 @@ class Judge:
         listed = np.zeros(len(near.positions), dtype=np.bool_)
         listed[at[reached]] = True
         out = self._without_entries(out, near.positions[mandatory & ~listed], work)
-        flat = out.reshape(-1).clone()
+        flat = out.reshape(-1)
         self._follow_near(flat, near, at[reached], group.upward[reached], found, work)
         self._follow_far(flat, group.positions[~reached], group.upward[~reached], work)
-        return flat.reshape(out.shape)
+        return out
 
     def _decide(self, values: npt.NDArray[np.float64], betas: npt.NDArray[np.float64]) -> Decisions:
         return decide(torch.from_numpy(values), torch.from_numpy(betas), self._grid_bits)
 
     def _without_entries(self, out: Tensor, positions: npt.NDArray[np.int64], work: Work) -> Tensor:
         """Elements within 2β that the log does not mention: truth beyond 3β of the midpoint clears the recorder."""
-        if not len(positions):
-            return out
-        flat = out.reshape(-1).clone()
+        flat = out.reshape(-1)
         for element in positions.tolist():
             truth = self._truth(element, work)
             if truth is None or not truth.distance.item() > 3.0 * truth.beta.item():
@@ -108,7 +106,7 @@ class Judge:
             else:
                 self._statistics.recomputed += 1
                 flat[element] = place(torch.tensor([work.value(element)], dtype=torch.float64), truth, truth.up)[0]
-        return flat.reshape(out.shape)
+        return out
 
     def _follow_near(
         self,

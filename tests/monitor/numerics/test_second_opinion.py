@@ -23,11 +23,11 @@ BOUND = Bound(kind="calibrated", factor=1.0)
 Shifts = dict[int, float]
 
 
-class Skewed(TorchDispatchMode):
+class Skewed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A device whose FP64 products are off by given amounts in some columns: beyond β, inside the worst case."""
 
     def __init__(self, shifts: Shifts) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._shifts = shifts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,9 +58,9 @@ def operands(distances: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.
     bound = products.bound(a, b, factor, exact_bits_of(K, "float64"))
     beta = bound.dense(torch.zeros(1, len(distances), dtype=torch.float64))[0]
     for column, distance in enumerate(distances):
-        value = torch.tensor([elements.of_product(a, b, column)], dtype=torch.float64)
-        found = decide(value, beta[column : column + 1], 24)
-        assert (value - (found.floor + 0.5) * found.spacing).item() / beta[column].item() == pytest.approx(
+        truth = torch.tensor([elements.of_product(a, b, column)], dtype=torch.float64)
+        found = decide(truth, beta[column : column + 1], 24)
+        assert (truth - (found.floor + 0.5) * found.spacing).item() / beta[column].item() == pytest.approx(
             distance, abs=0.05
         )
     return a, b, beta
