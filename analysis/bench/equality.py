@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from monitor.numerics import NUMERICS
 from monitor.numerics.exact.sweep import machine
 from monitor.presets import preset
 
-__all__ = ["CUDA", "WORKS", "counts", "load", "run", "table", "verdict"]
+__all__ = ["COMMITTED", "CUDA", "WORKS", "counts", "load", "run", "summary", "table", "verdict"]
 
 Row = dict[str, Any]
 
@@ -35,6 +36,9 @@ WORKS: dict[str, tuple[int, int | None]] = {
 
 CUDA = "cuda"
 """A row for the graphics card of the machine, computed by the process of the device ``native``."""
+
+COMMITTED = Path(str(resources.files("analysis"))) / "data" / "equality.json"
+"""The table that comes with the program."""
 
 SEED = 1
 _DIGESTS = ("weights", "optimizer", "losses")
@@ -203,6 +207,17 @@ def counts(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[int, int]]:
         if row["status"] == "run":
             endings.setdefault((row["work"], row["mode"]), []).append(_whole(row))
     return {key: (len(values), len(set(values))) for key, values in endings.items()}
+
+
+def summary(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """For each work its steps, batch size, number of devices, and different endings by mode."""
+    found = []
+    for (work, steps, batch_size), group in _groups(rows).items():
+        ends = counts(group)
+        modes: dict[str, int] = {str(mode): ends.get((work, mode), (0, 0))[1] for mode in NUMERICS}
+        devices = {row["device"] for row in group if row["status"] == "run"}
+        found.append({"work": work, "steps": steps, "batch_size": batch_size, "devices": len(devices), **modes})
+    return found
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
