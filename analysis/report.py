@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from analysis import figures
 from analysis._style import Origin
+from analysis.bench import equality
 
 __all__ = ["write_report"]
 
@@ -24,7 +25,10 @@ def write_report(out: Path, summary: dict[str, Any]) -> None:
     drawn = {name: _svg(path) for name, path in _draw(folder, summary).items()}
     source = resources.files("analysis").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
-    (out / "report.html").write_text(template.render(summary=summary, figures=drawn), encoding="utf-8")
+    table = equality.load(equality.COMMITTED)
+    shown = {"hardware": table["hardware"], "works": equality.summary(table["rows"])}
+    html = template.render(summary=summary, figures=drawn, equality=shown)
+    (out / "report.html").write_text(html, encoding="utf-8")
 
 
 def _draw(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:

@@ -1,0 +1,79 @@
+"""The committed table of ``bench equality``: what it claims, and that this machine still ends where it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from analysis.bench import equality
+from inspector.devices import DEVICES
+
+FAMILIES = {"native", "native-1", "avx2", "sse41", "mkl-compatible"}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return equality.load(equality.COMMITTED)
+
+
+@pytest.fixture(scope="module")
+def rows(document: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = document["rows"]
+    return found
+
+
+def ran(rows: list[dict[str, Any]], work: str, mode: str) -> list[dict[str, Any]]:
+    return [row for row in rows if (row["work"], row["mode"], row["status"]) == (work, mode, "run")]
+
+
+def test_the_hardware_is_named(document: dict[str, Any]) -> None:
+    assert {"processor", "cores", "torch", "numpy", "numba", "python"} <= set(document["hardware"])
+    assert all(document["hardware"].values())
+
+
+@pytest.mark.parametrize("work", list(equality.WORKS))
+@pytest.mark.parametrize("mode", ["exact", "rounded"])
+def test_controlled_training_ends_in_the_same_bits(rows: list[dict[str, Any]], work: str, mode: str) -> None:
+    some = ran(rows, work, mode)
+    names = {row["device"] for row in some}
+    assert names >= FAMILIES
+    assert sum(name.startswith("emulated-") for name in names) >= 2
+    assert {row["steps"] for row in some} == {equality.WORKS[work][0]}
+    assert len({(row["weights"], row["optimizer"], row["losses"]) for row in some}) == 1
+    if mode == "rounded":
+        assert {row["device"]: row["role"] for row in some} == {
+            name: "recording" if name == "native" else "replaying" for name in names
+        }
+        (log_bytes,) = {row["log_bytes"] for row in some}
+        assert log_bytes > 0
+
+
+@pytest.mark.parametrize("work", list(equality.WORKS))
+def test_native_training_ends_in_at_least_four_ways(rows: list[dict[str, Any]], work: str) -> None:
+    some = ran(rows, work, "native")
+    assert {row["device"] for row in some} >= FAMILIES
+    assert len({row["weights"] for row in some}) >= 4
+
+
+def test_every_row_ran_or_says_why_not(rows: list[dict[str, Any]]) -> None:
+    assert equality.verdict(rows) is None
+    assert {row["device"] for row in rows} <= {*DEVICES, equality.CUDA}
+    for work in equality.WORKS:
+        assert equality.CUDA in {row["device"] for row in rows if row["work"] == work}
+    assert all(row["reason"] for row in rows if row["status"] == "not run")
+
+
+def test_the_summary_counts_what_ended_how(rows: list[dict[str, Any]]) -> None:
+    for line in equality.summary(rows):
+        assert line["exact"] == line["rounded"] == 1
+        assert line["devices"] >= line["native"] >= 4
+        assert line["devices"] >= 7
+
+
+@pytest.mark.slow
+def test_this_machine_ends_where_the_table_says(rows: list[dict[str, Any]]) -> None:
+    """``exact`` needs no log, so any machine may check the table."""
+    (here,) = equality.run(presets=["digits-cnn"], devices=["emulated-tensor-core"], numerics=["exact"])
+    for row in ran(rows, "digits-cnn", "exact"):
+        assert all(here[name] == row[name] for name in ("weights", "optimizer", "losses"))
