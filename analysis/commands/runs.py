@@ -270,7 +270,7 @@ def _devices(arguments: argparse.Namespace) -> int:
 
     rows = []
     for name, entry in DEVICES.items():
-        row = {
+        row: dict[str, Any] = {
             "name": name,
             "kind": entry.kind,
             "summary": entry.summary,
