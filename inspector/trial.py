@@ -27,7 +27,7 @@ _KINDS = {"weights": ("weight", "buffer"), "optimizer": ("optimizer",)}
 def _digest(name: str, tensors: dict[str, Tensor]) -> Digest:
     items = []
     for key, tensor in tensors.items():
-        values = tensor.detach().cpu().contiguous()
+        values = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         data = values.reshape(-1).view(torch.uint8).numpy().tobytes()
         dtype = str(values.dtype).removeprefix("torch.")
         items.append((key, digest_tensor(name=key, dtype=dtype, shape=tuple(values.shape), offset=0, data=data)))

@@ -75,7 +75,7 @@ def _value(which: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
         # x is the gradient and a the function's value.
         return x * ((_ONE - a) * a)
     if which == 19:
-        return x * (_ONE - a * a)
+        return x * ((_ONE - a) * (_ONE + a))
     if which == 20:
         # b is σ(a).
         return x * (b * (a * (_ONE - b) + _ONE))

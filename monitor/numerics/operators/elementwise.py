@@ -114,8 +114,8 @@ def _pow(backend: Backend, x: Tensor, y: Number) -> Tensor:
         return torch.pow(x, y)
     if y == 0:
         return torch.ones_like(x)
-    if y in (1, 2, 3):
-        return x.clone() if y == 1 else (x * x if y == 2 else x * x * x)
+    if y in (1, 2):
+        return x.clone() if y == 1 else x * x
     if y == -1:
         return _reciprocal(backend, x)
     if y == 0.5:
@@ -165,7 +165,7 @@ def _sigmoid_backward(_: Backend, grad: Tensor, y: Tensor) -> Tensor:
 
 
 def _tanh_backward(_: Backend, grad: Tensor, y: Tensor) -> Tensor:
-    return grad * (1.0 - y * y)
+    return grad * ((1.0 - y) * (1.0 + y))
 
 
 _ROOT_HALF = math.sqrt(0.5)
