@@ -1,0 +1,165 @@
+"""``bench``: measurements, each a work of its own with its own options."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, print_json
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+_ROWS = "JSON: a list of rows with work, mode, seconds, ratio (to the native figure) and what else was measured"
+_SIMPLE = {
+    "demo": "the main job, part by part",
+    "rounding-logs": "bytes of rounding logs beside entropy and the published codec",
+    "calibration": "error bounds found on this machine's kernel families (Srivastava et al. 2024, Alg. 3)",
+    "fleet": "detection probability of large fleets",
+    "registry": "imports and censuses of a large registry",
+}
+_ON_NATIVE = ("demo", "numerics", "accuracy")
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("bench", help="measure in one run, with ratios to the native figure")
+    works = parser.add_subparsers(dest="work", required=True, metavar="WORK")
+    for name, text in _SIMPLE.items():
+        _add(works, name, text, _ROWS, _print_rows)
+
+    one = _add(works, "numerics", "native, FP64, rounded and exact on products and steps", _ROWS, _print_rows)
+    _add_presets(one, "small ones")
+
+    one = _add(
+        works,
+        "accuracy",
+        "errors of every operator against FP64",
+        "JSON: an object with hardware, operators, unmeasured, products and convolutions",
+        _print_accuracy,
+    )
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the report")
+
+    one = _add(
+        works,
+        "equality",
+        "the bits of the same training on every device",
+        "JSON: a list of rows with work, mode, device, kind, steps, batch_size, seed, status, weights, optimizer, "
+        "losses (digests), seconds, log_bytes; exit code 1 where controlled rows do not all end in the same bits",
+        _print_equality,
+    )
+    _add_presets(one, "all")
+    one.add_argument("--steps", type=int, metavar="N", help="default: 20, for large presets 3")
+    one.add_argument(
+        "--device", action="append", metavar="NAME", dest="devices", help="the first records (default: every known one)"
+    )
+    one.add_argument("--numerics", action="append", choices=("native", "rounded", "exact"), help="default: all")
+    one.add_argument("--out", type=Path, metavar="FILE", help="keep rows here and run only others")
+
+    one = _add(
+        works,
+        "quality",
+        "losses of controlled training beside native training",
+        "JSON: a list of rows with work, mode, device, steps, seeds, loss, gap, bias, bias_error, threshold, passes, "
+        "early_gap, early_ratio, passes_early; exit code 1 where exact or rounded training does not pass",
+        _print_quality,
+    )
+    _add_presets(one, "tiny-gpt and digits-cnn")
+    one.add_argument("--steps", type=int, metavar="N", help="default: 300")
+    one.add_argument("--seeds", type=int, metavar="N", help="seeds, counted from 0 (default: 5)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="keep runs here and run only others")
+
+
+def _add(
+    works: _SubParsersAction[ArgumentParser],
+    name: str,
+    text: str,
+    epilog: str,
+    show: Callable[[Any, bool], str | None],
+) -> ArgumentParser:
+    """Add a work whose function ``run`` takes its options by name; ``show`` prints what it returns."""
+    parser = works.add_parser(name, help=text, epilog=epilog)
+    add_json(parser)
+    parser.set_defaults(handler=_bench, show=show)
+    return parser
+
+
+def _add_presets(parser: ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--preset", action="append", metavar="NAME", dest="presets", help=f"what to train (default: {default})"
+    )
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    """Run a work; exit code 1 where what it found is not what it promises."""
+    from inspector.devices import enter
+
+    if arguments.work in _ON_NATIVE:
+        enter("native")
+    from tqdm import tqdm
+
+    module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
+    names = ("presets", "steps", "seeds", "devices", "numerics")
+    options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
+    if arguments.work in ("equality", "quality"):
+        options["out"] = arguments.out
+        with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
+            found = module.run(progress=lambda _: bar.update() and None, **_given(options))
+    else:
+        found = module.run(**options)
+        if arguments.work == "accuracy" and arguments.out is not None:
+            module.write(found, arguments.out)
+    problem: str | None = arguments.show(found, arguments.json)
+    if problem is not None:
+        print(f"chipwitness bench: {problem}", file=sys.stderr)
+    return 0 if problem is None else 1
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _print(found: Any, lines: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(lines))
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> str | None:
+    lines = []
+    for row in rows:
+        rest = {key: value for key, value in row.items() if key not in ("work", "mode", "seconds", "ratio")}
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}×"
+        lines.append(f"{row['work']:36} {row['mode']:20} {row['seconds']:10.3f} s {ratio:>8}  {rest or ''}")
+    _print(rows, lines, as_json)
+    return None
+
+
+def _print_accuracy(report: Any, as_json: bool) -> str | None:
+    from analysis.bench import accuracy
+
+    _print(report, accuracy.table(report), as_json)
+    return None
+
+
+def _print_equality(rows: Any, as_json: bool) -> str | None:
+    from analysis.bench import equality
+
+    _print(rows, equality.table(rows), as_json)
+    return equality.verdict(rows)
+
+
+def _print_quality(rows: Any, as_json: bool) -> str | None:
+    from analysis.bench import quality
+
+    judged = quality.judge(rows)
+    _print(judged, quality.table(judged), as_json)
+    return quality.verdict(judged)
