@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,13 @@ from monitor.numerics.exact import _matmul_kernels as kernels
 from monitor.numerics.exact._jit import guarded
 from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import rounded_products
-from monitor.numerics.exact._workers import run_tasks, worker_count
+from monitor.numerics.exact._workers import run_tiles, workers
 from monitor.numerics.exact.matmul_reference import CHUNK
 
 __all__ = ["Gathered", "Vectors", "int8_matmul", "multiply"]
+
+_WORK = 1 << 30
+"""Multiplications of any product that comes here, for the question whether threads are worth it: they are."""
 
 _GRAIN = 64
 _WIDTH = 256
@@ -67,7 +69,8 @@ class Vectors:
     def all_digits(self) -> Tensor:
         """Digits of all vectors, made on all cores."""
         out = self._memory(self.count, "kept digits")
-        run_tasks([partial(self._split, *edges, out, 0) for edges in _edges(self.count, self.count)])
+        edges = _edges(self.count, self.count)
+        run_tiles(len(edges), _WORK, lambda i: self._split(*edges[i], out, 0))
         return self._turned(out)
 
     def _memory(self, count: int, name: str) -> Tensor:
@@ -120,7 +123,7 @@ class Gathered(Vectors):
 
 def _edges(count: int, width: int) -> list[tuple[int, int]]:
     """Ranges of about `width` that cover [0, count), in multiples of 64 and a multiple of the cores in number."""
-    cores = worker_count()
+    cores = workers(_WORK)
     pieces = -(-max(-(-count // width), 1) // cores) * cores
     step = -(-count // (pieces * _GRAIN)) * _GRAIN
     return [(begin, min(begin + step, count)) for begin in range(0, count, step)]
@@ -220,7 +223,8 @@ class _Product:
             block = rounded_products(rows[begin:end], partners, self._kept.outcome[others])
             self._store(others, places[begin:end], block.T)
 
-        run_tasks([partial(fill, *edges) for edges in _edges(len(places), _HEIGHT)])
+        edges = _edges(len(places), _HEIGHT)
+        run_tiles(len(edges), _WORK, lambda i: fill(*edges[i]))
 
     def _store(self, kept: NDArray[np.int64], streamed: NDArray[np.int64], block: NDArray[np.float32]) -> None:
         """Stores a block whose rows belong to the kept side."""
@@ -248,7 +252,8 @@ def multiply(kept: Vectors, streamed: Vectors, out: Tensor, *, check: bool, wide
     """
     product = _Product(kept, streamed, out.numpy(), check=check, wide=wide)
     width = _WIDTH * (2 if 2 * kept.count <= _HEIGHT else 1)
-    run_tasks([partial(product.fill, *edges) for edges in streamed.edges(width)])
+    edges = streamed.edges(width)
+    run_tiles(len(edges), _WORK, lambda i: product.fill(*edges[i]))
     product.finish()
 
 

@@ -1,59 +1,81 @@
-"""Threads that each run torch and compiled kernels on one core: tiles of a product need no synchronisation within."""
+"""Threads that each take whole tiles of a result: split or widen, multiply, round, while the tile lies in the cache.
+
+Torch's own threads serve badly here: between two products they spin and hold the cores that the next kernel needs.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from typing import Any
 
 import torch
 
-__all__ = ["run_tasks", "worker_count"]
+from monitor.numerics.exact._jit import guarded
+
+__all__ = ["run_tiles", "workers"]
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
-_pool_key = (-1, 0)
+_pool_owner = -1
+_SMALL = 1 << 21
 
 
-def _use_one_core() -> None:
-    """Limits OpenMP in calls from this thread; torch.set_num_threads would limit MKL in all threads."""
-    torch.get_num_threads()  # a thread's own number is set at its first question, so ask before changing it
-    set_threads = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
-    if set_threads is not None:
-        set_threads(1)
-
-
-@lru_cache(maxsize=1)
-def _can_use_one_core() -> bool:
-    with ThreadPoolExecutor(1, initializer=_use_one_core) as pool:
-        return pool.submit(torch.get_num_threads).result() == 1
-
-
-def worker_count() -> int:
-    """Number of tasks that run at the same time: torch's threads, or 1 where a thread can't be limited to one core."""
-    threads = torch.get_num_threads()
-    return threads if threads == 1 or _can_use_one_core() else 1
+def _enter_thread() -> None:
+    """One torch thread for each worker, and no autograd: grad mode belongs to a thread."""
+    # The first question makes a thread take over the process's setting, which would undo one made before it.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
 
 
 def _executor(threads: int) -> ThreadPoolExecutor:
-    """The shared pool; a forked child gets its own, since threads do not survive a fork."""
-    global _pool, _pool_key
+    """The shared pool with all its threads started; a forked child gets its own."""
+    global _pool, _pool_owner
     with _lock:
-        if _pool is None or _pool_key != (os.getpid(), threads):
-            _pool, _pool_key = ThreadPoolExecutor(threads, "tiles", _use_one_core), (os.getpid(), threads)
+        if _pool is None or _pool_owner != os.getpid() or _pool._max_workers < threads:
+            own = torch.get_num_threads()
+            pool = ThreadPoolExecutor(threads, thread_name_prefix="tiles", initializer=_enter_thread)
+            barrier = threading.Barrier(threads)
+            for started in [pool.submit(barrier.wait) for _ in range(threads)]:
+                started.result()
+            # A thread's setting is also the default of threads that start later.
+            torch.set_num_threads(own)
+            _pool, _pool_owner = pool, os.getpid()
         return _pool
 
 
-def run_tasks(tasks: Sequence[Callable[[], None]]) -> None:
-    """Runs all tasks, which write to different memory, and raises the first error of one."""
-    threads = worker_count()
-    if threads == 1 or len(tasks) == 1:
-        for task in tasks:
-            task()
-        return
-    futures = [_executor(threads).submit(task) for task in tasks]
-    for future in futures:
-        future.result()
+def workers(work: int) -> int:
+    """Threads for an operation of that many multiplications; 1 where another dispatch mode must see the arithmetic."""
+    if work < _SMALL or torch._C._len_torch_dispatch_stack() > 0:
+        return 1
+    return torch.get_num_threads()
+
+
+def _here(begin: int, end: int, task: Callable[[int], Any]) -> list[Any]:
+    return [task(i) for i in range(begin, end)]
+
+
+def run_tiles(count: int, work: int, task: Callable[[int], Any]) -> list[Any]:
+    """[task(0), …, task(count − 1)], in threads where the work is worth it.
+
+    Raises:
+        DeviceError: a thread flushes subnormal numbers to zero.
+    """
+    threads = min(workers(work), count)
+    if threads <= 1:
+        with torch.no_grad():
+            done: list[Any] = guarded(_here, 0, count, (task,))
+        return done
+    remaining = iter(range(count))
+    results: list[Any] = [None] * count
+
+    def work_off() -> None:
+        while (i := next(remaining, None)) is not None:
+            results[i] = guarded(_here, i, i + 1, (task,))[0]
+
+    for helper in [_executor(threads).submit(work_off) for _ in range(threads)]:
+        helper.result()
+    return results

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monitor.numerics.exact._scratch import scratch
 
-from ._workers import run_tiles
+from ..exact._workers import run_tiles
 from .tiles import Bounds, Near, Rounding, Settled, flat, settle
 
 __all__ = ["FUNCTIONS", "STEEP", "apply"]

@@ -13,9 +13,9 @@ from torch import Tensor
 from monitor.numerics.exact._scratch import scratch
 
 from .._backend import ConvolutionShape
+from ..exact._workers import run_tiles, workers
 from . import _patch_kernels as kernels
 from ._settle_kernels import POWERS
-from ._workers import run_tiles, workers
 from .tiles import Bounds, Integers, Near, Operand, Reals, Rounding, Settled, flat, settle, settle_whole
 
 __all__ = ["forward", "grad_input", "grad_weight"]

@@ -12,8 +12,8 @@ import torch
 from firmware_sim.errors import DeviceError
 from monitor.numerics._backend import ConvolutionShape
 from monitor.numerics.emulated import EmulatedArithmetic
+from monitor.numerics.exact._workers import run_tiles, workers
 from monitor.numerics.rounding import patches, products
-from monitor.numerics.rounding._workers import run_tiles, workers
 from monitor.numerics.rounding.tiles import Rounding, Settled
 
 EVERY = Rounding(multiple=64.0, grid_bits=24)
