@@ -122,7 +122,6 @@ def test_a_missing_run_is_no_table():
         (("--preset", "huge"), "unknown preset 'huge'"),
         (("--steps", "1"), "--steps must be at least 2"),
         (("--seeds", "0"), "--seeds at least 1"),
-        (("--device", "sse41"), "--device"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(capsys, words, text):

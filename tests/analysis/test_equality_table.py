@@ -112,5 +112,4 @@ def test_names_and_numbers_are_checked() -> None:
     for options in ({"presets": ["nothing"]}, {"devices": ["nothing"]}, {"numerics": ["nothing"]}, {"steps": 0}):
         with pytest.raises(CallerError):
             equality.run(**options)
-    assert main(["bench", "numerics", "--steps", "3"]) == 2
     assert main(["bench", "equality", "--steps", "0"]) == 2
