@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,14 @@ def _modes(name: str) -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def _held() -> float:
-    """Most memory that this process has held so far, in MiB."""
+    """Most memory that this process has held so far, in MiB.
+
+    On Linux a process's ``ru_maxrss`` begins at its parent's, so the kernel's own high-water mark is asked there.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        (mark,) = (line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(mark) / (1 << 10)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 

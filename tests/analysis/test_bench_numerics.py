@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.bench.numerics import matrix_rows, preset_rows
+from analysis.bench.numerics import matrix_rows, peak_memory, preset_rows
 
 MODES = ["native", "plain FP64", "rounded recording", "rounded replaying", "exact"]
 
@@ -27,3 +27,9 @@ def test_preset_rows_replay_their_own_log(name: str) -> None:
     assert rows[2]["log_bytes"] < rows[2]["published_code_bytes"]
     assert all(row["peak_mib"] > 0 for row in rows)
     assert rows[0]["peak_ratio"] == 1.0
+
+
+def test_peak_memory_is_the_process_s_own() -> None:
+    held = bytearray(1 << 30)  # a child's mark must not begin at its parent's
+    held[::4096] = b"x" * (1 << 18)
+    assert 0 < peak_memory("digits-cnn", "native") < 1024
