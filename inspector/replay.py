@@ -88,8 +88,10 @@ def segment_count(task: Task | LoopTask) -> int:
 
 def segment_of(task: Task | LoopTask, index: int) -> Segment:
     """One segment; CallerError if there is no such one."""
-    if not 0 <= index < segment_count(task):
-        raise CallerError(f"there is no segment {index}; this run has segments 0 … {segment_count(task) - 1}")
+    count = segment_count(task)
+    if not 0 <= index < count:
+        known = f"segments 0 … {count - 1}" if count else "no step yet"
+        raise CallerError(f"there is no segment {index}; this run has {known}")
     start = index * task.checkpoint_every
     return Segment(index, start, min(start + task.checkpoint_every, task.steps))
 

@@ -81,6 +81,8 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
         findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
     if isinstance(run.declared, LoopTask) and not leaves:
         return None  # begun, and nothing committed yet
+    if run.finished and findings.read(lambda: _check_trained(leaves), **where) is None:
+        return None
     memory = findings.read(lambda: _memory(run), **where)
     if memory is None:
         return None
@@ -101,6 +103,13 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
         region_tables=[shard.table_digest().value for shard in memory.shards],
         loop=report,
     )
+
+
+def _check_trained(leaves: list[Leaf]) -> bool:
+    """A loop declares no number of steps, but whoever finishes a run has taken some."""
+    if len(leaves) < 2:
+        raise EvidenceError("the run is finished and commits no step")
+    return True
 
 
 def _memory(run: RunFolder) -> ShardedMemory:

@@ -14,6 +14,7 @@ from inspector.guards import ALL_GUARDS, Guard, Settings
 from inspector.session import inspect, replay, verify
 from inspector.trust import Trust
 from inspector.verdict import Outcome
+from monitor.lab import chip_evidence
 from monitor.loops.program import Constant
 from monitor.loops.recorder import Recorder
 from monitor.transcript import Execution, Leaf, encode_state
@@ -309,6 +310,30 @@ def test_step_that_only_the_chips_have_heard_of_is_rejected(record_loop):
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
     assert any("step 6 was committed with another log head" in reason.text for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_loop_without_a_step_is_never_accepted(record_loop, judge, devices, tmp_path, finished):
+    """A killed lab leaves such a run behind; one that declares it finished says something impossible."""
+    made = []
+
+    def stop(recorder, step):
+        made.append(recorder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Loop().record(record_loop, before=stop)
+    if finished:
+        made[0]._writer.finish(chip_evidence(made[0]._site, lambda _, evidence: evidence))
+    run = tmp_path / "loop"
+    whole = Loop().record(record_loop, name="whole")
+    recorded = replace(whole, run=run, trust=Trust.load([tmp_path / "loop.trust.json"], [run]))
+    wanted, text = (Outcome.REJECT, "commits no step") if finished else (Outcome.INCONCLUSIVE, "0 steps are committed")
+    for verdict in (verify(run, recorded.trust, now=recorded.now), judge(recorded)):
+        assert verdict.outcome is wanted
+        assert any(text in reason.text for reason in verdict.reasons)
+    with pytest.raises(CallerError, match="no step yet"):
+        replay(run, recorded.trust, 0, "sse41", worker=devices.run)
 
 
 def test_free_slots_are_accepted_only_where_agreed_and_listed(record_loop, judge):

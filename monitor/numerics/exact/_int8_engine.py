@@ -34,37 +34,54 @@ _HEIGHT = 1024
 """Sides of a tile along the streamed and the kept operand: with its four int32 products it stays in the cache."""
 
 
-class Vectors:
-    """Rows of A (side 0) or columns of B (side 1), each of length K, and their digits.
+class _Side:
+    """One side of a product: `count` vectors of length K.
 
     Attributes:
         outcome: the scale factor of each, NaN where it holds a non-finite value (FP64); filled as digits are made.
         wide: which of them need the wide path, likewise.
     """
 
-    def __init__(self, matrix: Tensor, side: int) -> None:
-        """Takes FP32 `matrix` (count, K) of any strides, its rows being the vectors."""
-        self.side = side
-        self.count, self.length = matrix.shape
-        self.outcome = np.empty(self.count, np.float64)
-        self.wide = np.empty(self.count, np.bool_)
-        self._matrix = matrix
-        self._along = matrix.stride(1) == 1 or matrix.stride(0) != 1
-        self._source: NDArray[np.float32] = (matrix if self._along else matrix.t()).contiguous().numpy()
+    def __init__(self, count: int, length: int, side: int, *, along: bool) -> None:
+        """Side 0 is the rows of A, side 1 the columns of B; `along` tells whether a vector's digits lie together."""
+        self.count, self.length, self.side = count, length, side
+        self.outcome = np.empty(count, np.float64)
+        self.wide = np.empty(count, np.bool_)
+        self._along = along
 
     def edges(self, width: int) -> list[tuple[int, int]]:
         """Ranges of about `width` vectors that cover all of them."""
         return _edges(self.count, width)
 
-    def rows(self, begin: int, end: int) -> Tensor:
-        """The vectors [begin, end) as FP32 (n, K)."""
-        return self._matrix[begin:end]
+    def tile(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """The vectors [begin, end), FP32 (n, K), and their digits as the GEMM's operand, in scratch memory.
 
-    def digits(self, begin: int, end: int) -> Tensor:
-        """Digits of some vectors as the GEMM's operand: (n, 3K) for side 0, (3K, n) for side 1, in scratch memory."""
+        Digits are (n, 3K) for side 0 and (3K, n) for side 1.
+        """
+        raise NotImplementedError
+
+    def _memory(self, count: int, name: str) -> Tensor:
+        return scratch(name, (count, 3 * self.length) if self._along else (3 * self.length, count), torch.int8)
+
+    def _turned(self, out: Tensor) -> Tensor:
+        return out if self._along == (self.side == 0) else out.t()
+
+
+class Vectors(_Side):
+    """Rows of A or columns of B that are rows or columns of one matrix in memory."""
+
+    def __init__(self, matrix: Tensor, side: int) -> None:
+        """Takes FP32 `matrix` (count, K) of any strides, its rows being the vectors."""
+        count, length = matrix.shape
+        super().__init__(count, length, side, along=matrix.stride(1) == 1 or matrix.stride(0) != 1)
+        self.rows = matrix
+        self._source: NDArray[np.float32] = (matrix if self._along else matrix.t()).contiguous().numpy()
+
+    def tile(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """As the class says."""
         out = self._memory(end - begin, "streamed digits")
         self._split(begin, end, out, begin)
-        return self._turned(out)
+        return self.rows[begin:end], self._turned(out)
 
     def all_digits(self) -> Tensor:
         """Digits of all vectors, made on all cores."""
@@ -73,12 +90,6 @@ class Vectors:
         run_tiles(len(edges), _WORK, lambda i: self._split(*edges[i], out, 0))
         return self._turned(out)
 
-    def _memory(self, count: int, name: str) -> Tensor:
-        return scratch(name, (count, 3 * self.length) if self._along else (3 * self.length, count), torch.int8)
-
-    def _turned(self, out: Tensor) -> Tensor:
-        return out if self._along == (self.side == 0) else out.t()
-
     def _split(self, begin: int, end: int, out: Tensor, origin: int) -> None:
         kernel = kernels.digits_along if self._along else kernels.digits_across
         x = self._source
@@ -86,39 +97,28 @@ class Vectors:
         guarded(kernel, begin, end, arguments)
 
 
-class Gathered(Vectors):
+class Gathered(_Side):
     """Vectors that lie scattered in memory, such as the patches of an image, and are gathered a piece at a time."""
 
     def __init__(self, pieces: Sequence[Tensor], side: int, length: int) -> None:
         """Takes FP32 tensors, each of which has n·K elements in the order of n vectors."""
-        self.side = side
-        self.length = length
         ends = list(itertools.accumulate(piece.numel() // length for piece in pieces))
-        self._edges = list(zip([0, *ends[:-1]], ends, strict=True))
-        self._pieces = dict(zip(self._edges, pieces, strict=True))
-        self._along = True
-        self.count = ends[-1]
-        self.outcome = np.empty(self.count, np.float64)
-        self.wide = np.empty(self.count, np.bool_)
+        super().__init__(ends[-1], length, side, along=True)
+        self._pieces = dict(zip(itertools.pairwise([0, *ends]), pieces, strict=True))
 
     def edges(self, width: int) -> list[tuple[int, int]]:
         """The pieces' ranges."""
-        return self._edges
+        return list(self._pieces)
 
-    def rows(self, begin: int, end: int) -> Tensor:
-        """A piece as FP32 (n, K), in scratch memory."""
-        piece = self._pieces[begin, end]
-        out = scratch("gathered", (end - begin, self.length), torch.float32)
-        out.view(piece.shape).copy_(piece)
-        return out
-
-    def digits(self, begin: int, end: int) -> Tensor:
-        """As for ``Vectors``."""
-        out = self._memory(end - begin, "streamed digits")
-        x, part = self.rows(begin, end).numpy(), slice(begin, end)
+    def tile(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """As the class says."""
+        piece, count = self._pieces[begin, end], end - begin
+        rows = scratch("gathered", (count, self.length), torch.float32)
+        rows.view(piece.shape).copy_(piece)
+        out, x, part = self._memory(count, "streamed digits"), rows.numpy(), slice(begin, end)
         arguments = (x, x.view(np.uint32), out.numpy(), self.outcome[part], self.wide[part], self.side, CHUNK, 0)
-        guarded(kernels.digits_along, 0, end - begin, arguments)
-        return self._turned(out)
+        guarded(kernels.digits_along, 0, count, arguments)
+        return rows, self._turned(out)
 
 
 def _edges(count: int, width: int) -> list[tuple[int, int]]:
@@ -179,10 +179,15 @@ def _multiply(
         guarded(kernels.combine_int64, 0, m, (total, rows, columns, out, *corner))
 
 
+def _chosen(rows: Tensor, places: NDArray[np.int64]) -> Tensor:
+    """Those rows, without a copy if they are all."""
+    return rows if len(places) == len(rows) else rows[torch.from_numpy(places)]
+
+
 class _Product:
     """One product on its way: the kept side's digits, and what fills a strip of the result."""
 
-    def __init__(self, kept: Vectors, streamed: Vectors, out: NDArray[np.float32], *, check: bool, wide: bool) -> None:
+    def __init__(self, kept: Vectors, streamed: _Side, out: NDArray[np.float32], *, check: bool, wide: bool) -> None:
         self._kept, self._streamed = kept, streamed
         self._digits = kept.all_digits()
         self._out = out
@@ -193,7 +198,7 @@ class _Product:
     def fill(self, begin: int, end: int) -> None:
         """Fills the columns [begin, end) of the result, or the rows if A is streamed, but for its wide vectors."""
         kept, streamed, part = self._kept, self._streamed, slice(begin, end)
-        some = streamed.digits(begin, end)
+        rows, some = streamed.tile(begin, end)
         outcome = streamed.outcome[part]
         if not self._use_wide_path:
             self._multiply(some, outcome, begin)
@@ -201,13 +206,11 @@ class _Product:
         if not kept.wide.all():
             self._multiply(some, outcome, begin)
         if kept.wide.any():
-            rows = np.flatnonzero(kept.wide)
-            chosen = kept.rows(0, kept.count)
-            chosen = chosen if len(rows) == kept.count else chosen[torch.from_numpy(rows)]
-            self._store(rows, np.arange(begin, end), rounded_products(chosen, streamed.rows(begin, end), outcome))
+            chosen = np.flatnonzero(kept.wide)
+            self._store(chosen, np.arange(begin, end), rounded_products(_chosen(kept.rows, chosen), rows, outcome))
         late = np.flatnonzero(streamed.wide[part])
         if len(late) and not kept.wide.all():
-            self._late.append((begin + late, streamed.rows(begin, end)[torch.from_numpy(late)]))
+            self._late.append((begin + late, rows[torch.from_numpy(late)]))
 
     def finish(self) -> None:
         """Fills what belongs to the wide vectors of the streamed side, all together."""
@@ -216,8 +219,7 @@ class _Product:
         places = np.concatenate([place for place, _ in self._late])
         rows = torch.cat([row for _, row in self._late])
         others = np.flatnonzero(~self._kept.wide)
-        partners = self._kept.rows(0, self._kept.count)
-        partners = partners if len(others) == self._kept.count else partners[torch.from_numpy(others)]
+        partners = _chosen(self._kept.rows, others)
 
         def fill(begin: int, end: int) -> None:
             block = rounded_products(rows[begin:end], partners, self._kept.outcome[others])
@@ -241,7 +243,7 @@ class _Product:
                 _multiply(some, self._digits[:, part], outcome, factors, self._out, (begin, start), self._check)
 
 
-def multiply(kept: Vectors, streamed: Vectors, out: Tensor, *, check: bool, wide: bool = True) -> None:
+def multiply(kept: Vectors, streamed: _Side, out: Tensor, *, check: bool, wide: bool = True) -> None:
     """Fills out (M, N), C-contiguous FP32, with the product of the two sides, by the specification of `matmul`.
 
     Args:

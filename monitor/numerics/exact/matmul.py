@@ -25,7 +25,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     seven eighths of its non-zero elements have 6·|q| < max|q|: one large element would starve the rest of digits. A NaN
     or an infinity in row i or column j gives 0x7FC00000.
 
-    Law: |C_ij - Σ_k a_ik·b_kj| ≤ K·2^-21·A_i·B_j + ½ulp(C_ij), with A_i = max_k|a_ik| and B_j = max_k|b_kj|.
+    Law: |C_ij - Σ_k a_ik·b_kj| ≤ K·2^-21·A_i·B_j + ½ulp(C_ij), with A_i = max_k|a_ik| and B_j = max_k|b_kj|,
+    wherever C_ij is finite.
     Proof. s_i + 1 would exceed 0x7F7F7F, so A_i·2^(s_i+1) ≥ 0x7F7F7F + ½ and 2^-s_i ≤ A_i·2^-21.994; likewise t_j.
     Write a = (q + δ)·2^-s and b = (r + ε)·2^-t with |δ|, |ε| ≤ ½. Then
     |a·b - q·r·2^(-s-t)| ≤ ½·2^-s·|b| + ½·2^-t·|q|·2^-s, and |q|·2^-s ≤ A + ½·2^-s ≤ A·(1 + 2^-22.9): together at most

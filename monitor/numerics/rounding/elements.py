@@ -60,11 +60,10 @@ def _split(pairs: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
 
 
 def of_convolution(
-    x: Tensor, weight: Tensor, shape: ConvolutionShape, out_size: tuple[int, ...], position: int
+    x: Tensor, weight: Tensor, out_shape: tuple[int, ...], shape: ConvolutionShape, position: int
 ) -> float:
     """Element of a cross-correlation."""
-    sizes = (x.shape[0], weight.shape[0], *out_size)
-    sample, out, *place = (int(i) for i in np.unravel_index(position, sizes))
+    sample, out, *place = (int(i) for i in np.unravel_index(position, out_shape))
     group, per_group = out // (weight.shape[0] // shape.groups), weight.shape[1]
     axes = zip(place, weight.shape[2:], x.shape[2:], shape.stride, shape.padding, shape.dilation, strict=True)
     (ki, y), (kj, z) = (_split(_taps(*axis)) for axis in axes)

@@ -16,6 +16,7 @@ from ..errors import LogContradiction
 from ..statistics import Statistics
 from . import codec, convolution, elements, functions, patches, products
 from .bounds import ProductBound, RelativeBound, exact_bits_of
+from .calibration import Operator
 from .grid import round_to_grid
 from .policy import Bound, Policy
 from .rules import Judge, Work
@@ -90,6 +91,9 @@ class RoundedBackend:
     def _tiled(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and self._wide == torch.float64
 
+    def _patched(self, x: Tensor, shape: ConvolutionShape) -> bool:
+        return self._tiled(x) and shape.groups <= _MOST_GROUPS
+
     def _whole(self, v: Tensor, error: ProductBound | RelativeBound, rounding: Rounding) -> Settled:
         """Round one result in eager PyTorch, on any device."""
         v = v.to(torch.float64).contiguous()
@@ -128,31 +132,48 @@ class RoundedBackend:
     def _widen(self, x: Tensor) -> Tensor:
         return x.to(self._wide)
 
-    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Product in the compute format; β = c(K)·‖row‖·‖column‖."""
-        terms = a.shape[-1]
-        factor = self._bound.of_products(terms, self._policy)
+    def _sums(
+        self,
+        kind: Operator,
+        terms: int,
+        *,
+        tiles: Callable[[float, Rounding], Settled] | None,
+        whole: Callable[[], Tensor],
+        bound: Callable[[float, int], ProductBound],
+        value: Callable[[tuple[int, ...], int], float],
+    ) -> Tensor:
+        """Sums of ``terms`` products each, rounded; β = c(terms)·‖row‖·‖column‖.
+
+        Args:
+            tiles: computes and rounds tile by tile, given c and the rounding; None where ``whole`` must serve.
+            whole: the result in the compute format.
+            bound: β of every element, given c and the bits of sums that are exact.
+            value: the element at a flat position of a result of some shape, correctly rounded to FP64.
+        """
+        factor = self._bound.of_products(terms, self._policy, kind)
         rounding = self._rounding(terms=max(terms, 1))
-
-        @functools.cache
-        def bound() -> ProductBound:
-            return products.bound(a, b, factor, rounding.exact_bits)
-
-        def whole() -> Tensor:
-            return torch.matmul(self._widen(a), self._widen(b))
-
-        if self._tiled(a):
-            settled = products.multiply(a, b, factor, rounding)
-        else:
-            settled = self._whole(whole(), bound(), rounding)
+        bounds = functools.cache(lambda: bound(factor, rounding.exact_bits))
+        settled = self._whole(whole(), bounds(), rounding) if tiles is None else tiles(factor, rounding)
+        shape = tuple(settled.out.shape)
         work = Work(
-            value=lambda i: elements.of_product(a, b, i),
+            value=lambda i: value(shape, i),
             whole=whole,
-            bound=bound,
+            bound=bounds,
             terms=terms,
-            worst=self._bound.worst_ratio(terms, self._policy),
+            worst=self._bound.worst_ratio(terms, self._policy, kind),
         )
         return self._conclude(settled, work)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Product in the compute format."""
+        return self._sums(
+            "product",
+            a.shape[-1],
+            tiles=(lambda *how: products.multiply(a, b, *how)) if self._tiled(a) else None,
+            whole=lambda: torch.matmul(self._widen(a), self._widen(b)),
+            bound=lambda *how: products.bound(a, b, *how),
+            value=lambda _, i: elements.of_product(a, b, i),
+        )
 
     def sum(self, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
         """Exact in any order, so nothing is logged."""
@@ -185,87 +206,43 @@ class RoundedBackend:
         return self._conclude(settled, Work(value=value, whole=whole, bound=lambda: bound))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
-        """Cross-correlation in the compute format; β from patch and filter norms."""
-        terms = weight[0].numel()
-        factor = self._bound.of_products(terms, self._policy, "convolution")
-        rounding = self._rounding(terms=terms)
-
-        @functools.cache
-        def bound() -> ProductBound:
-            return convolution.forward_bound(x, weight, shape, factor, rounding.exact_bits)
-
-        def whole() -> Tensor:
-            return convolution.forward(self._widen(x), self._widen(weight), shape)
-
-        if self._tiled(x) and shape.groups <= _MOST_GROUPS:
-            settled = patches.forward(x, weight, shape, factor, rounding)
-        else:
-            settled = self._whole(whole(), bound(), rounding)
-        size = tuple(settled.out.shape[2:])
-        work = Work(
-            value=lambda i: elements.of_convolution(x, weight, shape, size, i),
-            whole=whole,
-            bound=bound,
-            terms=terms,
-            worst=self._bound.worst_ratio(terms, self._policy, "convolution"),
+        """Cross-correlation in the compute format: patches by filters."""
+        return self._sums(
+            "convolution",
+            weight[0].numel(),
+            tiles=(lambda *how: patches.forward(x, weight, shape, *how)) if self._patched(x, shape) else None,
+            whole=lambda: convolution.forward(self._widen(x), self._widen(weight), shape),
+            bound=lambda *how: convolution.forward_bound(x, weight, shape, *how),
+            value=lambda size, i: elements.of_convolution(x, weight, size, shape, i),
         )
-        return self._conclude(settled, work)
 
     def convolution_grad_input(
         self, grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape
     ) -> Tensor:
         """Transposed cross-correlation in the compute format."""
-        terms = weight[:, 0].numel() // shape.groups
-        factor = self._bound.of_products(terms, self._policy, "grad-input")
-        rounding = self._rounding(terms=terms)
-
-        @functools.cache
-        def bound() -> ProductBound:
-            return convolution.grad_input_bound(grad, x_shape, weight, shape, factor, rounding.exact_bits)
-
-        def whole() -> Tensor:
-            return convolution.grad_input(self._widen(grad), x_shape, self._widen(weight), shape)
-
-        if self._tiled(grad) and shape.groups <= _MOST_GROUPS:
-            settled = patches.grad_input(grad, x_shape, weight, shape, factor, rounding)
-        else:
-            settled = self._whole(whole(), bound(), rounding)
-        work = Work(
-            value=lambda i: elements.of_grad_input(grad, x_shape, weight, shape, i),
-            whole=whole,
-            bound=bound,
-            terms=terms,
-            worst=self._bound.worst_ratio(terms, self._policy, "grad-input"),
+        task = (grad, x_shape, weight, shape)
+        return self._sums(
+            "grad-input",
+            weight[:, 0].numel() // shape.groups,
+            tiles=(lambda *how: patches.grad_input(*task, *how)) if self._patched(grad, shape) else None,
+            whole=lambda: convolution.grad_input(self._widen(grad), x_shape, self._widen(weight), shape),
+            bound=lambda *how: convolution.grad_input_bound(*task, *how),
+            value=lambda _, i: elements.of_grad_input(*task, i),
         )
-        return self._conclude(settled, work)
 
     def convolution_grad_weight(
         self, grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape
     ) -> Tensor:
         """Sum over samples and places in the compute format."""
-        terms = grad[:, 0].numel()
-        factor = self._bound.of_products(terms, self._policy, "grad-weight")
-        rounding = self._rounding(terms=terms)
-
-        @functools.cache
-        def bound() -> ProductBound:
-            return convolution.grad_weight_bound(grad, x, weight_shape, shape, factor, rounding.exact_bits)
-
-        def whole() -> Tensor:
-            return convolution.grad_weight(self._widen(grad), self._widen(x), weight_shape, shape)
-
-        if self._tiled(grad) and shape.groups <= _MOST_GROUPS:
-            settled = patches.grad_weight(grad, x, weight_shape, shape, factor, rounding)
-        else:
-            settled = self._whole(whole(), bound(), rounding)
-        work = Work(
-            value=lambda i: elements.of_grad_weight(grad, x, weight_shape, shape, i),
-            whole=whole,
-            bound=bound,
-            terms=terms,
-            worst=self._bound.worst_ratio(terms, self._policy, "grad-weight"),
+        task = (grad, x, weight_shape, shape)
+        return self._sums(
+            "grad-weight",
+            grad[:, 0].numel(),
+            tiles=(lambda *how: patches.grad_weight(*task, *how)) if self._patched(grad, shape) else None,
+            whole=lambda: convolution.grad_weight(self._widen(grad), self._widen(x), weight_shape, shape),
+            bound=lambda *how: convolution.grad_weight_bound(*task, *how),
+            value=lambda _, i: elements.of_grad_weight(*task, i),
         )
-        return self._conclude(settled, work)
 
     def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:
         """Philox4x32-10."""

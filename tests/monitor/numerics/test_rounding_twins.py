@@ -212,7 +212,7 @@ def test_tiled_convolutions_equal_whole_ones(case: tuple[int, ...]) -> None:
     factor = 2.0**-38
     v = convolution.forward(x.double(), weight.double(), shape)
     grad = torch.randn(v.shape, generator=generator)
-    x_shape, weight_shape, out_size = tuple(x.shape), tuple(weight.shape), tuple(v.shape[2:])
+    x_shape, weight_shape = tuple(x.shape), tuple(weight.shape)
     assert_same(
         patches.forward(x, weight, shape, factor, rounding), v, convolution.forward_bound(x, weight, shape, factor, -1)
     )
@@ -223,7 +223,7 @@ def test_tiled_convolutions_equal_whole_ones(case: tuple[int, ...]) -> None:
     fast = patches.grad_weight(grad, x, weight_shape, shape, factor, rounding)
     assert_same(fast, filters, convolution.grad_weight_bound(grad, x, weight_shape, shape, factor, -1))
     for whole, element in (
-        (v, lambda i: elements.of_convolution(x, weight, shape, out_size, i)),
+        (v, lambda i: elements.of_convolution(x, weight, tuple(v.shape), shape, i)),
         (back, lambda i: elements.of_grad_input(grad, x_shape, weight, shape, i)),
         (filters, lambda i: elements.of_grad_weight(grad, x, weight_shape, shape, i)),
     ):

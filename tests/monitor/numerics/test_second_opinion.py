@@ -156,7 +156,7 @@ def test_convolutions_get_a_second_opinion_too() -> None:
     x, w = torch.randn(2, 16, 12, 12, generator=generator), torch.randn(24, 16, 3, 3, generator=generator)
     grad = torch.randn(2, 24, 12, 12, generator=generator) * 1e-3
     shape = ConvolutionShape(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
-    assert elements.of_convolution(x, w, shape, (12, 12), 77) == pytest.approx(
+    assert elements.of_convolution(x, w, (2, 24, 12, 12), shape, 77) == pytest.approx(
         torch.nn.functional.conv2d(x.double(), w.double(), padding=1).reshape(-1)[77].item(), rel=1e-12
     )
     bound = Bound(kind="calibrated", factor=1e-3, contradictions=10**6)
