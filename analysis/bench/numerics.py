@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monitor.numerics import recording, replaying
+from monitor.numerics import Session, recording, replaying
 from monitor.numerics.rounding.published import encode_dense
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.training import to_batch
@@ -31,24 +31,21 @@ MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 76
 """M, K and N of the matrix products."""
 
 Row = dict[str, Any]
-Measured = tuple[float, dict[str, Any]]
 
 
-def _timed(action: Callable[[], dict[str, Any]]) -> Measured:
-    started = time.perf_counter()
-    facts = action()
-    return time.perf_counter() - started, facts
-
-
-def _rows(work: str, modes: dict[str, Callable[[], dict[str, Any]]], repetitions: int) -> list[Row]:
+def _rows(work: str, modes: dict[str, Callable[[], Session | None]], repetitions: int) -> list[Row]:
     """Medians of interleaved repetitions after one that warms up; ratios to the mode named native."""
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
-    facts: dict[str, dict[str, Any]] = {}
+    facts: dict[str, Row] = {}
     for repetition in range(repetitions + 1):
         for mode, action in modes.items():
-            taken, facts[mode] = _timed(action)
+            started = time.perf_counter()
+            session = action()
+            taken = time.perf_counter() - started
             if repetition:
                 seconds[mode].append(taken)
+            else:
+                facts[mode] = {} if session is None else _facts(session)
     medians = {mode: statistics.median(values) for mode, values in seconds.items()}
     return [
         {
@@ -63,12 +60,9 @@ def _rows(work: str, modes: dict[str, Callable[[], dict[str, Any]]], repetitions
     ]
 
 
-def _controlled(numerics: str, action: Callable[[], object], log: bytes | None = None) -> dict[str, Any]:
-    """Run under control; for rounded numerics also the log's size beside its entropy and the published code's."""
-    session = recording(numerics) if log is None else replaying(numerics, log)
-    with session:
-        action()
-    if numerics != "rounded":
+def _facts(session: Session) -> Row:
+    """A rounding log's size beside its entropy and the published code's; nothing where no log is due."""
+    if session.numerics != "rounded":
         return {}
     counted = session.statistics
     return {
@@ -81,8 +75,16 @@ def _controlled(numerics: str, action: Callable[[], object], log: bytes | None =
     }
 
 
-def _nothing(result: object) -> dict[str, Any]:
-    return {}
+def _controlled(numerics: str, action: Callable[[], object], log: bytes | None = None) -> Session:
+    """Run under control, from the first operator to the encoded log."""
+    session = recording(numerics) if log is None else replaying(numerics, log)
+    with session:
+        action()
+    return session
+
+
+def _native(action: Callable[[], object]) -> None:
+    action()
 
 
 def matrix_rows(shape: tuple[int, int, int], repetitions: int = 15) -> list[Row]:
@@ -96,8 +98,8 @@ def matrix_rows(shape: tuple[int, int, int], repetitions: int = 15) -> list[Row]
     return _rows(
         f"matmul {m}x{k}x{n}",
         {
-            "native": lambda: _nothing(torch.mm(a, b)),
-            "plain FP64": lambda: _nothing(torch.mm(a.double(), b.double())),
+            "native": lambda: _native(lambda: torch.mm(a, b)),
+            "plain FP64": lambda: _native(lambda: torch.mm(a.double(), b.double())),
             "rounded recording": lambda: _controlled("rounded", lambda: torch.mm(a, b)),
             "rounded replaying": lambda: _controlled("rounded", lambda: torch.mm(a, b), log),
             "exact": lambda: _controlled("exact", lambda: torch.mm(a, b)),
@@ -136,7 +138,7 @@ def _step(entry: Preset, batch: dict[str, Tensor], dtype: torch.dtype) -> Callab
     return take
 
 
-def _modes(name: str) -> dict[str, Callable[[], dict[str, Any]]]:
+def _modes(name: str) -> dict[str, Callable[[], Session | None]]:
     """What takes one step (forward, backward, optimizer) of a preset in each mode."""
     entry = PRESETS[name]
     batch = to_batch(entry.samples(None), np.arange(entry.batch_size))
@@ -148,7 +150,7 @@ def _modes(name: str) -> dict[str, Callable[[], dict[str, Any]]]:
             steps[dtype] = _step(entry, batch, dtype)
         return steps[dtype]
 
-    def replay() -> dict[str, Any]:
+    def replay() -> Session:
         action = step(torch.float32)
         if not logs:
             with recording("rounded") as session:
@@ -157,8 +159,8 @@ def _modes(name: str) -> dict[str, Callable[[], dict[str, Any]]]:
         return _controlled("rounded", action, logs[0])
 
     return {
-        "native": lambda: _nothing(step(torch.float32)()),
-        "plain FP64": lambda: _nothing(step(torch.float64)()),
+        "native": lambda: _native(step(torch.float32)),
+        "plain FP64": lambda: _native(step(torch.float64)),
         "rounded recording": lambda: _controlled("rounded", step(torch.float32)),
         "rounded replaying": replay,
         "exact": lambda: _controlled("exact", step(torch.float32)),

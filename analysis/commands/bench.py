@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +51,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         works,
         "equality",
         "the bits of the same training on every device",
-        "JSON: a list of rows with work, mode, device, kind, steps, batch_size, seed, status, weights, optimizer, "
-        "losses (digests), seconds, log_bytes; exit code 1 where controlled rows do not all end in the same bits",
+        "JSON: a list of rows, also of other machines in the file, with work, mode, machine, processor, device, kind, "
+        "steps, batch_size, seed, status, weights, optimizer, losses (digests), seconds, log_bytes, recorded_on (a "
+        "machine); exit code 1 where controlled rows do not all end in the same bits",
         _print_equality,
     )
     _add_presets(one, "all")
@@ -111,7 +112,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.work in ("equality", "quality"):
         options["out"] = arguments.out
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
-            found = module.run(progress=lambda _: bar.update() and None, **_given(options))
+            found = module.run(progress=lambda _: bar.update() and None, **options)
     else:
         found = module.run(**options)
         if arguments.work == "accuracy" and arguments.out is not None:
@@ -120,10 +121,6 @@ def _bench(arguments: argparse.Namespace) -> int:
     if problem is not None:
         print(f"chipwitness bench: {problem}", file=sys.stderr)
     return 0 if problem is None else 1
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _print(found: Any, lines: list[str], as_json: bool) -> None:
