@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from ._direct import Direct
 from ._exact_backend import ExactBackend
 from .exact import _gather_kernels
-from .exact._jit import run_pieces
+from .exact._workers import run_pieces
 from .exact.elementwise import canonical_in_place, is_plain
 
 __all__ = ["LOSS_MAKERS"]

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firmware_sim.errors import DeviceError
 
 from . import _emulated_kernels as kernels
-from .exact._jit import run_pieces
+from .exact._workers import run_pieces
 
 __all__ = ["EMULATED", "VARIABLE", "EmulatedArithmetic", "Order", "install_from_environment"]
 

@@ -11,16 +11,19 @@ from torch import Tensor
 from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import _matmul_kernels as kernels
 from monitor.numerics.exact._int8_engine import int8_matmul
-from monitor.numerics.exact._jit import run_pieces
 from monitor.numerics.exact._known_answers import fp64_gemm_is_exact, int8_gemm_is_exact
 from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import round_flagged
+from monitor.numerics.exact._workers import run_pieces, run_tiles
 from monitor.numerics.exact.matmul_reference import CHUNK
 
 __all__ = ["INT8_WORK", "cpu_matmul", "int8_serves", "is_sampled"]
 
 INT8_WORK = 1 << 22
 """Multiplications from which four int8 products and their digits beat one FP64 product."""
+
+_TILE_WORK = 1 << 21
+"""Multiplications of the FP64 products of one tile of a batch."""
 
 _CHECK_EVERY = 64
 _calls: dict[tuple[int, ...], int] = {}
@@ -74,7 +77,6 @@ class _Halves:
 
 def _fp64_matmul(a: Tensor, b: Tensor, out: Tensor, *, wide: bool) -> None:
     """Fills out (B, M, N)."""
-    _require_fp64()
     left, right = _Halves(a, 0), _Halves(b, 1)
     k = a.shape[-1]
     if k <= CHUNK:
@@ -105,6 +107,16 @@ def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto", wide: bool = True)
     if engine == "int8" or (engine == "auto" and m * n * k >= INT8_WORK and int8_serves()):
         for left, right, result in zip(a, b, out, strict=True):
             int8_matmul(left, right, result, check=is_sampled(left, right), wide=wide)
+        return out
+    _require_fp64()
+    each = max(_TILE_WORK // (m * n * k), 1)
+
+    def fill(i: int) -> None:
+        part = slice(i * each, (i + 1) * each)
+        _fp64_matmul(a[part], b[part], out[part], wide=wide)
+
+    if batch > 1:
+        run_tiles(-(-batch // each), out.numel() * k, fill)
     else:
-        _fp64_matmul(a, b, out, wide=wide)
+        fill(0)
     return out

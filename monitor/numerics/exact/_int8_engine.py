@@ -25,8 +25,8 @@ from monitor.numerics.exact.matmul_reference import CHUNK
 
 __all__ = ["Gathered", "Vectors", "int8_matmul", "multiply"]
 
-_WORK = 1 << 30
-"""Multiplications of any product that comes here, for the question whether threads are worth it: they are."""
+_SPLIT_WORK = 24
+"""Multiplications that splitting one number into digits is worth."""
 
 _GRAIN = 64
 _WIDTH = 256
@@ -49,9 +49,9 @@ class _Side:
         self.wide = np.empty(count, np.bool_)
         self._along = along
 
-    def edges(self, width: int) -> list[tuple[int, int]]:
+    def edges(self, width: int, threads: int) -> list[tuple[int, int]]:
         """Ranges of about `width` vectors that cover all of them."""
-        return _edges(self.count, width)
+        return _edges(self.count, width, threads)
 
     def tile(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """The vectors [begin, end), FP32 (n, K), and their digits as the GEMM's operand, in scratch memory.
@@ -86,8 +86,9 @@ class Vectors(_Side):
     def all_digits(self) -> Tensor:
         """Digits of all vectors, made on all cores."""
         out = self._memory(self.count, "kept digits")
-        edges = _edges(self.count, self.count)
-        run_tiles(len(edges), _WORK, lambda i: self._split(*edges[i], out, 0))
+        work = _SPLIT_WORK * self.count * self.length
+        edges = _edges(self.count, self.count, workers(work))
+        run_tiles(len(edges), work, lambda i: self._split(*edges[i], out, 0))
         return self._turned(out)
 
     def _split(self, begin: int, end: int, out: Tensor, origin: int) -> None:
@@ -106,7 +107,7 @@ class Gathered(_Side):
         super().__init__(ends[-1], length, side, along=True)
         self._pieces = dict(zip(itertools.pairwise([0, *ends]), pieces, strict=True))
 
-    def edges(self, width: int) -> list[tuple[int, int]]:
+    def edges(self, width: int, threads: int) -> list[tuple[int, int]]:
         """The pieces' ranges."""
         return list(self._pieces)
 
@@ -121,10 +122,9 @@ class Gathered(_Side):
         return rows, self._turned(out)
 
 
-def _edges(count: int, width: int) -> list[tuple[int, int]]:
-    """Ranges of about `width` that cover [0, count), in multiples of 64 and a multiple of the cores in number."""
-    cores = workers(_WORK)
-    pieces = -(-max(-(-count // width), 1) // cores) * cores
+def _edges(count: int, width: int, threads: int) -> list[tuple[int, int]]:
+    """Ranges of about `width` that cover [0, count), in multiples of 64 and a multiple of the threads in number."""
+    pieces = -(-max(-(-count // width), 1) // threads) * threads
     step = -(-count // (pieces * _GRAIN)) * _GRAIN
     return [(begin, min(begin + step, count)) for begin in range(0, count, step)]
 
@@ -225,8 +225,9 @@ class _Product:
             block = rounded_products(rows[begin:end], partners, self._kept.outcome[others])
             self._store(others, places[begin:end], block.T)
 
-        edges = _edges(len(places), _HEIGHT)
-        run_tiles(len(edges), _WORK, lambda i: fill(*edges[i]))
+        work = len(places) * len(others) * self._kept.length
+        edges = _edges(len(places), _HEIGHT, workers(work))
+        run_tiles(len(edges), work, lambda i: fill(*edges[i]))
 
     def _store(self, kept: NDArray[np.int64], streamed: NDArray[np.int64], block: NDArray[np.float32]) -> None:
         """Stores a block whose rows belong to the kept side."""
@@ -254,8 +255,9 @@ def multiply(kept: Vectors, streamed: _Side, out: Tensor, *, check: bool, wide: 
     """
     product = _Product(kept, streamed, out.numpy(), check=check, wide=wide)
     width = _WIDTH * (2 if 2 * kept.count <= _HEIGHT else 1)
-    edges = streamed.edges(width)
-    run_tiles(len(edges), _WORK, lambda i: product.fill(*edges[i]))
+    work = kept.count * streamed.count * kept.length
+    edges = streamed.edges(width, workers(work))
+    run_tiles(len(edges), work, lambda i: product.fill(*edges[i]))
     product.finish()
 
 

@@ -1,30 +1,22 @@
-"""Compiled CPU kernels: numba without fast-math, in threads of our own.
+"""Compiled CPU kernels: numba without fast-math.
 
 Without fast-math LLVM neither contracts a multiplication and an addition to FMA nor reorders additions. Kernels release
-the GIL and take a range of rows, so a plain thread pool serves: it needs no OpenMP run-time that could clash with
-torch's, and it survives calls from several threads.
+the GIL and take a range of rows, so that plain threads can share one.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
 import numpy as np
-import torch
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["compiled", "contracted", "guarded", "inlined", "reordered", "run_pieces"]
+__all__ = ["compiled", "contracted", "guarded", "inlined", "reordered"]
 
-_lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
-_pool_owner = -1
-_PIECES = 4
 _PROBE = np.ones(1, dtype=np.uint32)
 
 
@@ -94,47 +86,3 @@ def guarded(kernel: Callable[..., Any], begin: int, end: int, arguments: tuple[A
             "call torch.set_flush_denormal(False)"
         )
     return kernel(begin, end, *arguments)
-
-
-def _executor(threads: int) -> ThreadPoolExecutor:
-    """The shared pool; a forked child gets its own, since threads do not survive a fork."""
-    global _pool, _pool_owner
-    with _lock:
-        if _pool is None or _pool_owner != os.getpid() or _pool._max_workers < threads:
-            _pool, _pool_owner = ThreadPoolExecutor(threads, thread_name_prefix="exact"), os.getpid()
-        return _pool
-
-
-def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any, grain: int = 1 << 16) -> list[Any]:
-    """kernel(begin, end, *arguments) over [0, rows) in pieces, and their results in the order of the range.
-
-    Threads take pieces as they get to them, and the caller's thread never waits for one that has not begun: after a
-    matrix product torch's own threads spin for a while and hold the other cores.
-
-    Args:
-        rows: length of the range.
-        work: number of elements the whole call touches; below `grain` for each thread the caller's thread does it all.
-
-    Raises:
-        DeviceError: a thread flushes subnormal numbers to zero.
-    """
-    threads = 1 if work < 2 * grain else min(torch.get_num_threads(), rows, work // grain)
-    if threads <= 1:
-        return [guarded(kernel, 0, rows, arguments)]
-    pieces = min(rows, _PIECES * threads)
-    edges = [rows * i // pieces for i in range(pieces + 1)]
-    remaining = iter(range(pieces))
-
-    results: list[Any] = [None] * pieces
-
-    def work_off() -> None:
-        while (i := next(remaining, None)) is not None:
-            results[i] = guarded(kernel, edges[i], edges[i + 1], arguments)
-
-    pool = _executor(threads)
-    helpers = [pool.submit(work_off) for _ in range(threads - 1)]
-    work_off()
-    for helper in helpers:
-        if not helper.cancel():
-            helper.result()
-    return results

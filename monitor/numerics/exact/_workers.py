@@ -1,6 +1,7 @@
-"""Threads that each take whole tiles of a result: split or widen, multiply, round, while the tile lies in the cache.
+"""Threads of our own: pieces of a kernel's range, and tiles of a result, each by one thread from operands to rounding.
 
-Torch's own threads serve badly here: between two products they spin and hold the cores that the next kernel needs.
+Torch's own threads serve badly here: between two products they spin and hold the cores that the next kernel needs. A
+plain pool needs no OpenMP run-time that could clash with torch's, and it survives calls from several threads.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import torch
 
 from monitor.numerics.exact._jit import guarded
 
-__all__ = ["run_tiles", "workers"]
+__all__ = ["run_pieces", "run_tiles", "workers"]
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _pool_owner = -1
-_SMALL = 1 << 21
+_PIECES = 4
+_GRAIN = 1 << 18
+_SMALL = 1 << 24
+"""Half a millisecond of one core: waking another one takes up to a tenth of a millisecond."""
 
 
 def _enter_thread() -> None:
@@ -47,35 +51,70 @@ def _executor(threads: int) -> ThreadPoolExecutor:
         return _pool
 
 
-def workers(work: int) -> int:
-    """Threads for an operation of that many multiplications; 1 where another dispatch mode must see the arithmetic."""
-    if work < _SMALL or torch._C._len_torch_dispatch_stack() > 0:
-        return 1
-    return torch.get_num_threads()
-
-
-def _here(begin: int, end: int, task: Callable[[int], Any]) -> list[Any]:
-    return [task(i) for i in range(begin, end)]
-
-
-def run_tiles(count: int, work: int, task: Callable[[int], Any]) -> list[Any]:
-    """[task(0), …, task(count − 1)], in threads where the work is worth it.
-
-    Raises:
-        DeviceError: a thread flushes subnormal numbers to zero.
-    """
-    threads = min(workers(work), count)
-    if threads <= 1:
-        with torch.no_grad():
-            done: list[Any] = guarded(_here, 0, count, (task,))
-        return done
+def _shared(count: int, threads: int, task: Callable[[int], Any]) -> list[Any]:
+    """[task(0), …, task(count − 1)] by this thread and others; it never waits for one that has not begun."""
+    if threads <= 1 or count <= 1:
+        return [task(i) for i in range(count)]
     remaining = iter(range(count))
     results: list[Any] = [None] * count
 
     def work_off() -> None:
         while (i := next(remaining, None)) is not None:
-            results[i] = guarded(_here, i, i + 1, (task,))[0]
+            results[i] = task(i)
 
-    for helper in [_executor(threads).submit(work_off) for _ in range(threads)]:
-        helper.result()
+    pool = _executor(threads - 1)
+    helpers = [pool.submit(work_off) for _ in range(min(threads, count) - 1)]
+    try:
+        work_off()
+    finally:
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
     return results
+
+
+def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any) -> list[Any]:
+    """kernel(begin, end, *arguments) over [0, rows) in pieces, and their results in the order of the range.
+
+    Args:
+        rows: length of the range.
+        work: number of elements the whole call touches, in units of about a nanosecond.
+
+    Raises:
+        DeviceError: a thread flushes subnormal numbers to zero.
+    """
+    threads = 1 if work < 2 * _GRAIN else min(torch.get_num_threads(), rows, work // _GRAIN)
+    pieces = 1 if threads <= 1 else min(rows, _PIECES * threads)
+    edges = [rows * i // pieces for i in range(pieces + 1)]
+    return _shared(pieces, threads, lambda i: guarded(kernel, edges[i], edges[i + 1], arguments))
+
+
+def _is_watched() -> bool:
+    """Whether another dispatch mode must see the arithmetic, which none does in other threads."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def workers(work: int) -> int:
+    """Threads for an operation of that many multiplications."""
+    return 1 if work < _SMALL or _is_watched() else torch.get_num_threads()
+
+
+def run_tiles(count: int, work: int, task: Callable[[int], Any]) -> list[Any]:
+    """[task(0), …, task(count − 1)], in threads where the work is worth it, each with one torch thread and no autograd.
+
+    Raises:
+        DeviceError: a thread flushes subnormal numbers to zero.
+    """
+
+    def tile(begin: int, end: int) -> Any:
+        return task(begin)
+
+    own = torch.get_num_threads()
+    threads = workers(work)
+    with torch.no_grad():
+        if not _is_watched():
+            torch.set_num_threads(1)
+        try:
+            return _shared(count, threads, lambda i: guarded(tile, i, i + 1, ()))
+        finally:
+            torch.set_num_threads(own)

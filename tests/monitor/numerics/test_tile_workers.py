@@ -59,18 +59,23 @@ def test_two_threads_give_what_one_gives(two_threads: None) -> None:
         assert len(two.near.positions) == two.out.numel()
 
 
-def test_tiles_keep_their_order_and_run_beside_the_caller(two_threads: None) -> None:
+def test_tiles_keep_their_order_and_are_shared_with_the_caller(two_threads: None) -> None:
     ran: set[int] = set()
+    both_run = threading.Barrier(2, timeout=30)
 
     def tile(i: int) -> int:
-        ran.add(threading.get_ident())
+        if threading.get_ident() not in ran:
+            ran.add(threading.get_ident())
+            both_run.wait()
         assert torch.get_num_threads() == 1
         assert not torch.is_grad_enabled()
         return i * i
 
     assert run_tiles(40, 1 << 30, tile) == [i * i for i in range(40)]
-    assert threading.get_ident() not in ran
+    assert len(ran) == 2
+    assert threading.get_ident() in ran
     assert torch.is_grad_enabled()
+    assert torch.get_num_threads() == 2
     assert run_tiles(3, 10, lambda i: threading.get_ident()) == [threading.get_ident()] * 3
 
 
@@ -87,6 +92,14 @@ def test_a_failing_tile_fails_the_call(two_threads: None) -> None:
 
     with pytest.raises(ValueError, match="tile 7"):
         run_tiles(20, 1 << 30, tile)
+    assert torch.get_num_threads() == 2
+
+
+def test_small_work_stays_on_one_core(two_threads: None) -> None:
+    """Waking another core for a matrix product of microseconds would take longer than the product."""
+    assert (
+        run_tiles(3, 10, lambda i: (threading.get_ident(), torch.get_num_threads())) == [(threading.get_ident(), 1)] * 3
+    )
 
 
 def test_flushing_threads_are_refused() -> None:

@@ -13,12 +13,13 @@ import torch
 from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import _jit, matmul, unary
 from monitor.numerics.exact import sum as exact_sum
+from monitor.numerics.exact._workers import run_pieces
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 1000])
 def test_results_cover_the_range_once_and_in_order(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    pieces = _jit.run_pieces(lambda begin, end: list(range(begin, end)), rows, 1 << 30)
+    pieces = run_pieces(lambda begin, end: list(range(begin, end)), rows, 1 << 30)
     assert [row for piece in pieces for row in piece] == list(range(rows))
 
 
@@ -29,7 +30,7 @@ def test_an_error_in_a_helper_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
         raise DeviceError(f"piece {begin} to {end}")
 
     with pytest.raises(DeviceError, match="piece"):
-        _jit.run_pieces(fail, 100, 1 << 30)
+        run_pieces(fail, 100, 1 << 30)
 
 
 def test_kernels_compile_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
