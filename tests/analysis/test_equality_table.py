@@ -1,8 +1,11 @@
-"""``bench equality``: the command on a tiny setting, resuming, and what its table claims."""
+"""``bench equality``: the command on a tiny setting, resuming, rows of several machines, and what its table claims."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ from analysis.bench import equality
 from analysis.cli import main
 from firmware_sim.errors import CallerError, DeviceError
 
+DIGESTS = ("weights", "optimizer", "losses")
 DEVICES = ("native-1", "emulated-tensor-core")
+ELSEWHERE = {"processor": "Other(R) Chip 9 64-Core Processor @ 2.00GHz", "cores": 7}
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +26,31 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("equality") / "table.json"
     equality.run(presets=["digits-cnn"], steps=2, devices=(*DEVICES, equality.CUDA), out=out)
     return out
+
+
+@pytest.fixture
+def elsewhere(made: Path, tmp_path: Path) -> Path:
+    """The same file and logs as another machine would have left them, with a line by hand."""
+    document = equality.load(made)
+    out = tmp_path / "table.json"
+    rows = [row for row in document["rows"] if row["device"] != equality.CUDA]
+    out.write_text(json.dumps({"about": "by hand", "hardware": [ELSEWHERE], "rows": rows}))
+    shutil.copytree(made.with_suffix(".logs"), out.with_suffix(".logs"))
+    return out
+
+
+def run_here(out: Path, **options: Any) -> list[dict[str, Any]]:
+    options = {"devices": ["native-1"], "numerics": ["rounded", "exact"]} | options
+    return equality.run(presets=["digits-cnn"], steps=2, out=out, **options)
+
+
+def with_other_bits(row: dict[str, Any]) -> dict[str, Any]:
+    last = "0" if row["optimizer"][-1] != "0" else "1"
+    return {**row, "optimizer": row["optimizer"][:-1] + last}
+
+
+def bytes_of(out: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in out.with_suffix(".logs").rglob("*.log")}
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -56,6 +86,7 @@ def test_rows_of_the_file_are_not_run_again(made: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(equality, "_measured", refuse)
     before = rows_of(made)
     after = equality.run(presets=["digits-cnn"], steps=2, devices=(*DEVICES, equality.CUDA), out=made)
+    assert len({row.pop("processor") for row in after}) == 1
     assert sorted(map(str, after)) == sorted(map(str, before))
 
 
@@ -73,12 +104,12 @@ def test_the_command_shows_the_rows_of_a_file(made: Path, capsys: pytest.Capture
 def test_one_other_bit_fails_the_command(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = equality.load(made)
     row = next(r for r in document["rows"] if r["mode"] == "exact" and r["device"] == DEVICES[1])
-    row["optimizer"] = row["optimizer"][:-1] + ("0" if row["optimizer"][-1] != "0" else "1")
+    row.update(with_other_bits(row))
     forged = tmp_path / "forged.json"
     forged.write_text(json.dumps(document))
     command = ["bench", "equality", "--preset", "digits-cnn", "--steps", "2", "--out", str(forged)]
     assert main([*command, *(text for name in DEVICES for text in ("--device", name))]) == 1
-    assert "exact: 2 endings" in capsys.readouterr().err
+    assert f"exact: 2 endings on 2 devices; unlike most: {DEVICES[1]}" in capsys.readouterr().err
 
 
 def test_a_device_that_breaks_is_not_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +123,187 @@ def test_a_device_that_breaks_is_not_agreement(monkeypatch: pytest.MonkeyPatch) 
         equality.verdict(rows)
 
 
+def test_another_machine_adds_its_rows_and_replays_the_logs_that_it_finds(elsewhere: Path) -> None:
+    before, logs = json.loads(elsewhere.read_text()), bytes_of(elsewhere)
+    rows = run_here(elsewhere)
+    after = equality.load(elsewhere)
+    assert after["about"] == "by hand"
+    assert after["hardware"] == [ELSEWHERE, equality.hardware()]
+    assert after["rows"][:-2] == before["rows"]
+    assert bytes_of(elsewhere) == logs
+    rounded, exact = after["rows"][-2:]
+    assert (rounded["machine"], rounded["recorded_on"], rounded["role"]) == (1, 0, "replaying")
+    assert {row["log_digest"] for row in after["rows"] if row["mode"] == "rounded"} == {rounded["log_digest"]}
+    assert (exact["machine"], exact["device"], "recorded_on" in exact) == (1, "native-1", False)
+    assert {row["mode"] for row in rows} == {"rounded", "exact"}
+    assert len({row["processor"] for row in rows}) == 2
+    assert equality.counts(rows) == {("digits-cnn", "rounded"): (3, 1), ("digits-cnn", "exact"): (3, 1)}
+    assert equality.verdict(rows) is None
+    (line,) = equality.summary(after["rows"])
+    assert (line["machines"], line["devices"], line["exact"], line["rounded"], line["native"]) == (2, 3, 1, 1, 2)
+    shown = "\n".join(equality.table(rows))
+    assert "Other Chip 9 emulated-tensor-core  " in shown
+    assert "1 on 3" in shown
+    assert run_here(elsewhere) == rows
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that do not train: a recording leaves logs, and everything ends alike."""
+
+    def run(_: object, name: str, job: dict[str, Any]) -> dict[str, Any]:
+        logs = Path(job["logs"])
+        for step in range(1, job["steps"] + 1) if job["numerics"] == "rounded" else ():
+            log = logs / f"step-{step:04d}.log"
+            if job["role"] == "recording":
+                logs.mkdir(parents=True, exist_ok=True)
+                log.write_text(f"by {name}")
+            elif not log.exists():
+                raise DeviceError("no log")
+        rest = ("last_loss", "step_seconds", "seconds", "log_bytes", "entries", "forced")
+        return dict.fromkeys(DIGESTS, "sha256:0") | dict.fromkeys(rest, 0)
+
+    monkeypatch.setattr(equality.DevicePool, "run", run)
+
+
+def rounded_of(out: Path, machine: int) -> dict[str, tuple[str, int]]:
+    """Role and origin of the logs by device."""
+    rows = (row for row in rows_of(out) if (row["mode"], row["machine"]) == ("rounded", machine))
+    return {row["device"]: (row["role"], row["recorded_on"]) for row in rows}
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_machine_without_the_logs_records_its_own(elsewhere: Path) -> None:
+    before = rounded_of(elsewhere, 0)
+    shutil.rmtree(elsewhere.with_suffix(".logs"))
+    run_here(elsewhere, devices=["native-1", "avx2"])
+    assert rounded_of(elsewhere, 1) == {"native-1": ("recording", 1), "avx2": ("replaying", 1)}
+    logs = bytes_of(elsewhere)
+    shutil.rmtree(elsewhere.with_suffix(".logs"))
+    run_here(elsewhere, devices=["sse41"])
+    assert bytes_of(elsewhere) == logs
+    assert rounded_of(elsewhere, 1)["native-1"] == ("recording", 1)
+    assert rounded_of(elsewhere, 1)["sse41"] == ("replaying", 1)
+    assert rounded_of(elsewhere, 0) == before
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_recording_of_this_machine_is_replayed_by_every_later_device(tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    run_here(out, devices=["native-1"])
+    next(iter(bytes_of(out))).unlink()  # as if the recording had broken off
+    run_here(out, devices=["avx2", "native-1"])
+    run_here(out, devices=["native"])
+    assert rounded_of(out, 0) == {"native-1": ("recording", 0), "avx2": ("replaying", 0), "native": ("replaying", 0)}
+
+
+@pytest.mark.parametrize("change", ["row", "logs"])
+def test_logs_that_no_row_recorded_are_not_replayed(elsewhere: Path, change: str) -> None:
+    if change == "row":
+        document = equality.load(elsewhere)
+        document["rows"] = [row for row in document["rows"] if row["role"] != "recording"]
+        elsewhere.write_text(json.dumps(document))
+    else:
+        path = min(bytes_of(elsewhere))
+        path.write_bytes(path.read_bytes() + b"x")
+    logs = bytes_of(elsewhere)
+    with pytest.raises(CallerError, match="no row tells which machine recorded"):
+        run_here(elsewhere)
+    assert bytes_of(elsewhere) == logs
+
+
+def another_machine(rows: list[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:
+    """Rows of two machines: those given, and the same again as of a second, changed."""
+    document = {"hardware": [ELSEWHERE, {"processor": "Third Chip"}]}
+    rows = [row for row in rows if row["device"] != equality.CUDA]
+    return equality.labelled({**document, "rows": [*rows, *({**row, "machine": 1, **changes} for row in rows)]})
+
+
+def test_another_ending_on_another_machine_is_named(made: Path) -> None:
+    rows = another_machine(rows_of(made))
+    assert equality.verdict(rows) is None
+    last = max(number for number, row in enumerate(rows) if row["mode"] == "exact")
+    rows[last] = with_other_bits(rows[last])
+    assert equality.verdict(rows) == (
+        "digits-cnn, exact: 2 endings on 4 devices; unlike most: Third Chip emulated-tensor-core"
+    )
+    rows[last]["status"] = "broke: no answer"
+    with pytest.raises(DeviceError, match="exact, Third Chip emulated-tensor-core: broke"):
+        equality.verdict(rows)
+
+
+def test_only_replays_of_one_recording_have_to_end_alike(made: Path) -> None:
+    rounded = [row for row in rows_of(made) if row["mode"] == "rounded"]
+    rows = another_machine(rounded, recorded_on=1)
+    rows[2:] = [with_other_bits(row) for row in rows[2:]]
+    assert equality.verdict(rows) is None
+    assert equality.counts(rows) == {("digits-cnn", "rounded"): (4, 1)}
+    rows[2:] = [{**row, "recorded_on": 0} for row in rows[2:]]
+    assert equality.counts(rows) == {("digits-cnn", "rounded"): (4, 2)}
+    assert "Third Chip native-1, Third Chip emulated-tensor-core" in str(equality.verdict(rows))
+
+
+def test_machines_of_one_name_are_told_apart() -> None:
+    hardware = [{"processor": "Intel(R) Xeon(R) CPU @ 2.20GHz", "cores": cores} for cores in (2, 4)]
+    rows = [{"machine": 0}, {"machine": 1}, {"machine": 2}]
+    found = equality.labelled({"hardware": [*hardware, {"processor": "AMD EPYC 9B14 96-Core Processor"}], "rows": rows})
+    assert [row["processor"] for row in found] == ["Intel Xeon #0", "Intel Xeon #1", "AMD EPYC 9B14"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_rows_name_the_commit_of_a_checkout(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commits = {row.get("commit") for row in rows_of(made)}
+    assert len({str(commit).removesuffix("+") for commit in commits}) == 1
+    module = tmp_path / "equality.py"
+    monkeypatch.setattr(equality, "__file__", str(module))
+    monkeypatch.setattr(equality, "COMMITTED", tmp_path / "data" / "equality.json")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert equality._commit() == {}
+
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    module.touch()
+    assert equality._commit() == {}
+    git("add", ".")
+    git("commit", "-m", "first")
+    name = git("rev-parse", "--short", "HEAD")
+    equality.COMMITTED.parent.mkdir()
+    equality.COMMITTED.touch()
+    assert equality._commit() == {"commit": name}
+    module.write_text("changed")
+    assert equality._commit() == {"commit": f"{name}+"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", ["digits-cnn", "tiny-gpt"])
+def test_exact_training_ends_here_as_on_the_machines_of_the_committed_table(work: str) -> None:
+    rows = [row for row in rows_of(equality.COMMITTED) if (row["work"], row["mode"]) == (work, "exact")]
+    (here,) = equality.run(presets=[work], devices=["native"], numerics=["exact"])
+    same = [row for row in rows if row["status"] == "run" and row["steps"] == here["steps"]]
+    assert len(same) >= 9
+    assert (here["seed"], here["batch_size"]) == (same[0]["seed"], same[0]["batch_size"])
+    for row in same:
+        assert {name: here[name] for name in DIGESTS} == {name: row[name] for name in DIGESTS}, row["device"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("nonsense", "cannot read"),
         ("[]", "not a table"),
-        ('{"hardware": {}, "rows": [{"work": "x"}]}', "a row that is not"),
-        ('{"hardware": {"processor": "other"}, "rows": []}', "another machine"),
+        ('{"hardware": [{"processor": "x"}]}', "not a table"),
+        ('{"rows": []}', "does not list the machines"),
+        ('{"hardware": {"processor": "x"}, "rows": []}', "does not list the machines"),
+        ('{"hardware": [], "rows": []}', "does not list the machines"),
+        ('{"hardware": ["x"], "rows": []}', "does not list the machines"),
+        ('{"hardware": [{"cores": 2}], "rows": []}', "does not list the machines"),
+        ('{"hardware": [{"processor": "x"}, {"processor": "x"}], "rows": []}', "a machine twice"),
+        ('{"hardware": [{"processor": "x"}], "rows": [{"work": "x"}]}', "a row that is not"),
+        ('{"hardware": [{"processor": "x"}], "rows": ["x"]}', "a row that is not"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str, message: str) -> None:
@@ -106,6 +311,61 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str, message
     path.write_text(content)
     with pytest.raises(CallerError, match=message):
         equality.run(presets=["digits-cnn"], steps=1, out=path)
+
+
+def drop(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda row: row.pop(name)
+
+
+def put(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda row: row.update(values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(drop(name) for name in ("work", "mode", "steps", "batch_size", "seed", "machine", "device", "status")),
+        *(drop(name) for name in ("recorded_on", "weights", "optimizer", "losses")),
+        *(put(machine=value) for value in (-1, 1, "0", True, 0.0, None)),
+        *(put(recorded_on=value) for value in (-1, 2, "0", False, None)),
+        put(mode="other"),
+        put(work=["digits-cnn"]),
+        put(status=None),
+        put(weights=None),
+    ],
+)
+def test_a_row_of_another_kind_is_refused(
+    made: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    document = equality.load(made)
+    change(next(row for row in document["rows"] if row["mode"] == "rounded" and row["role"] == "recording"))
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(CallerError, match="a row that is not one"):
+        equality.load(path)
+
+
+def test_one_run_has_one_row_a_machine(made: Path, tmp_path: Path) -> None:
+    document = equality.load(made)
+    document["hardware"].append(ELSEWHERE)
+    path = tmp_path / "table.json"
+    document["rows"].append({**document["rows"][0], "machine": 1})
+    path.write_text(json.dumps(document))
+    assert equality.load(path) == document
+    document["rows"].append({**document["rows"][0], "status": "not run"})
+    path.write_text(json.dumps(document))
+    with pytest.raises(CallerError, match="two rows of the same run"):
+        equality.load(path)
+
+
+def test_a_recording_was_made_on_its_own_machine(made: Path, tmp_path: Path) -> None:
+    document = equality.load(made)
+    document["hardware"].append(ELSEWHERE)
+    next(row for row in document["rows"] if row["mode"] == "rounded")["recorded_on"] = 1
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(CallerError, match="a row that is not one"):
+        equality.load(path)
 
 
 def test_names_and_numbers_are_checked() -> None:
