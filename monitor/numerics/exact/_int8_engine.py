@@ -101,10 +101,10 @@ class Vectors(_Side):
 class Gathered(_Side):
     """Vectors that lie scattered in memory, such as the patches of an image, and are gathered a piece at a time."""
 
-    def __init__(self, pieces: Sequence[Tensor], side: int, length: int) -> None:
-        """Takes FP32 tensors, each of which has n·K elements in the order of n vectors."""
+    def __init__(self, pieces: Sequence[Tensor], side: int, length: int, *, along: bool) -> None:
+        """Takes FP32 tensors of n·K elements each: n vectors one after the other if `along`, else (K, …) across."""
         ends = list(itertools.accumulate(piece.numel() // length for piece in pieces))
-        super().__init__(ends[-1], length, side, along=True)
+        super().__init__(ends[-1], length, side, along=along)
         self._pieces = dict(zip(itertools.pairwise([0, *ends]), pieces, strict=True))
 
     def edges(self, width: int, threads: int) -> list[tuple[int, int]]:
@@ -114,12 +114,13 @@ class Gathered(_Side):
     def tile(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """As the class says."""
         piece, count = self._pieces[begin, end], end - begin
-        rows = scratch("gathered", (count, self.length), torch.float32)
-        rows.view(piece.shape).copy_(piece)
-        out, x, part = self._memory(count, "streamed digits"), rows.numpy(), slice(begin, end)
+        gathered = scratch("gathered", (count, self.length) if self._along else (self.length, count), torch.float32)
+        gathered.view(piece.shape).copy_(piece)
+        out, x, part = self._memory(count, "streamed digits"), gathered.numpy(), slice(begin, end)
+        kernel = kernels.digits_along if self._along else kernels.digits_across
         arguments = (x, x.view(np.uint32), out.numpy(), self.outcome[part], self.wide[part], self.side, CHUNK, 0)
-        guarded(kernels.digits_along, 0, count, arguments)
-        return rows, self._turned(out)
+        guarded(kernel, 0, count, arguments)
+        return gathered if self._along else gathered.t(), self._turned(out)
 
 
 def _edges(count: int, width: int, threads: int) -> list[tuple[int, int]]:
@@ -159,7 +160,7 @@ def _multiply(
     Args:
         left, right: int8 digits (m, 3K) and (3K, n).
         rows, columns: scale factors (m,) and (n,).
-        out: FP32 (M, N), C-contiguous; the tile begins at `corner`.
+        out: FP32 (B, M, N/B), C-contiguous; the tile begins at row and column `corner`.
         check: compare row sums of each GEMM with their true values.
     """
     k = left.shape[1] // 3
@@ -231,8 +232,9 @@ class _Product:
 
     def _store(self, kept: NDArray[np.int64], streamed: NDArray[np.int64], block: NDArray[np.float32]) -> None:
         """Stores a block whose rows belong to the kept side."""
-        target = self._out.T if self._streamed.side == 0 else self._out
-        target[np.ix_(kept, streamed)] = block
+        rows, columns, block = (kept, streamed, block) if self._streamed.side == 1 else (streamed, kept, block.T)
+        which, place = np.divmod(columns, self._out.shape[2])
+        self._out[which, rows[:, None], place] = block
 
     def _multiply(self, some: Tensor, outcome: NDArray[np.float64], begin: int) -> None:
         for start in range(0, self._kept.count, _HEIGHT):
@@ -245,7 +247,9 @@ class _Product:
 
 
 def multiply(kept: Vectors, streamed: _Side, out: Tensor, *, check: bool, wide: bool = True) -> None:
-    """Fills out (M, N), C-contiguous FP32, with the product of the two sides, by the specification of `matmul`.
+    """Fills out (B, M, N/B), C-contiguous FP32, with the product of the two sides, by the specification of `matmul`.
+
+    Column j of the product is the column j mod N/B of matrix j div N/B.
 
     Args:
         kept: the side whose digits are held whole; best the shorter one.
@@ -254,8 +258,8 @@ def multiply(kept: Vectors, streamed: _Side, out: Tensor, *, check: bool, wide: 
         wide: False leaves the wide path out, against the specification.
     """
     product = _Product(kept, streamed, out.numpy(), check=check, wide=wide)
-    width = _WIDTH * (2 if 2 * kept.count <= _HEIGHT else 1)
     work = kept.count * streamed.count * kept.length
+    width = _WIDTH * (2 if 2 * kept.count <= _HEIGHT else 1)
     edges = streamed.edges(width, workers(work))
     run_tiles(len(edges), work, lambda i: product.fill(*edges[i]))
     product.finish()
@@ -265,4 +269,4 @@ def int8_matmul(a: Tensor, b: Tensor, out: Tensor, *, check: bool, wide: bool) -
     """Fills out (M, N), C-contiguous, with the product of FP32 a (M, K) and b (K, N); arguments as for `multiply`."""
     left, right = Vectors(a, 0), Vectors(b.t(), 1)
     kept, streamed = (left, right) if right.count >= left.count else (right, left)
-    multiply(kept, streamed, out, check=check, wide=wide)
+    multiply(kept, streamed, out[None], check=check, wide=wide)

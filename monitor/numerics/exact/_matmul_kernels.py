@@ -233,15 +233,22 @@ def halves_by_columns(begin: Any, end: Any, x: Any, bits: Any, out: Any, outcome
 def combine_int8(
     begin: Any, end: Any, p0: Any, p1: Any, p2: Any, p3: Any, rows: Any, columns: Any, out: Any, top: Any, left: Any
 ) -> Any:
-    """out[top:, left:] from the digit products (M, N) by power of 256; V < 2^53, so FP64 holds each step exactly."""
-    width = p0.shape[1]
+    """Row top + i of out (B, M, P), as long as B·P, from column `left` on, from digit products (m, n) by power of 256.
+
+    V < 2^53, so FP64 holds each step exactly.
+    """
+    width, length = p0.shape[1], out.shape[2]
     for i in range(begin, end):
         row = rows[i]
-        q0, q1, q2, q3 = p0[i], p1[i], p2[i], p3[i]
-        target = out[top + i, left : left + width]
-        for j in range(width):
-            v = ((q0[j] * 256.0 + q1[j]) * 256.0 + q2[j]) * 256.0 + q3[j]
-            target[j] = np.float32((v * row) * columns[j])
+        block, at, done = left // length, left % length, 0
+        while done < width:
+            more = min(length - at, width - done)
+            q0, q1, q2, q3 = p0[i, done:], p1[i, done:], p2[i, done:], p3[i, done:]
+            scales, target = columns[done:], out[block, top + i, at:]
+            for j in range(more):
+                v = ((q0[j] * 256.0 + q1[j]) * 256.0 + q2[j]) * 256.0 + q3[j]
+                target[j] = np.float32((v * row) * scales[j])
+            block, at, done = block + 1, 0, done + more
 
 
 @compiled
@@ -255,13 +262,13 @@ def add_int8(begin: Any, end: Any, p0: Any, p1: Any, p2: Any, p3: Any, total: An
 
 @compiled
 def combine_int64(begin: Any, end: Any, total: Any, rows: Any, columns: Any, out: Any, top: Any, left: Any) -> Any:
-    """out[top:, left:] from V (M, N) in int64."""
-    width = total.shape[1]
+    """As ``combine_int8``, from V (m, n) in int64."""
+    length = out.shape[2]
     for i in range(begin, end):
         row = rows[i]
-        target = out[top + i, left : left + width]
-        for j in range(width):
-            target[j] = np.float32((np.float64(total[i, j]) * row) * columns[j])
+        for j in range(total.shape[1]):
+            block, at = (left + j) // length, (left + j) % length
+            out[block, top + i, at] = np.float32((np.float64(total[i, j]) * row) * columns[j])
 
 
 @compiled

@@ -13,9 +13,13 @@ __all__ = ["scratch"]
 _KEPT_BYTES = 1 << 26
 
 
+_KEPT_VIEWS = 1024
+
+
 class _Store(threading.local):
     def __init__(self) -> None:
         self.buffers: dict[str, Tensor] = {}
+        self.views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
 
 
 _store = _Store()
@@ -26,10 +30,17 @@ def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
     Requests above 64 MiB get memory of their own.
     """
+    known = _store.views.get((name, shape, dtype))
+    if known is not None:
+        return known
     size = math.prod(shape) * dtype.itemsize
     if size > _KEPT_BYTES:
         return torch.empty(shape, dtype=dtype)
     buffer = _store.buffers.get(name)
     if buffer is None or buffer.numel() < size:
         buffer = _store.buffers[name] = torch.empty(size, dtype=torch.uint8)
-    return buffer[:size].view(dtype).view(shape)
+        _store.views.clear()
+    if len(_store.views) == _KEPT_VIEWS:
+        _store.views.clear()
+    view = _store.views[name, shape, dtype] = buffer[:size].view(dtype).view(shape)
+    return view
