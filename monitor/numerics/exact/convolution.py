@@ -13,6 +13,7 @@ from torch import Tensor
 
 from monitor.numerics.exact._cpu_engine import INT8_WORK, int8_serves, is_sampled
 from monitor.numerics.exact._int8_engine import Gathered, Vectors, multiply
+from monitor.numerics.exact._workers import workers
 from monitor.numerics.exact.matmul import matmul
 
 __all__ = ["correlate", "grad_input", "grad_weight"]
@@ -60,10 +61,10 @@ def _windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, out_size: Pa
     return x.as_strided(size, steps)
 
 
-def _parts(samples: int, lines: int, places: int) -> list[tuple[slice, slice]]:
+def _parts(samples: int, lines: int, places: int, threads: int) -> list[tuple[slice, slice]]:
     """Samples and lines of about as many places as a tile is wide: some samples whole, or some lines of one."""
     if lines * places <= _PATCHES:
-        each = _PATCHES // (lines * places)
+        each = min(_PATCHES // (lines * places), -(-samples // threads))
         return [(slice(sample, sample + each), slice(0, lines)) for sample in range(0, samples, each)]
     height = max(_PATCHES // places, 1)
     starts = range(0, lines, height)
@@ -85,8 +86,9 @@ def _correlate(x: Tensor, weight: Tensor, stride: Pair, borders: Borders, dilati
     ]
     pointwise = tuple(kernel) == (1, 1) and not any(borders)
     image = x[:, :, :: stride[0], :: stride[1]].transpose(0, 1) if pointwise else x
-    if _serves_int8(x, weight.numel() * samples * math.prod(out_size)):
-        parts = _parts(samples, *out_size)
+    work = weight.numel() * samples * math.prod(out_size)
+    if _serves_int8(x, work):
+        parts = _parts(samples, out_size[0], out_size[1], workers(work))
         if pointwise:
             kept, pieces = weight.reshape(filters, -1), [image[:, some, lines] for some, lines in parts]
         else:
@@ -157,6 +159,9 @@ def grad_weight(
     """Gradient of `correlate` in the weight: a product over samples and places."""
     filters, channels, *kernel = weight_shape
     left = grad.transpose(0, 1).reshape(filters, -1)
+    if tuple(kernel) == (1, 1) and not any(padding):
+        image = x[:, :, :: stride[0], :: stride[1]][:, :, : grad.shape[2], : grad.shape[3]]
+        return matmul(left, image.transpose(0, 1).reshape(channels, -1).t()).reshape(tuple(weight_shape))
     padded = _bordered(x, (padding[0], padding[0], padding[1], padding[1]))
     if _serves_int8(x, math.prod(weight_shape) * left.shape[1]):
         pieces = _tap_pieces(padded, kernel, stride, dilation, grad.shape[2:])

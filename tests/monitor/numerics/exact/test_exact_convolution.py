@@ -68,7 +68,7 @@ def test_tiles_of_patches_give_the_bits_of_im2col(
 
 
 def test_pieces_of_patches_cover_every_place_once_in_order() -> None:
-    for samples, height, width in itertools.product((1, 3, 40), (1, 5, 33), (2, 17)):
+    for samples, height, width, threads in itertools.product((1, 3, 40), (1, 5, 33), (2, 17), (1, 2, 3)):
         x = torch.arange(samples * height * width, dtype=torch.float32).reshape(samples, height, width)
-        pieces = [x[part] for part in convolution._parts(samples, height, width)]
+        pieces = [x[part] for part in convolution._parts(samples, height, width, threads)]
         assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), x.reshape(-1))
