@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,11 +23,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from analysis.bench import _products
+from analysis.bench._origin import hardware
 from monitor.numerics import execute, recording
 from monitor.numerics._battery_cases import _edges as odd_shapes
 from monitor.numerics._battery_cases import cases
 from monitor.numerics.battery import row_of
-from monitor.numerics.exact.sweep import machine
 from monitor.numerics.operators import operator_table
 
 __all__ = ["MODES", "measured_rows", "operator_rows", "run", "table", "unmeasured", "write"]
@@ -315,7 +314,7 @@ def run(*, convolutions: bool = True) -> dict[str, Any]:
     """
     excused = {name: unmeasured(name) for name, rule in sorted(operator_table().items())}
     return {
-        "hardware": {**machine(), "cores": os.cpu_count(), "capability": torch.backends.cpu.get_cpu_capability()},
+        "hardware": {**hardware(), "capability": torch.backends.cpu.get_cpu_capability()},
         "operators": operator_rows(),
         "unmeasured": {name: reason for name, reason in excused.items() if reason is not None},
         "products": _products.product_rows(),

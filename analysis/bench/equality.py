@@ -8,21 +8,18 @@ adds its own rows to those of the others, and replays their recordings where the
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from analysis.bench._origin import DATA, commit, hardware
 from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import digest_bytes, digest_list
 from inspector.devices import DEVICES, DevicePool, device
 from monitor.numerics import NUMERICS
-from monitor.numerics.exact.sweep import machine
 from monitor.presets import preset
 
 __all__ = ["COMMITTED", "CUDA", "WORKS", "counts", "labelled", "load", "run", "summary", "table", "verdict"]
@@ -41,7 +38,7 @@ WORKS: dict[str, tuple[int, int | None]] = {
 CUDA = "cuda"
 """A row for the graphics card of the machine, computed by the process of the device ``native``."""
 
-COMMITTED = Path(str(resources.files("analysis"))) / "data" / "equality.json"
+COMMITTED = DATA / "equality.json"
 """The table that comes with the program."""
 
 SEED = 1
@@ -60,11 +57,6 @@ def _training(row: Row) -> tuple[Any, ...]:
 
 def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in _KEY)
-
-
-def hardware() -> dict[str, Any]:
-    """What the rows of a machine have in common."""
-    return {**machine(), "cores": os.cpu_count()}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -126,23 +118,6 @@ def _save(out: Path, document: dict[str, Any]) -> None:
         part.replace(out)
     except OSError as error:
         raise CallerError(f"cannot write {out}: {error.strerror}") from None
-
-
-def _commit() -> dict[str, str]:
-    """``commit`` of the checkout that this file is part of, with ``+`` where more than tables was changed there."""
-    file = Path(__file__)
-
-    def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(file.parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", file.name)
-        name = git("rev-parse", "--short", "HEAD")
-        changed = git("status", "--porcelain", "--", ":/", f":(exclude){COMMITTED.parent}")
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    return {"commit": f"{name}+" if changed else name}
 
 
 def _measured(pool: DevicePool, row: Row, role: str, logs: Path) -> Row:
@@ -231,12 +206,12 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch) if out is None else out.with_suffix(".logs")
         for _, group in groupby(wanted, key=lambda row: (row["work"], row["device"])):
-            commit = _commit()
+            made = commit()
             with DevicePool(timeout=_TIMEOUT) as pool:  # one process for each work, so that its memory is freed
                 for row in group:
                     if _key(row) not in done:
                         for found in _filled(row, list(done.values()), pool, logs):
-                            done[_key(found)] = {**found, **commit}
+                            done[_key(found)] = {**found, **made}
                         if out is not None:
                             _save(out, {**document, "rows": list(done.values())})
                     progress(done[_key(row)])

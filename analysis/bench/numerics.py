@@ -6,6 +6,8 @@ is that of a process which takes one step in one mode, PyTorch itself included.
 
 from __future__ import annotations
 
+import json
+import os
 import resource
 import statistics
 import subprocess
@@ -19,12 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.bench._origin import commit, hardware
+from firmware_sim.errors import CallerError
 from monitor.numerics import Session, recording, replaying
 from monitor.numerics.rounding.published import encode_dense
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.training import to_batch
 
-__all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "peak_memory", "preset_rows", "run"]
+__all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
 
 SMALL_PRESETS = ("tiny-gpt", "digits-cnn", "llama-small")
 MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 768, 50257))
@@ -103,9 +107,24 @@ def matrix_rows(shape: tuple[int, int, int], repetitions: int = 15) -> list[Row]
             "rounded recording": lambda: _controlled("rounded", lambda: torch.mm(a, b)),
             "rounded replaying": lambda: _controlled("rounded", lambda: torch.mm(a, b), log),
             "exact": lambda: _controlled("exact", lambda: torch.mm(a, b)),
+            "int8 products alone": _digit_products(m, k, n),
         },
         repetitions,
     )
+
+
+def _digit_products(m: int, k: int, n: int) -> Callable[[], None]:
+    """The eight int8 products that ``exact`` is made of, as four: what a processor needs at the very least."""
+    generator = torch.Generator().manual_seed(k)
+    left, right = (
+        torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator) for shape in ((m, 3 * k), (3 * k, n))
+    )
+
+    def multiply() -> None:
+        for digits in (1, 2, 3, 2):
+            torch._int_mm(left[:, : digits * k], right[: digits * k])
+
+    return multiply
 
 
 def _as(value: Any, dtype: torch.dtype) -> Any:
@@ -202,6 +221,27 @@ def preset_rows(name: str, repetitions: int = 5) -> list[Row]:
         row["peak_mib"] = round(peaks[row["mode"]], 1)
         row["peak_ratio"] = peaks[row["mode"]] / peaks["native"]
     return rows
+
+
+def write(rows: list[Row], path: Path) -> None:
+    """Put the rows in a file beside those of other machines, in the place of this machine's own.
+
+    Raises:
+        CallerError: the file holds something else, or cannot be written.
+    """
+    document: Any = {"measurements": []}
+    try:
+        if path.exists():
+            document = json.loads(path.read_text(encoding="utf-8"))
+        here = hardware()
+        others = [entry for entry in document["measurements"] if entry["hardware"] != here]
+        mine = {"hardware": here, **commit(), "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"), "rows": rows}
+        text = json.dumps({**document, "measurements": [*others, mine]}, indent=1)
+        part = path.with_name(path.name + ".part")
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(path)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise CallerError(f"cannot add measurements to {path}: {error}") from None
 
 
 def run(presets: Sequence[str] = SMALL_PRESETS) -> list[Row]:

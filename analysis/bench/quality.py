@@ -17,16 +17,15 @@ of a loss of 4; families of one library share most of their errors, so they may 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.bench._origin import hardware
 from firmware_sim.errors import CallerError
 from inspector.curve import CONTROL
 from inspector.devices import DevicePool, device
-from monitor.numerics.exact.sweep import machine
 from monitor.presets import preset
 
 __all__ = ["COLUMNS", "EARLY", "FLOOR", "LAST", "PRESETS", "REFERENCE", "judge", "load", "run", "table", "verdict"]
@@ -52,11 +51,6 @@ _KEY = ("work", "mode", "device", "steps", "seed")
 
 def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in _KEY)
-
-
-def hardware() -> dict[str, Any]:
-    """What all rows of a file have in common."""
-    return {**machine(), "cores": os.cpu_count()}
 
 
 def load(path: Path) -> dict[str, Any]:

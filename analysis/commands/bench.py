@@ -37,6 +37,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(works, "numerics", "native, FP64, rounded and exact on products and steps", _ROWS, _print_rows)
     _add_presets(one, "small ones")
+    one.add_argument("--out", type=Path, metavar="FILE", help="put the rows there, beside those of other machines")
 
     one = _add(
         works,
@@ -115,7 +116,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             found = module.run(progress=lambda _: bar.update() and None, **options)
     else:
         found = module.run(**options)
-        if arguments.work == "accuracy" and arguments.out is not None:
+        if arguments.work in ("accuracy", "numerics") and arguments.out is not None:
             module.write(found, arguments.out)
     problem: str | None = arguments.show(found, arguments.json)
     if problem is not None:

@@ -1,0 +1,40 @@
+"""Where figures come from: the machine, its versions and the commit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from monitor.numerics.exact.sweep import machine
+
+__all__ = ["DATA", "commit", "hardware"]
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+"""Measurements that come with the program."""
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores and versions."""
+    return {**machine(), "cores": os.cpu_count()}
+
+
+def commit() -> dict[str, str]:
+    """``commit`` of the checkout that this file is part of, with ``+`` where more than measurements was changed there.
+
+    Empty outside a checkout.
+    """
+    file = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(file.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", file.name)
+        name = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--", ":/", f":(exclude){DATA}")
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {"commit": f"{name}+" if changed else name}

@@ -1,0 +1,43 @@
+"""Where figures come from: the machine and the commit that a measurement names."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from analysis.bench import _origin
+
+
+def test_hardware_is_named() -> None:
+    found = _origin.hardware()
+    assert {"processor", "cores", "torch", "numpy", "numba", "python"} <= set(found)
+    assert all(found.values())
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_of_a_checkout_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = tmp_path / "_origin.py"
+    monkeypatch.setattr(_origin, "__file__", str(module))
+    monkeypatch.setattr(_origin, "DATA", tmp_path / "data")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert _origin.commit() == {}
+
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    module.touch()
+    assert _origin.commit() == {}
+    git("add", ".")
+    git("commit", "-m", "first")
+    name = git("rev-parse", "--short", "HEAD")
+    _origin.DATA.mkdir()
+    (_origin.DATA / "table.json").touch()
+    assert _origin.commit() == {"commit": name}
+    module.write_text("changed")
+    assert _origin.commit() == {"commit": f"{name}+"}
