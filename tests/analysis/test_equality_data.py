@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from analysis.bench import equality
 from inspector.devices import DEVICES
 
+DIGESTS = ("weights", "optimizer", "losses")
 FAMILIES = {"native", "native-1", "avx2", "sse41", "mkl-compatible"}
 
 
@@ -74,8 +78,28 @@ def test_the_summary_counts_what_ended_how(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_this_machine_ends_where_the_table_says(rows: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(("work", "device"), [("digits-cnn", "emulated-tensor-core"), ("tiny-gpt", "native")])
+def test_this_machine_ends_where_the_table_says(rows: list[dict[str, Any]], work: str, device: str) -> None:
     """``exact`` needs no log, so any machine may check the table."""
-    (here,) = equality.run(presets=["digits-cnn"], devices=["emulated-tensor-core"], numerics=["exact"])
-    for row in ran(rows, "digits-cnn", "exact"):
-        assert all(here[name] == row[name] for name in ("weights", "optimizer", "losses"))
+    (here,) = equality.run(presets=[work], devices=[device], numerics=["exact"])
+    for row in ran(rows, work, "exact"):
+        assert {name: here[name] for name in DIGESTS} == {name: row[name] for name in DIGESTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", ["digits-cnn", "tiny-gpt"])
+def test_logs_of_the_machine_that_recorded_the_committed_table_are_replayed_here(
+    document: dict[str, Any], work: str, tmp_path: Path
+) -> None:
+    """Only its own rows go along, so that the device of this machine runs whatever machine this is."""
+    (recording,) = (
+        row for row in document["rows"] if row["work"] == work and "log_digest" in row and row["role"] == "recording"
+    )
+    out = tmp_path / "table.json"
+    out.write_text(json.dumps({**document, "rows": [recording]}))
+    shutil.copytree(equality.COMMITTED.with_suffix(".logs"), out.with_suffix(".logs"))
+    rows = equality.run(presets=[work], devices=["sse41"], numerics=["rounded"], out=out)
+    here = next(row for row in rows if row["device"] == "sse41")
+    assert (here["role"], here["recorded_on"]) == ("replaying", recording["machine"])
+    assert {name: here[name] for name in DIGESTS} == {name: recording[name] for name in DIGESTS}
+    assert here["log_digest"] == recording["log_digest"]

@@ -14,7 +14,7 @@ from monitor.numerics.exact._int8_engine import int8_matmul
 from monitor.numerics.exact._known_answers import fp64_gemm_is_exact, int8_gemm_is_exact
 from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import round_flagged
-from monitor.numerics.exact._workers import run_pieces, run_tiles
+from monitor.numerics.exact._workers import run_pieces, run_tiles, workers
 from monitor.numerics.exact.matmul_reference import CHUNK
 
 __all__ = ["INT8_WORK", "cpu_matmul", "int8_serves", "is_sampled"]
@@ -115,8 +115,9 @@ def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto", wide: bool = True)
         part = slice(i * each, (i + 1) * each)
         _fp64_matmul(a[part], b[part], out[part], wide=wide)
 
-    if batch > 1:
-        run_tiles(-(-batch // each), out.numel() * k, fill)
+    work = out.numel() * k
+    if batch > 1 or workers(work) == 1:
+        run_tiles(-(-batch // each), work, fill)
     else:
         fill(0)
     return out
