@@ -43,6 +43,7 @@ COMMITTED = DATA / "equality.json"
 
 SEED = 1
 _DIGESTS = ("weights", "optimizer", "losses")
+_DIGEST = re.compile(r"sha256-[a-z0-9-]+:[0-9a-f]{64}")
 _TRAINING = ("work", "mode", "steps", "batch_size", "seed")
 _KEY = (*_TRAINING, "machine", "device")
 _TYPES = dict.fromkeys(("work", "mode", "device", "status"), str) | dict.fromkeys(
@@ -70,7 +71,7 @@ def load(path: Path) -> dict[str, Any]:
     """
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CallerError(f"cannot read the table {path}: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise CallerError(f"{path} is not a table of this command")
@@ -83,6 +84,12 @@ def load(path: Path) -> dict[str, Any]:
         raise CallerError(f"{path} has a row that is not one of this command")
     if len(set(map(_key, rows))) != len(rows):
         raise CallerError(f"{path} has two rows of the same run")
+    recordings = {(_training(row), row["machine"]): row for row in rows if row.get("role") == "recording"}
+    for row in rows:
+        if row["mode"] == "rounded" and row["status"] == "run":
+            recording = recordings.get((_training(row), row["recorded_on"]))
+            if recording is None or len({row.get("log_digest"), recording.get("log_digest")} - {None}) > 1:
+                raise CallerError(f"{path} has no recording for {row['work']} on {row['device']}")
     return document
 
 
@@ -98,7 +105,7 @@ def _is_row(row: Any, machines: int) -> bool:
         row["mode"] in NUMERICS
         and all(type(number) is int and 0 <= number < machines for number in (row["machine"], origin))
         and (row.get("role") != "recording" or origin == row["machine"])
-        and (row["status"] != "run" or all(isinstance(row.get(name), str) for name in _DIGESTS))
+        and (row["status"] != "run" or all(_DIGEST.fullmatch(str(row.get(name))) for name in _DIGESTS))
     )
 
 
@@ -231,7 +238,12 @@ def _filled(row: Row, done: list[Row], pool: DevicePool, logs: Path) -> Iterator
 
     def measured(row: Row, role: str, origin: int) -> Row:
         found = _measured(pool, {**row, "recorded_on": origin}, role, folder)
-        return {**found, "log_digest": _log_digest(paths)} if found["status"] == "run" else found
+        if found["status"] == "run":
+            return {**found, "log_digest": _log_digest(paths)}
+        if role == "recording":  # no row will tell who made them
+            for path in paths:
+                path.unlink(missing_ok=True)
+        return found
 
     recordings = [other for other in done if _training(other) == _training(row) and other.get("role") == "recording"]
     if all(path.exists() for path in paths):
@@ -245,7 +257,13 @@ def _filled(row: Row, done: list[Row], pool: DevicePool, logs: Path) -> Iterator
     if lost is None:
         yield measured(row, "recording", here)
     else:
-        yield measured({name: lost[name] for name in row}, "recording", here)
+        again = measured({name: lost[name] for name in row}, "recording", here)
+        if again["status"] == "run" and (_whole(again), again["log_digest"]) != (
+            _whole(lost),
+            lost.get("log_digest", again["log_digest"]),
+        ):
+            raise CallerError(f"the lost logs of {row['work']} cannot be made again: this program records other ones")
+        yield again
         yield measured(row, "replaying", here)
 
 
@@ -334,6 +352,8 @@ def verdict(rows: Sequence[Row]) -> str | None:
             if row["status"].startswith("broke"):
                 raise DeviceError(problem)
             return problem
+    if not any(row["status"] == "run" for row in rows):
+        return "nothing ran"
     for (work, mode, *_), group in _comparable(rows).items():
         endings: dict[tuple[str, ...], list[str]] = {}
         for row in group:

@@ -240,7 +240,7 @@ def write(rows: list[Row], path: Path) -> None:
         part = path.with_name(path.name + ".part")
         part.write_text(text + "\n", encoding="utf-8")
         part.replace(path)
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise CallerError(f"cannot add measurements to {path}: {error}") from None
 
 

@@ -160,7 +160,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
             elif not log.exists():
                 raise DeviceError("no log")
         rest = ("last_loss", "step_seconds", "seconds", "log_bytes", "entries", "forced")
-        return dict.fromkeys(DIGESTS, "sha256:0") | dict.fromkeys(rest, 0)
+        return dict.fromkeys(DIGESTS, "sha256-list:" + "0" * 64) | dict.fromkeys(rest, 0)
 
     monkeypatch.setattr(equality.DevicePool, "run", run)
 
@@ -200,7 +200,7 @@ def test_a_recording_of_this_machine_is_replayed_by_every_later_device(tmp_path:
 def test_logs_that_no_row_recorded_are_not_replayed(elsewhere: Path, change: str) -> None:
     if change == "row":
         document = equality.load(elsewhere)
-        document["rows"] = [row for row in document["rows"] if row["role"] != "recording"]
+        document["rows"] = [row for row in document["rows"] if row["mode"] != "rounded"]
         elsewhere.write_text(json.dumps(document))
     else:
         path = min(bytes_of(elsewhere))
@@ -209,6 +209,56 @@ def test_logs_that_no_row_recorded_are_not_replayed(elsewhere: Path, change: str
     with pytest.raises(CallerError, match="no row tells which machine recorded"):
         run_here(elsewhere)
     assert bytes_of(elsewhere) == logs
+
+
+@pytest.mark.parametrize("change", ["no recording", "other logs"])
+def test_a_replay_belongs_to_a_recording_of_the_table(elsewhere: Path, change: str) -> None:
+    document = equality.load(elsewhere)
+    recording = next(row for row in document["rows"] if (row["mode"], row["role"]) == ("rounded", "recording"))
+    if change == "no recording":
+        document["rows"].remove(recording)
+    else:
+        recording["log_digest"] = recording["log_digest"][:-1] + "x"
+    elsewhere.write_text(json.dumps(document))
+    with pytest.raises(CallerError, match="has no recording for digits-cnn"):
+        equality.load(elsewhere)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_recording_that_broke_leaves_no_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would stand in the way of every later call: no row tells who made them."""
+    pretend = equality.DevicePool.run
+
+    def breaking(pool: Any, name: str, job: dict[str, Any]) -> dict[str, Any]:
+        pretend(pool, name, job)
+        raise DeviceError("died at the end")
+
+    out = tmp_path / "table.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(equality.DevicePool, "run", breaking)
+        with pytest.raises(DeviceError, match="died"):
+            equality.verdict(run_here(out))
+    assert bytes_of(out) == {}
+    assert equality.verdict(run_here(out)) is None
+
+
+@pytest.mark.usefixtures("pretended")
+def test_lost_logs_that_come_out_otherwise_are_not_passed_off_as_the_old_ones(tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    run_here(out, devices=["native-1"])
+    shutil.rmtree(out.with_suffix(".logs"))
+    document = equality.load(out)
+    for row in document["rows"]:
+        row["weights"] = with_other_bits({**row, "optimizer": row["weights"]})["optimizer"]
+    out.write_text(json.dumps(document))
+    with pytest.raises(CallerError, match="cannot be made again"):
+        run_here(out, devices=["avx2"])
+
+
+def test_a_table_in_which_nothing_ran_shows_nothing(made: Path) -> None:
+    rows = [row for row in equality.labelled(equality.load(made)) if row["status"] == "not run"]
+    assert rows
+    assert equality.verdict(rows) == "nothing ran"
 
 
 def another_machine(rows: list[dict[str, Any]], **changes: Any) -> list[dict[str, Any]]:

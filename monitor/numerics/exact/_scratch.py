@@ -36,11 +36,12 @@ def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     if size > _KEPT_BYTES:
         return torch.empty(shape, dtype=dtype)
-    buffer = _store.buffers.get(name)
-    if buffer is None or buffer.numel() < size:
-        buffer = _store.buffers[name] = torch.empty(size, dtype=torch.uint8)
-        _store.views.clear()
-    if len(_store.views) == _KEPT_VIEWS:
-        _store.views.clear()
-    view = _store.views[name, shape, dtype] = buffer[:size].view(dtype).view(shape)
+    with torch.inference_mode(False):  # what inference mode makes, no later call may write
+        buffer = _store.buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = _store.buffers[name] = torch.empty(size, dtype=torch.uint8)
+            _store.views.clear()
+        if len(_store.views) == _KEPT_VIEWS:
+            _store.views.clear()
+        view = _store.views[name, shape, dtype] = buffer[:size].view(dtype).view(shape)
     return view

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -28,11 +29,12 @@ _SMALL = 1 << 24
 
 
 def _enter_thread() -> None:
-    """One torch thread for each worker, and no autograd: grad mode belongs to a thread."""
+    """One torch thread for each worker, no autograd, subnormal numbers kept: all three belong to a thread."""
     # The first question makes a thread take over the process's setting, which would undo one made before it.
     torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
+    torch.set_flush_denormal(False)  # inherited from whoever made the pool
 
 
 def _executor(threads: int) -> ThreadPoolExecutor:
@@ -59,17 +61,22 @@ def _shared(count: int, threads: int, task: Callable[[int], Any]) -> list[Any]:
     results: list[Any] = [None] * count
 
     def work_off() -> None:
-        while (i := next(remaining, None)) is not None:
-            results[i] = task(i)
+        try:
+            while (i := next(remaining, None)) is not None:
+                results[i] = task(i)
+        except BaseException:
+            deque(remaining, maxlen=0)  # nobody goes on
+            raise
 
     pool = _executor(threads - 1)
     helpers = [pool.submit(work_off) for _ in range(min(threads, count) - 1)]
     try:
         work_off()
     finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+        begun = [helper for helper in helpers if not helper.cancel()]
+        wait(begun)
+    for helper in begun:
+        helper.result()
     return results
 
 
@@ -101,6 +108,8 @@ def workers(work: int) -> int:
 
 def run_tiles(count: int, work: int, task: Callable[[int], Any]) -> list[Any]:
     """[task(0), …, task(count − 1)], in threads where the work is worth it, each with one torch thread and no autograd.
+
+    PyTorch has one default for all threads: one that asks for the first time meanwhile begins with one torch thread.
 
     Raises:
         DeviceError: a thread flushes subnormal numbers to zero.

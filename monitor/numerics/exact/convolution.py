@@ -27,9 +27,13 @@ Borders = tuple[int, int, int, int]
 
 
 def _bordered(x: Tensor, borders: Borders) -> Tensor:
-    """Zeros above, below, left and right of (n, c, h, w); a negative border cuts off."""
-    top, bottom, left, right = borders
-    return torch.constant_pad_nd(x, [left, right, top, bottom]) if any(borders) else x
+    """Zeros above, below, left and right of (n, c, h, w); a negative border cuts off, zeros as well."""
+    if not any(borders):
+        return x
+    top, bottom, left, right = (max(border, 0) for border in borders)
+    x = torch.constant_pad_nd(x, [left, right, top, bottom])
+    top, bottom, left, right = (max(-border, 0) for border in borders)
+    return x[:, :, top : x.shape[2] - bottom, left : x.shape[3] - right]
 
 
 def _canvas(x: Tensor, borders: Borders) -> Tensor:
@@ -61,14 +65,20 @@ def _windows(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, out_size: Pa
     return x.as_strided(size, steps)
 
 
-def _parts(samples: int, lines: int, places: int, threads: int) -> list[tuple[slice, slice]]:
-    """Samples and lines of about as many places as a tile is wide: some samples whole, or some lines of one."""
+def _parts(samples: int, lines: int, places: int, threads: int) -> list[tuple[slice, slice, slice]]:
+    """Samples, lines and places of about a tile's width: some samples whole, some lines of one, or some of a line."""
+    whole = slice(None)
     if lines * places <= _PATCHES:
         each = min(_PATCHES // (lines * places), -(-samples // threads))
-        return [(slice(sample, sample + each), slice(0, lines)) for sample in range(0, samples, each)]
+        return [(slice(sample, sample + each), whole, whole) for sample in range(0, samples, each)]
     height = max(_PATCHES // places, 1)
-    starts = range(0, lines, height)
-    return [(slice(sample, sample + 1), slice(line, line + height)) for sample in range(samples) for line in starts]
+    width = places if places <= _PATCHES else _PATCHES
+    return [
+        (slice(sample, sample + 1), slice(line, line + height), slice(place, place + width))
+        for sample in range(samples)
+        for line in range(0, lines, height)
+        for place in range(0, places, width)
+    ]
 
 
 def correlate(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
@@ -90,7 +100,7 @@ def _correlate(x: Tensor, weight: Tensor, stride: Pair, borders: Borders, dilati
     if _serves_int8(x, work):
         parts = _parts(samples, out_size[0], out_size[1], workers(work))
         if pointwise:
-            kept, pieces = weight.reshape(filters, -1), [image[:, some, lines] for some, lines in parts]
+            kept, pieces = weight.reshape(filters, -1), [image[:, *part] for part in parts]
         else:
             windows = _windows(_canvas(x, borders), kernel, stride, dilation, out_size)
             kept, pieces = weight.permute(0, 2, 3, 1).reshape(filters, -1), [windows[part] for part in parts]

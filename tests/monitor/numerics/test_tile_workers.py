@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 from firmware_sim.errors import DeviceError
+from monitor.numerics import exact
 from monitor.numerics._backend import ConvolutionShape
 from monitor.numerics.emulated import EmulatedArithmetic
 from monitor.numerics.exact._workers import run_tiles, workers
@@ -109,3 +113,44 @@ def test_flushing_threads_are_refused() -> None:
             products.multiply(torch.ones(2, 2), torch.ones(2, 2), COARSE, EVERY)
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_a_failing_tile_stops_the_others(two_threads: None) -> None:
+    """The call ends with the first error, and no thread goes on behind its back."""
+    ran: list[int] = []
+
+    def tile(i: int) -> None:
+        ran.append(i)
+        time.sleep(0.01)
+        raise ValueError(f"tile {i}")
+
+    with pytest.raises(ValueError, match="tile"):
+        run_tiles(200, 1 << 30, tile)
+    seen = len(ran)
+    assert seen <= 4
+    time.sleep(0.05)
+    assert len(ran) == seen
+
+
+def test_threads_made_while_the_caller_flushed_keep_subnormals() -> None:
+    code = (
+        "import torch\n"
+        "from firmware_sim.errors import DeviceError\n"
+        "from monitor.numerics.exact._workers import run_tiles\n"
+        "torch.set_num_threads(2)\n"
+        "torch.set_flush_denormal(True)\n"
+        "try:\n"
+        "    run_tiles(8, 1 << 30, lambda i: i)\n"
+        "except DeviceError:\n"
+        "    torch.set_flush_denormal(False)\n"
+        "    print(run_tiles(8, 1 << 30, lambda i: i))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == str(list(range(8)))
+
+
+def test_scratch_made_in_inference_mode_serves_later_calls() -> None:
+    a = torch.randn(24, 24)
+    with torch.inference_mode():
+        first = exact.matmul(a, a)
+    assert torch.equal(exact.matmul(a, a), first)

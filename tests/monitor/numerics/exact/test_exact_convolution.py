@@ -67,8 +67,18 @@ def test_tiles_of_patches_give_the_bits_of_im2col(
             torch.testing.assert_close(one.double(), leaf.grad, rtol=1e-5, atol=1e-4)
 
 
+def test_a_border_that_cuts_more_than_the_image_leaves_zeros() -> None:
+    """The gradient's only element reaches no input: padding 5 puts it outside."""
+    x, weight = torch.randn(2, 3, 4, 4, requires_grad=True), torch.randn(4, 3, 3, 3)
+    truth = torch.nn.functional.conv2d(x, weight, stride=20, padding=5)
+    (wanted,) = torch.autograd.grad(truth.sum(), x)
+    found = convolution.grad_input(torch.ones_like(truth), x.shape, weight, (20, 20), (5, 5), (1, 1))
+    assert torch.equal(found, wanted)
+
+
 def test_pieces_of_patches_cover_every_place_once_in_order() -> None:
-    for samples, height, width, threads in itertools.product((1, 3, 40), (1, 5, 33), (2, 17), (1, 2, 3)):
+    for samples, height, width, threads in itertools.product((1, 3, 40), (1, 5, 33), (2, 17, 600), (1, 2, 3)):
         x = torch.arange(samples * height * width, dtype=torch.float32).reshape(samples, height, width)
         pieces = [x[part] for part in convolution._parts(samples, height, width, threads)]
         assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), x.reshape(-1))
+        assert all(piece.numel() <= 2 * convolution._PATCHES for piece in pieces)
