@@ -119,8 +119,11 @@ class Judge:
     ) -> None:
         """Entries within 6β: against this device's own rounding they need 2β, or a truth on their side."""
         other = upward != near.upward[rows]
+        rows, upward = rows[other], upward[other]
+        if not len(rows):
+            return
         far = ~found.within(2.0).numpy()[rows]
-        for row, up in zip(rows[other & far].tolist(), upward[other & far].tolist(), strict=True):
+        for row, up in zip(rows[far].tolist(), upward[far].tolist(), strict=True):
             element = int(near.positions[row])
             reach = (work.worst + 1.0) * near.betas[row] if work.terms else 0.0
             truth = self._truth(element, work) if found.distance[row].item() <= reach else None
@@ -128,7 +131,7 @@ class Judge:
                 self._statistics.recomputed += 1
             else:
                 self.contradiction(element, AGAINST)
-        self._statistics.forced += int(other.sum())
+        self._statistics.forced += len(rows)
         chosen = torch.from_numpy(rows)
         picked = Decisions(
             spacing=found.spacing[chosen],
