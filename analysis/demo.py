@@ -58,6 +58,8 @@ SAMPLES = 4
 SNAPSHOT_RATE = Fraction(1, 3)
 HIDDEN_TICKS = 6
 REPLAY_DEVICES = ("sse41", "mkl-compatible")
+CONTROL_DEVICES = (*REPLAY_DEVICES, "emulated-split-k")
+"""Tried in turn until one rounds otherwise: kernel families of some processors add products in the same order."""
 DISPUTE_STEPS = 6
 
 
@@ -188,8 +190,10 @@ def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> 
             "lab_key": trust.key_of(run.metadata.lab).raw.hex(),
             "logs": [log.hex() for log in logs],
         }
-        name = REPLAY_DEVICES[0]
-        result = demo.devices.run(name, job)
+        for name in CONTROL_DEVICES:
+            result = demo.devices.run(name, job)
+            if any(result["decisions"]["turned"]):
+                break
     other = np.frombuffer(base64.b64decode(result["native_weights"]), dtype="<f4")
     pairs = zip(digests, result["native_digests"], strict=True)
     parted = next((step for step, (mine, theirs) in enumerate(pairs, start=1) if mine != theirs), None)
@@ -198,6 +202,7 @@ def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> 
     drift = float(np.abs(weights.astype(np.float64) - other).max())
     differing = float(np.mean(weights != other))
     logged, turned = sum(decisions["logged"]), sum(decisions["turned"])
+    first = decisions["first_turned_step"]
     return {
         "device": name,
         "native_first_different_step": parted,
@@ -210,12 +215,12 @@ def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> 
         "logged_decisions": logged,
         "turned_decisions": turned,
         "turned_by_step": decisions["turned"],
-        "diverges_from_step_without_log": decisions["first_turned_step"],
+        "diverges_from_step_without_log": first,
         "text": (
             f"in plain FP32 {name} parts from the training device at step {parted} and ends {drift:.1e} away "
             f"({100 * differing:.0f} % of the weights differ); under {DRIFT_POLICY.compute} → {DRIFT_POLICY.grid}, "
-            f"{turned} of {logged} logged roundings would have gone the other way, the first in step "
-            f"{decisions['first_turned_step']}"
+            f"{turned} of {logged} logged roundings would have gone the other way"
+            + ("" if first is None else f", the first in step {first}")
         ),
     }
 
