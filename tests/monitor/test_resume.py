@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 import pytest
@@ -139,10 +139,14 @@ def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics):
         process.communicate()
         kills += 1
         assert run.is_dir()
-        assert run_command("verify", run, "--trust", trust).returncode == 3
-        late = (datetime.now() + timedelta(days=3)).strftime("%Y-%m-%dT%H:%M:%SZ")
-        assert run_command("verify", run, "--trust", trust, "--now", late).returncode == 1
+        now = datetime.now(UTC)
+        late = now + timedelta(days=3)
+        assert verify(run, Trust.load([trust]), now=now).outcome is Outcome.INCONCLUSIVE
+        assert verify(run, Trust.load([trust]), now=late).outcome is Outcome.REJECT
         words, environment = command("train", "--resume", run, "--json", "--device", "sse41", name="sse41")
+    assert run_command("verify", run, "--trust", trust).returncode == 3
+    late_text = late.strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert run_command("verify", run, "--trust", trust, "--now", late_text).returncode == 1
     done = run_command("train", "--resume", run, "--json", "--device", "avx2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["state_digest"] == json.loads(whole.stdout)["state_digest"]
