@@ -258,10 +258,10 @@ def _filled(row: Row, done: list[Row], pool: DevicePool, logs: Path) -> Iterator
         yield measured(row, "recording", here)
     else:
         again = measured({name: lost[name] for name in row}, "recording", here)
-        if again["status"] == "run" and (_whole(again), again["log_digest"]) != (
-            _whole(lost),
-            lost.get("log_digest", again["log_digest"]),
-        ):
+        if again["status"] != "run":  # the row of the recording that was lost stays
+            yield {**again, **row}
+            return
+        if (_whole(again), again["log_digest"]) != (_whole(lost), lost.get("log_digest", again["log_digest"])):
             raise CallerError(f"the lost logs of {row['work']} cannot be made again: this program records other ones")
         yield again
         yield measured(row, "replaying", here)

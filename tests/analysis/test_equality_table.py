@@ -52,6 +52,12 @@ def bytes_of(out: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in out.with_suffix(".logs").rglob("*.log")}
 
 
+def assert_refused(document: dict[str, Any], path: Path, message: str) -> None:
+    path.write_text(json.dumps(document))
+    with pytest.raises(CallerError, match=message):
+        equality.load(path)
+
+
 def rows_of(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = equality.load(path)["rows"]
     return rows
@@ -219,9 +225,7 @@ def test_a_replay_belongs_to_a_recording_of_the_table(elsewhere: Path, change: s
         document["rows"].remove(recording)
     else:
         recording["log_digest"] = recording["log_digest"][:-1] + "x"
-    elsewhere.write_text(json.dumps(document))
-    with pytest.raises(CallerError, match="has no recording for digits-cnn"):
-        equality.load(elsewhere)
+    assert_refused(document, elsewhere, "has no recording for digits-cnn")
 
 
 @pytest.mark.usefixtures("pretended")
@@ -240,6 +244,23 @@ def test_a_recording_that_broke_leaves_no_logs(tmp_path: Path, monkeypatch: pyte
             equality.verdict(run_here(out))
     assert bytes_of(out) == {}
     assert equality.verdict(run_here(out)) is None
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_recording_that_cannot_be_made_again_keeps_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaking(*_: object) -> dict[str, Any]:
+        raise DeviceError("died")
+
+    out = tmp_path / "table.json"
+    run_here(out, devices=["native-1"])
+    before = rows_of(out)
+    shutil.rmtree(out.with_suffix(".logs"))
+    with monkeypatch.context() as patch:
+        patch.setattr(equality.DevicePool, "run", breaking)
+        with pytest.raises(DeviceError, match="avx2: broke: died"):
+            equality.verdict(run_here(out, devices=["avx2"]))
+    assert [row for row in rows_of(out) if row["device"] == "native-1"] == before
+    assert equality.verdict(run_here(out, devices=["avx2"])) is None
 
 
 @pytest.mark.usefixtures("pretended")
@@ -353,10 +374,7 @@ def test_a_row_of_another_kind_is_refused(
 ) -> None:
     document = equality.load(made)
     change(next(row for row in document["rows"] if row["mode"] == "rounded" and row["role"] == "recording"))
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps(document))
-    with pytest.raises(CallerError, match="a row that is not one"):
-        equality.load(path)
+    assert_refused(document, tmp_path / "table.json", "a row that is not one")
 
 
 def test_one_run_has_one_row_a_machine(made: Path, tmp_path: Path) -> None:
@@ -367,19 +385,14 @@ def test_one_run_has_one_row_a_machine(made: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     assert equality.load(path) == document
     document["rows"].append({**document["rows"][0], "status": "not run"})
-    path.write_text(json.dumps(document))
-    with pytest.raises(CallerError, match="two rows of the same run"):
-        equality.load(path)
+    assert_refused(document, path, "two rows of the same run")
 
 
 def test_a_recording_was_made_on_its_own_machine(made: Path, tmp_path: Path) -> None:
     document = equality.load(made)
     document["hardware"].append(ELSEWHERE)
     next(row for row in document["rows"] if row["mode"] == "rounded")["recorded_on"] = 1
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps(document))
-    with pytest.raises(CallerError, match="a row that is not one"):
-        equality.load(path)
+    assert_refused(document, tmp_path / "table.json", "a row that is not one")
 
 
 def test_names_and_numbers_are_checked() -> None:

@@ -72,7 +72,7 @@ def _parts(samples: int, lines: int, places: int, threads: int) -> list[tuple[sl
         each = min(_PATCHES // (lines * places), -(-samples // threads))
         return [(slice(sample, sample + each), whole, whole) for sample in range(0, samples, each)]
     height = max(_PATCHES // places, 1)
-    width = places if places <= _PATCHES else _PATCHES
+    width = min(places, _PATCHES)
     return [
         (slice(sample, sample + 1), slice(line, line + height), slice(place, place + width))
         for sample in range(samples)
