@@ -16,7 +16,7 @@ from inspector.devices import current_device, device
 from inspector.drift import native_weights, replay_decisions
 from inspector.replay import initial_state_of, replay_segment
 from inspector.trial import run_trial
-from monitor.environment import check_subnormals, fingerprint, settings, versions
+from monitor.environment import accelerator, check_subnormals, fingerprint, settings, versions
 from monitor.numerics.emulated import install_from_environment
 from monitor.numerics.known_answers import require_engines
 from monitor.transcript import RunFolder
@@ -25,11 +25,11 @@ from monitor.transcript import RunFolder
 def main() -> int:
     """Run jobs until the input ends; evidence at fault is a result, anything else that goes wrong ends the process."""
     name = current_device()
+    install_from_environment()
     wanted = device(name).capability
     found = settings()["cpu_capability"]
     if wanted is not None and found != wanted:
         raise DeviceError(f"this process computes with {found}, not {wanted}")
-    install_from_environment()
     check_subnormals()
     identity = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}
     for line in sys.stdin:
@@ -44,12 +44,12 @@ def main() -> int:
 
 
 def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
-    return {"engines": require_engines("exact", "rounded")}
+    return {"engines": require_engines("exact", "rounded", device=str(accelerator()))}
 
 
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
     run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
-    require_engines(run.declared.numerics)
+    require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
     replays = [replay_segment(run, index, check_rounding=check).to_json() for index in job["segments"]]
     return {"replays": replays, "initial_state": initial_state_of(run).to_json()}
@@ -57,7 +57,7 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
 
 def _drift(job: dict[str, Any]) -> dict[str, Any]:
     run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
-    require_engines("rounded")
+    require_engines("rounded", device=str(accelerator()))
     data = run.data()
     weights, digests = native_weights(run.task, data, run.task.steps)
     logs = [bytes.fromhex(log) for log in job["logs"]]

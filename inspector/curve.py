@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monitor.numerics import recording
 from monitor.presets import preset
 from monitor.task import Task, draw_order
-from monitor.training import Training, to_batch
+from monitor.training import Training
+from monitor.transcript import to_batch
 
 __all__ = ["CONTROL", "CONTROL_BITS", "run_curve", "shorten"]
 

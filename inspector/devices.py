@@ -1,8 +1,9 @@
 """Replay devices: the same machine computing with different kernels, each in a process of its own.
 
 Kernel families are chosen by environment variables that must be set before torch is imported, so a device is entered
-only by starting a process. Emulated devices add in an order that this machine does not have (monitor.numerics.emulated)
-and say so in their name and kind. Each device reports the fingerprint of its native arithmetic; equal fingerprints mean
+only by starting a process. A CUDA device keeps what it trains in its own memory; the host's part of such a process is
+that of ``native``. Emulated devices add in an order that this machine does not have (monitor.numerics.emulated) and say
+so in their name and kind. Each device reports the fingerprint of its native arithmetic; equal fingerprints mean
 that two devices do not really differ.
 """
 
@@ -25,6 +26,8 @@ __all__ = ["DEVICES", "Device", "DevicePool", "current_device", "device", "enter
 
 _ORDER = "CHIPWITNESS_EMULATED_ORDER"
 """As ``monitor.numerics.emulated`` has it, which this module must not import: it would load torch."""
+_ACCELERATOR = "CHIPWITNESS_ACCELERATOR"
+"""As ``monitor.environment`` has it."""
 _CONTROLLED = (
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
@@ -33,6 +36,7 @@ _CONTROLLED = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     _ORDER,
+    _ACCELERATOR,
 )
 _NAME = "CHIPWITNESS_DEVICE"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -43,7 +47,8 @@ class Device:
     """A named way to compute.
 
     Attributes:
-        kind: ``cpu`` for kernels of this machine, ``emulated`` for an order of additions that it does not have.
+        kind: ``cpu`` for kernels of this machine's processor, ``cuda`` for its graphics card, ``emulated`` for an order
+            of additions that it does not have.
         environment: variables that select the kernels; all other controlled ones are unset.
         capability: what PyTorch must report after it was imported, or None where it depends on the machine.
     """
@@ -53,6 +58,14 @@ class Device:
     summary: str
     environment: Mapping[str, str]
     capability: str | None = None
+
+    def missing(self) -> str | None:
+        """Why this machine cannot be the device, or None; loads torch where that has to be asked."""
+        if self.kind != "cuda":
+            return None
+        import torch
+
+        return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
     def process_environment(self) -> dict[str, str]:
         """Environment of a process that is to be this device."""
@@ -105,10 +118,17 @@ DEVICES: dict[str, Device] = {
             summary="MKL's compatible mode, one code path for all processors; one thread",
             environment={**_ONE_THREAD, "MKL_CBWR": "COMPATIBLE"},
         ),
+        Device(name="cuda", kind="cuda", summary="the first CUDA device", environment={_ACCELERATOR: "cuda"}),
         _emulated("split-k", "K in four parts whose sums are added"),
         _emulated("tiles", "tiles of 96 × 256 × 96, added by falling K"),
         _emulated("no-fma", "term by term, product and sum rounded separately"),
         _emulated("tensor-core", "chunks of 8 exact products, FP32 sums truncated"),
+        Device(
+            name="emulated-accelerator",
+            kind="emulated",
+            summary="emulated: an accelerator's memory and code paths, K in four parts",
+            environment={**_ONE_THREAD, _ORDER: "split-k", _ACCELERATOR: "emulated"},
+        ),
     )
 }
 
@@ -137,7 +157,7 @@ def enter(name: str) -> None:
         raise DeviceError(f"cannot become device {name}: torch is loaded already")
     if any(os.environ.get(key) != wanted.get(key) for key in (*_CONTROLLED, _NAME)):
         os.execve(sys.executable, [sys.executable, "-m", "analysis.cli", *sys.argv[1:]], wanted)
-    if _ORDER in wanted:
+    if _ORDER in wanted or _ACCELERATOR in wanted:
         from monitor.numerics.emulated import install_from_environment
 
         install_from_environment()

@@ -13,6 +13,7 @@ from inspector.guards import Guard
 from inspector.loops import LoopReport, examine_loop
 from inspector.replay import check_size, segments
 from inspector.trust import Trust
+from monitor.environment import accelerator
 from monitor.loops.task import LoopTask
 from monitor.program import meta_batch, step_flop
 from monitor.sharding import ShardedMemory
@@ -117,7 +118,7 @@ def _memory(run: RunFolder) -> ShardedMemory:
     if not isinstance(run.declared, LoopTask):
         return Training(run.declared).memory
     check_size(run)
-    return run.declared.empty_memory()
+    return run.declared.empty_memory(accelerator())
 
 
 def _check_no_programs(leaves: list[Leaf]) -> None:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, digest_list, digest_tensor
+from monitor.environment import accelerator
 from monitor.numerics import recording, replaying
 from monitor.numerics.known_answers import require_engines
 from monitor.presets import preset
 from monitor.task import Task, draw_order
-from monitor.training import Training, to_batch
+from monitor.training import Training
+from monitor.transcript import to_batch
 
 __all__ = ["run_trial"]
 
@@ -34,35 +36,31 @@ def _digest(name: str, tensors: dict[str, Tensor]) -> Digest:
     return digest_list(name, items, allow_empty=True)  # SGD without momentum keeps nothing
 
 
-def _batches(task: Task, accelerator: str) -> Iterator[dict[str, Tensor]]:
+def _batches(task: Task) -> Iterator[dict[str, Tensor]]:
     samples = preset(task.preset).samples(None)
     order = draw_order(task, len(next(iter(samples.values()))))
     for rows in order:
-        yield {name: values.to(accelerator) for name, values in to_batch(samples, np.asarray(rows)).items()}
+        yield to_batch(samples, np.asarray(rows))
 
 
 def run_trial(job: dict[str, Any]) -> dict[str, Any]:
     """Train and return digests of weights (with buffers), optimizer state and all losses.
 
     Args:
-        job: ``preset``, ``steps``, ``seed``, ``batch_size`` (None for the preset's), ``numerics``; ``accelerator``, a
-            torch device; ``logs``, a folder, or None; ``role``, with rounded numerics ``recording``, which writes a log
-            for each step there, or ``replaying``, which reads them.
+        job: ``preset``, ``steps``, ``seed``, ``batch_size`` (None for the preset's), ``numerics``; ``logs``, a
+            folder, or None; ``role``, with rounded numerics ``recording``, which writes a log for each step there, or
+            ``replaying``, which reads them.
 
     Returns:
-        ``not_run`` with a reason where torch has no such accelerator; else ``weights``, ``optimizer``, ``losses``
-        (digests), ``last_loss``, ``step_seconds``, ``log_bytes``, ``entries`` and ``forced`` (decisions of the log that
-        this device alone would have taken the other way).
+        ``weights``, ``optimizer``, ``losses`` (digests), ``last_loss``, ``step_seconds``, ``log_bytes``, ``entries``
+        and ``forced`` (decisions of the log that this device alone would have taken the other way).
 
     Raises:
         EvidenceError: a log contradicts this device's arithmetic.
         CallerError: a log is missing.
         DeviceError: an engine of this device fails its known-answer test.
     """
-    accelerator = job["accelerator"]
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        return {"not_run": "torch finds no CUDA device"}
-    require_engines(job["numerics"], device=accelerator)
+    require_engines(job["numerics"], device=str(accelerator()))
     numerics, folder = job["numerics"], Path(job["logs"]) if job["logs"] else None
     task = Task.for_preset(
         job["preset"],
@@ -73,11 +71,11 @@ def run_trial(job: dict[str, Any]) -> dict[str, Any]:
         shards=1,
         checkpoint_every=job["steps"],
     )
-    training = Training(task, device=accelerator)
+    training = Training(task)
     losses: dict[str, Tensor] = {}
     log_bytes = entries = forced = 0
     started = time.perf_counter()
-    for step, batch in enumerate(_batches(task, accelerator), start=1):
+    for step, batch in enumerate(_batches(task), start=1):
         path = None if folder is None or numerics != "rounded" else folder / f"step-{step:04d}.log"
         if path is not None and job["role"] == "replaying":
             session = replaying(numerics, _read(path))

@@ -1,4 +1,4 @@
-"""What this process computes with: versions, settings read back, and a fingerprint of its native arithmetic."""
+"""What this process computes with: where tensors lie, versions, settings, a fingerprint of its native arithmetic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from firmware_sim.errors import DeviceError
 from firmware_sim.evidence import Digest, digest_list, digest_tensor
 
-__all__ = ["check_subnormals", "fingerprint", "settings", "versions"]
+__all__ = ["accelerator", "check_subnormals", "device_name", "fingerprint", "settings", "versions"]
 
 SETTINGS = (
     "ATEN_CPU_CAPABILITY",
@@ -22,7 +22,21 @@ SETTINGS = (
     "MKL_ENABLE_INSTRUCTIONS",
     "OMP_NUM_THREADS",
     "CHIPWITNESS_EMULATED_ORDER",
+    "CHIPWITNESS_ACCELERATOR",
 )
+
+
+def accelerator() -> torch.device:
+    """Where this process keeps what it trains: the host, or the torch device that its environment names.
+
+    Raises:
+        DeviceError: torch finds no such device.
+    """
+    name = os.environ.get("CHIPWITNESS_ACCELERATOR", "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise DeviceError(f"torch finds no device {name!r}: {str(error).splitlines()[0]}") from None
 
 
 def versions() -> dict[str, str]:
@@ -30,30 +44,48 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
 
 
-def settings() -> dict[str, Any]:
-    """Settings as they are in effect: asked of PyTorch where it tells, else as the environment has them."""
+def settings(place: torch.device | None = None) -> dict[str, Any]:
+    """Settings as they are in effect: asked of PyTorch where it tells, else as the environment has them.
+
+    Args:
+        place: where tensors lie; None means where this process trains.
+    """
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "accelerator": _model_of(accelerator() if place is None else place),
         "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
 
 
+def _model_of(place: torch.device) -> str | None:
+    """Name of an accelerator as its maker gives it; None for the host."""
+    if place.type == "cpu":
+        return None
+    return torch.cuda.get_device_name(place) if place.type == "cuda" else str(place)
+
+
+def device_name(place: torch.device) -> str:
+    """Name of the replay device that computes as this process does with tensors on ``place``."""
+    return os.environ.get("CHIPWITNESS_DEVICE", "native") if place.type == "cpu" else place.type
+
+
 def check_subnormals() -> None:
     """Raise DeviceError if this process flushes subnormal numbers to zero, as that changes results silently."""
-    smallest = torch.tensor([2.0**-149, 2.0**-126], dtype=torch.float32)
-    if not bool(((smallest * 0.5).sum() == 2.0**-127) & (smallest[0] * 1.0 == 2.0**-149)):
-        raise DeviceError("this process flushes subnormal numbers to zero")
+    for place in (torch.device("cpu"), accelerator()):
+        smallest = torch.tensor([2.0**-149, 2.0**-126], dtype=torch.float32, device=place)
+        if not bool(((smallest * 0.5).sum() == 2.0**-127) & (smallest[0] * 1.0 == 2.0**-149)):
+            raise DeviceError(f"this process flushes subnormal numbers to zero on {place}")
 
 
-def fingerprint() -> Digest:
+def fingerprint(place: torch.device | None = None) -> Digest:
     """Digest of a fixed set of native FP32 operators: equal fingerprints mean the same kernels, as far as seen.
 
     The inputs come from integers, so they are the same everywhere.
     """
     raw = np.random.Philox(key=2026).random_raw(1 << 16)
     values = ((raw >> np.uint64(40)).astype(np.int64) - (1 << 23)).astype(np.float32) * np.float32(2.0**-22)
-    x = torch.from_numpy(values)
+    x = torch.from_numpy(values).to(accelerator() if place is None else place)
     a, b = x[:49152].view(128, 384), x[:24576].view(384, 64)
     image, kernel = x[:24576].view(2, 12, 32, 32), x[:2160].view(20, 12, 3, 3)
     with torch.no_grad():
@@ -80,7 +112,7 @@ def fingerprint() -> Digest:
                     dtype="float32",
                     shape=tuple(result.shape),
                     offset=0,
-                    data=result.contiguous().numpy().tobytes(),
+                    data=result.cpu().contiguous().numpy().tobytes(),
                 ),
             )
             for name, result in results.items()

@@ -100,11 +100,11 @@ class LabProver(Prover):
 
     def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
         tracer, _, _ = self._execute(step, capture=index)
-        return tracer.captured_inputs, tracer.captured_outputs
+        return [x.cpu() for x in tracer.captured_inputs], [x.cpu() for x in tracer.captured_outputs]
 
     def state(self, step: int) -> dict[str, Tensor]:
         training = self._training_at(step)
-        return {name: tensor.clone() for name, tensor in training.memory.export().items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in training.memory.export().items()}
 
     def rounding_entries(self, step: int, index: int) -> bytes:
         _, session, _ = self._execute(step, capture=None)

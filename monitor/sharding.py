@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from firmware_sim import DEFAULT_ALGORITHM, DeviceMemory, Digest, Region, digest_list
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError
 
 __all__ = ["ShardedMemory", "StateDigest"]
 
@@ -43,35 +44,51 @@ class StateDigest:
         return cls(shards=parsed)
 
 
-class ShardedMemory:
-    """All training state as views into one flat buffer for each (kind, dtype, device), cut over ``shards`` chips.
+_HOST = torch.device("cpu")
 
-    Chip c of N holds elements [⌊n·c/N⌋, ⌊n·(c+1)/N⌋) of every flat buffer of n elements. The tensors that training
-    writes *are* the chips' memory: nothing is copied before a snapshot.
+
+class ShardedMemory:
+    """All training state as views into flat buffers, cut over ``shards`` chips.
+
+    Chip c of N holds elements [⌊n·c/N⌋, ⌊n·(c+1)/N⌋) of the n elements of each (kind, dtype), wherever they lie: Adam
+    keeps its step counters on the host. The tensors that training writes *are* the chips' memory: nothing is copied
+    before a snapshot.
+
+    Attributes:
+        place: where the training computes; a few tensors may lie on the host all the same.
     """
 
     def __init__(self, tensors: Mapping[tuple[str, str], Tensor], shards: int) -> None:
         """Lay out ``tensors``, keyed by (kind, name); their values are copied into the flat buffers."""
         self.tensors: dict[tuple[str, str], Tensor] = {}
+        others = {tensor.device for tensor in tensors.values()} - {_HOST}
+        if len(others) > 1:
+            raise CallerError(f"the state lies on several devices: {', '.join(sorted(map(str, others)))}")
+        self.place = others.pop() if others else _HOST
         self._regions: list[list[Region]] = [[] for _ in range(shards)]
-        groups: dict[tuple[str, torch.dtype, torch.device], list[str]] = {}
+        groups: dict[tuple[str, torch.dtype], list[str]] = {}
         for (kind, name), tensor in tensors.items():
-            groups.setdefault((kind, tensor.dtype, tensor.device), []).append(name)
-        for (kind, dtype, device), names in groups.items():
-            members = [tensors[kind, name] for name in names]
-            flat = torch.empty(sum(member.numel() for member in members), dtype=dtype, device=device)
-            start = 0
-            for name, member in zip(names, members, strict=True):
-                count = member.numel()
-                view = flat[start : start + count].view(member.shape)
-                with torch.no_grad():
-                    view.copy_(member)
-                self.tensors[kind, name] = view
-                start += count
-            self._cut(kind, names, flat.numel(), shards)
+            groups.setdefault((kind, tensor.dtype), []).append(name)
+        for (kind, _), names in groups.items():
+            self._lay_out({(kind, name): tensors[kind, name] for name in names})
+            self._cut(kind, names, shards)
         self.shards = [DeviceMemory(regions) for regions in self._regions]
 
-    def _cut(self, kind: str, names: list[str], total: int, shards: int) -> None:
+    def _lay_out(self, members: Mapping[tuple[str, str], Tensor]) -> None:
+        """Copy tensors of one dtype one after another into a flat buffer on each device that has some."""
+        sizes: Counter[torch.device] = Counter()
+        for member in members.values():
+            sizes[member.device] += member.numel()
+        dtype = next(iter(members.values())).dtype
+        rest = {device: torch.empty(size, dtype=dtype, device=device) for device, size in sizes.items()}
+        for key, member in members.items():
+            place, rest[member.device] = rest[member.device].tensor_split([member.numel()])
+            self.tensors[key] = place.view(member.shape)
+            with torch.no_grad():
+                self.tensors[key].copy_(member)
+
+    def _cut(self, kind: str, names: list[str], shards: int) -> None:
+        total = sum(self.tensors[kind, name].numel() for name in names)
         bounds = [total * index // shards for index in range(shards + 1)]
         start = 0
         for name in names:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from monitor.environment import accelerator
 from monitor.presets import initialise, preset
 from monitor.sharding import ShardedMemory, adopt
 from monitor.task import Task
 
-__all__ = ["Training", "to_batch"]
-
-
-def to_batch(samples: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, Tensor]:
-    """Gather the samples of those row numbers into tensors with the batch as first axis."""
-    return {name: torch.from_numpy(values[rows]) for name, values in samples.items()}
+__all__ = ["Training"]
 
 
 class Training:
@@ -31,14 +26,16 @@ class Training:
         memory: all weights, buffers, gradients and optimizer state, as the chips hold them.
     """
 
-    def __init__(self, task: Task, *, device: str = "cpu") -> None:
+    def __init__(self, task: Task, *, device: str | torch.device | None = None) -> None:
+        """Builds and initialises model and optimizer on ``device``, by default where this process trains."""
         self.task = task
         self.step = 0
         self._preset = preset(task.preset)
-        with torch.device(device):
+        place = accelerator() if device is None else torch.device(device)
+        with place:
             self.model = self._preset.build()
         self.model.train()
-        if device != "meta":
+        if place.type != "meta":
             initialise(self.model, task.seed)
         self._optimizer, state = _optimizer(task, self.model)
         self.memory = adopt(self.model, state, task.shards)

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from monitor.numerics import execute, recording
 from monitor.numerics.exact._cpu_engine import cpu_matmul
 from monitor.presets import initialise, preset
-from monitor.training import to_batch
+from monitor.transcript import to_batch
 
 __all__ = ["ENGINES", "HEAVY", "LENGTHS", "ORDINARY", "convolution_rows", "operands", "product_rows"]
 

@@ -22,7 +22,7 @@ from inspector.devices import DEVICES, DevicePool, device
 from monitor.numerics import NUMERICS
 from monitor.presets import preset
 
-__all__ = ["COMMITTED", "CUDA", "WORKS", "counts", "labelled", "load", "run", "summary", "table", "verdict"]
+__all__ = ["COMMITTED", "WORKS", "counts", "labelled", "load", "run", "summary", "table", "verdict"]
 
 Row = dict[str, Any]
 
@@ -34,9 +34,6 @@ WORKS: dict[str, tuple[int, int | None]] = {
     "resnet50-cifar": (3, 4),
 }
 """Steps, and the batch size where it is not the preset's own: the large ones take small batches."""
-
-CUDA = "cuda"
-"""A row for the graphics card of the machine, computed by the process of the device ``native``."""
 
 COMMITTED = DATA / "equality.json"
 """The table that comes with the program."""
@@ -129,7 +126,9 @@ def _save(out: Path, document: dict[str, Any]) -> None:
 
 def _measured(pool: DevicePool, row: Row, role: str, logs: Path) -> Row:
     """The row with what its device found; a device or a log that fails says so in ``status``."""
-    accelerator, name = (CUDA, "native") if row["device"] == CUDA else ("cpu", row["device"])
+    missing = device(row["device"]).missing()
+    if missing is not None:
+        return {**row, "status": "not run", "reason": missing}
     job = {
         "action": "trial",
         "preset": row["work"],
@@ -137,16 +136,13 @@ def _measured(pool: DevicePool, row: Row, role: str, logs: Path) -> Row:
         "seed": row["seed"],
         "batch_size": row["batch_size"],
         "numerics": row["mode"],
-        "accelerator": accelerator,
         "role": role,
         "logs": str(logs),
     }
     try:
-        result = pool.run(name, job)
+        result = pool.run(row["device"], job)
     except DeviceError as error:
         return {**row, "status": f"broke: {error}"}
-    if "not_run" in result:
-        return {**row, "status": "not run", "reason": result["not_run"]}
     if "evidence_error" in result:
         return {**row, "status": f"rejected: {result['evidence_error']}"}
     names = (*_DIGESTS, "last_loss", "step_seconds", "seconds", "log_bytes", "entries", "forced")
@@ -167,7 +163,7 @@ def _wanted(
                     "mode": mode,
                     "machine": here,
                     "device": name,
-                    "kind": CUDA if name == CUDA else device(name).kind,
+                    "kind": device(name).kind,
                     "steps": steps or default_steps,
                     "batch_size": batch_size or preset(work).batch_size,
                     "seed": SEED,
@@ -181,7 +177,7 @@ def run(
     *,
     presets: Sequence[str] = tuple(WORKS),
     steps: int | None = None,
-    devices: Sequence[str] = (*DEVICES, CUDA),
+    devices: Sequence[str] = tuple(DEVICES),
     numerics: Sequence[str] = NUMERICS,
     out: Path | None = None,
     progress: Callable[[Row], None] = lambda row: None,

@@ -26,7 +26,7 @@ from firmware_sim.errors import CallerError
 from monitor.numerics import Session, recording, replaying
 from monitor.numerics.rounding.published import encode_dense
 from monitor.presets import PRESETS, Preset, initialise, preset
-from monitor.training import to_batch
+from monitor.transcript import to_batch
 
 __all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
 

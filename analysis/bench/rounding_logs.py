@@ -18,7 +18,8 @@ from monitor.numerics.rounding.policy import BOUNDS, Policy, bound_named
 from monitor.numerics.rounding.published import encode_dense
 from monitor.presets import preset
 from monitor.task import Task
-from monitor.training import Training, to_batch
+from monitor.training import Training
+from monitor.transcript import to_batch
 
 __all__ = ["PRESETS_MEASURED", "log_rows", "run"]
 

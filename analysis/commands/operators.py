@@ -65,6 +65,12 @@ def _digests(name: str, numerics: str) -> dict[str, str]:
     return result
 
 
+def _at_hand() -> list[str]:
+    from inspector.devices import DEVICES
+
+    return [name for name, entry in DEVICES.items() if entry.missing() is None]
+
+
 def _compare(results: dict[str, dict[str, str]], operator: str) -> tuple[str, list[list[str]]]:
     """Battery result of one operator, and the groups of devices that agree where they differ."""
     groups: dict[str | None, list[str]] = {}
@@ -76,10 +82,10 @@ def _compare(results: dict[str, dict[str, str]], operator: str) -> tuple[str, li
 
 
 def _operators(arguments: argparse.Namespace) -> int:
-    from inspector.devices import DEVICES, device
+    from inspector.devices import device
     from monitor.numerics.operators import operator_table
 
-    names = [device(name).name for name in arguments.device or DEVICES] if arguments.battery else []
+    names = [device(name).name for name in arguments.device or _at_hand()] if arguments.battery else []
     results = {name: _digests(name, arguments.numerics) for name in names}
     rows: list[dict[str, Any]] = []
     counts: dict[str, int] = {}

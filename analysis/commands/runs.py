@@ -74,7 +74,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("devices", help="list replay devices and the fingerprints of their arithmetic")
     add_json(parser)
     parser.epilog = (
-        "JSON: a list of name, kind (cpu, or emulated: an order of additions that this machine does not have), "
+        "JSON: a list of name, kind (cpu, cuda, or emulated: an order of additions that this machine does not have), "
         "summary, fingerprint, status, engines (what serves after its known-answer test)"
     )
     parser.set_defaults(handler=_devices)
@@ -279,6 +279,9 @@ def _devices(arguments: argparse.Namespace) -> int:
             "engines": {},
         }
         try:
+            missing = entry.missing()
+            if missing is not None:
+                raise DeviceError(missing)
             result = run_worker(name, {"action": "fingerprint"})
             row["fingerprint"], row["engines"] = result["fingerprint"], result["engines"]
         except DeviceError as error:

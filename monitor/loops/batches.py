@@ -43,14 +43,14 @@ def flatten_batch(batch: object) -> dict[str, Tensor]:
     """Entries of a batch: a tensor, or dicts, tuples and lists of them; values that are no tensors are left out.
 
     Raises:
-        CallerError: no tensor, one that is not on the CPU, or one whose memory cannot be taken as it lies.
+        CallerError: no tensor, one that is not dense, or one whose memory cannot be taken as it lies.
     """
     named = dict(_named("", batch))
     if not named:
         raise CallerError(f"a batch of type {type(batch).__name__} holds no tensor; give a tensor, tuple or dict")
     for name, tensor in named.items():
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise CallerError(f"batch tensor {name} is not a dense CPU tensor")
+        if tensor.device.type == "meta" or tensor.layout != torch.strided:
+            raise CallerError(f"batch tensor {name} is not a dense tensor with values")
         if str(tensor.dtype).removeprefix("torch.") not in DTYPE_SIZES:
             raise CallerError(f"batch tensor {name} is {tensor.dtype}, which is not recorded")
     entries: dict[str, Tensor] = {}

@@ -102,8 +102,8 @@ class Capture(Tracer):
                 f"{operator} reads a {dtype} tensor of {storage.nbytes()} bytes that no recorded operator, state or "
                 "batch produced; declare it in the batch or register it as a buffer"
             )
-        whole = torch.empty(0, dtype=tensor.dtype).set_(storage)
-        raw = whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+        whole = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage)
+        raw = whole.view(torch.uint8).cpu().numpy().tobytes() if whole.numel() else b""
         self._record_write(whole, f"constant:{len(self._constants)}")
         self._constants.append(Constant(dtype, raw))
         self._readers.append(operator)

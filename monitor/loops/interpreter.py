@@ -13,7 +13,6 @@ from monitor import numerics
 from monitor.loops.capture import read_value
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import ITEM, Program, build_arguments, operator_of
-from monitor.numerics.operators.random import keys_from
 from monitor.sharding import ShardedMemory
 from monitor.trace import layout_of, result_tensors, written_arguments
 
@@ -33,6 +32,8 @@ def execute(
 ) -> list[str]:
     """Take one step: ``memory`` goes from the state before to the state after it. Returns what the step read.
 
+    A program names no device: everything lies and is computed where ``memory`` is.
+
     Raises:
         EvidenceError: the program does not fit the state, the batch or what its operators really return.
     """
@@ -41,14 +42,14 @@ def execute(
         raise EvidenceError("the program does not say what becomes of each tensor of the state, and of no other")
     _check_batch(program, batch)
     values = {f"state:{name}": tensor for name, tensor in state.items()}
-    values |= {f"batch:{name}": tensor.clone() for name, tensor in batch.items()}
-    values |= {f"constant:{number}": constant.tensor() for number, constant in enumerate(program.constants)}
+    values |= {f"batch:{name}": tensor.to(memory.place, copy=True) for name, tensor in batch.items()}
+    values |= {f"constant:{i}": constant.tensor().to(memory.place) for i, constant in enumerate(program.constants)}
     reads: list[str] = []
     try:
-        with torch.no_grad(), keys_from(keys):
+        with torch.no_grad():
             with session:
                 for number in range(len(program.calls)):
-                    _call(program, number, values, scalars, session, keys, reads)
+                    _call(program, number, values, scalars, session, keys, reads, memory.place)
             keys.expect(())
             _commit(program, state, values)
     except CallerError as error:
@@ -73,12 +74,13 @@ def _call(
     session: numerics.Session,
     keys: RepeatedKeys,
     reads: list[str],
+    place: torch.device,
 ) -> None:
     call = program.calls[number]
     func = operator_of(call["operator"])
-    with torch._C._DisableTorchDispatch():
+    with session.aside():
         tensors = [_place(values, place) for place in call["sources"]]
-        args, kwargs = build_arguments(call["arguments"], tensors, scalars.__getitem__)
+        args, kwargs = build_arguments(call["arguments"], tensors, scalars.__getitem__, place)
     keys.expect(call["draws"])
     out: Any = func(*args, **kwargs)
     if session.statistics.calls != number + 1:

@@ -220,9 +220,9 @@ def parse_hex(text: object) -> float:
 
 
 def build_arguments(
-    arguments: Mapping[str, Any], tensors: Sequence[Tensor], scalar: Callable[[int], float]
+    arguments: Mapping[str, Any], tensors: Sequence[Tensor], scalar: Callable[[int], float], place: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Rebuild positional and keyword arguments of a call; EvidenceError where they have another form."""
+    """Rebuild positional and keyword arguments of a call that runs on ``place``; EvidenceError on any other form."""
 
     def build(value: Any) -> Any:
         if isinstance(value, list):
@@ -237,7 +237,7 @@ def build_arguments(
         if kind == "$scalar":
             return scalar(item)
         if kind == "$device":
-            return torch.device("cpu")
+            return place
         found = getattr(torch, str(item).removeprefix("torch."), None)
         if kind in _TYPES and isinstance(found, _TYPES[kind]):
             return found
@@ -332,7 +332,7 @@ def _flop(call: Mapping[str, Any]) -> int:
         return 0
     tensors = [torch.empty(place["shape"], device="meta") for place in call["sources"]]
     results: list[Tensor | None] = [torch.empty(layout["shape"], device="meta") for layout in call["results"]]
-    args, kwargs = build_arguments(call["arguments"], tensors, lambda _: 0.0)
+    args, kwargs = build_arguments(call["arguments"], tensors, lambda _: 0.0, torch.device("meta"))
     if packet == torch.ops.aten.convolution_backward:
         made = iter(results)
         results = [next(made) if wanted else None for wanted in args[-1]]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
-from monitor.environment import check_subnormals, fingerprint, settings, versions
+from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
 from monitor.lab import chip_evidence
 from monitor.loops.batches import batch_layout, batch_root, flatten_batch
 from monitor.loops.capture import Capture, digest_reads
@@ -31,7 +31,6 @@ from monitor.loops.replaying import ProgramTraining
 from monitor.loops.slots import SlotRules, updates_before
 from monitor.loops.state import LoopState
 from monitor.loops.task import LoopTask
-from monitor.numerics.operators.random import keys_from
 from monitor.site import Site, new_site_config, site_path
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.batches import salt_commitment
@@ -55,7 +54,7 @@ class Recorder:
     agreement between lab and inspector say, here written by one hand because this is a simulation.
 
     Args:
-        model: any module on the CPU; its parameters and buffers are adopted.
+        model: any module, on the CPU or an accelerator; its parameters and buffers are adopted.
         optimizer: of the model's parameters.
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``.
@@ -157,14 +156,15 @@ class Recorder:
         return str(self._loop.memory.digest().root)
 
     def _begin(self, lab: str, begin: datetime, declared_end: str) -> None:
+        place = self._loop.memory.place
         metadata = Metadata(
             lab=lab,
             task=self._task,
             data=salt_commitment(self._salt),
             chips=tuple(chip.chip_id for chip in self._site.chips),
-            device={"name": os.environ.get("CHIPWITNESS_DEVICE", "native"), "fingerprint": str(fingerprint())},
+            device={"name": device_name(place), "fingerprint": str(fingerprint(place))},
             versions=versions(),
-            settings=settings(),
+            settings=settings(place),
             started=begin.strftime("%Y-%m-%dT%H:%M:%SZ"),
             declared_end=declared_end,
         )
@@ -282,7 +282,7 @@ class Recorder:
     def _repeat(self, program: Program, leaf: Leaf, batch: Mapping[str, Tensor], root: bytes, log: bytes) -> None:
         """Interpret the step from the state before it: what it reaches must lie in memory now."""
         assert leaf.execution is not None
-        training = ProgramTraining(self._task)
+        training = ProgramTraining(self._task, device=self._loop.memory.place)
         training.memory.load(self._before)
         training.step = leaf.step - 1
         try:
@@ -296,7 +296,7 @@ class Recorder:
     def _repeat_segment(self, last: int) -> None:
         """Repeat the steps since the last checkpoint, from disk."""
         run = RunFolder(self.folder, self._site.key.verifying)
-        training = ProgramTraining(self._task)
+        training = ProgramTraining(self._task, device=self._loop.memory.place)
         training.step = last // self._task.checkpoint_every * self._task.checkpoint_every
         training.memory.load(run.checkpoint(training.step))
         batches = run.batches()
@@ -351,10 +351,8 @@ class _Step(AbstractContextManager[None]):
         torch.default_generator.manual_seed(step_seed(recorder._task.seed, step))
         recorder._updates, recorder._used = 0, list(recorder._groups)
         recorder._state = "open"
-        self._session = numerics.recording(recorder._task.numerics, observer=self._capture)
-        self._open = ExitStack()
-        self._open.enter_context(keys_from(keys))
-        self._open.enter_context(self._session)
+        self._session = numerics.recording(recorder._task.numerics, observer=self._capture, keys=keys)
+        self._session.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -362,7 +360,7 @@ class _Step(AbstractContextManager[None]):
         recorder = self._recorder
         recorder._state = "failed"
         try:
-            self._open.__exit__(kind, error, trace)
+            self._session.__exit__(kind, error, trace)
         finally:
             torch.set_rng_state(self._random)
         if kind is None:
@@ -404,4 +402,5 @@ def _same_bytes(one: Tensor, other: Tensor) -> bool:
     if one.numel() == 0:
         return True
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(one.dtype.itemsize, torch.int64)
-    return bool(torch.equal(one.detach().reshape(-1).view(kind), other.detach().reshape(-1).view(kind)))
+    mine, theirs = one.detach().reshape(-1).view(kind), other.detach().reshape(-1).view(kind)
+    return bool(torch.equal(mine, theirs.to(mine.device)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
+from monitor.environment import accelerator
 from monitor.loops.capture import digest_reads
 from monitor.loops.interpreter import execute
 from monitor.loops.keys import RepeatedKeys
@@ -29,10 +31,11 @@ class ProgramTraining:
         memory: the state in the layout that the run declares.
     """
 
-    def __init__(self, task: LoopTask) -> None:
+    def __init__(self, task: LoopTask, *, device: torch.device | None = None) -> None:
+        """Makes empty memory on ``device``, by default where this process trains."""
         self.task = task
         self.step = 0
-        self.memory = task.empty_memory()
+        self.memory = task.empty_memory(accelerator() if device is None else device)
 
     def take_step(
         self,
@@ -52,8 +55,8 @@ class ProgramTraining:
         step = self.step + 1
         if execution.program != program.digest:
             raise EvidenceError(f"step {step} names another program than the one given")
-        session = numerics.replaying(self.task.numerics, log, bound=bound)
         keys = RepeatedKeys(self.task.seed, step)
+        session = numerics.replaying(self.task.numerics, log, bound=bound, keys=keys)
         reads = execute(program, self.memory, batch, scalars_of(program, execution), session, keys)
         self.step = step
         leaf = Leaf(

@@ -96,10 +96,12 @@ class LoopTask:
         """Bytes of the whole state."""
         return sum(entry.byte_count for entry in self.state)
 
-    def empty_memory(self) -> ShardedMemory:
+    def empty_memory(self, place: torch.device) -> ShardedMemory:
         """Memory of the declared layout, all zeros; EvidenceError if it cannot be spread over the shards."""
         tensors = {
-            (entry.kind, entry.name): torch.zeros((), dtype=getattr(torch, entry.dtype)).expand(entry.shape)
+            (entry.kind, entry.name): torch.zeros((), dtype=getattr(torch, entry.dtype), device=place).expand(
+                entry.shape
+            )
             for entry in self.state
         }
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +25,12 @@ class Backend(Protocol):
     """Operators whose result depends on an order of summation or on a mathematical library.
 
     All tensors are FP32 unless stated; every method returns the same bits on every device (``rounded``: given its log).
+
+    Attributes:
+        keys: gives random operators their keys, in [0, 2^63); with None torch's CPU generator does.
     """
+
+    keys: Callable[[], int] | None
 
     def begin_call(self, index: int, operator: str) -> None:
         """The next primitives belong to this ATen call of the step."""

@@ -276,7 +276,6 @@ def _randomness() -> None:
     _call("native_dropout_backward", x, x > 0, 1.25)
     x.random_(5)
     x.random_(-3, 5)
-    F.dropout(_plain(501), 0.2)
     _call("native_dropout", _plain(501), 0.2, True)
 
 
@@ -368,7 +367,7 @@ def _half_training(dtype: torch.dtype) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3, foreach=True)
     out = model(_plain(5, 3, 6, 6, seed=60).to(dtype))
     torch.autograd.backward(F.cross_entropy(out, torch.arange(5)) + _attend(out.reshape(1, 1, 5, 8)))
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     optimizer.step()
 
 
@@ -438,7 +437,7 @@ def _optimizer(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
     optimizer = make([parameter])
     for step in range(2):
         parameter.grad = _plain(1003, seed=44 + step)
-        nn.utils.clip_grad_norm_([parameter], 1.0)
+        nn.utils.clip_grad_norm_([parameter], 1.0, foreach=False)
         optimizer.step()
 
 

@@ -242,7 +242,7 @@ def _addmm(backend: ExactBackend) -> Direct:
     return call
 
 
-def _bernoulli(_: ExactBackend) -> Direct:
+def _bernoulli(backend: ExactBackend) -> Direct:
     """Overwrite x by 1 with probability p, else by 0."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -250,7 +250,7 @@ def _bernoulli(_: ExactBackend) -> Direct:
         p = args[1] if len(args) > 1 else 0.5
         if kwargs.keys() - {"generator"} or not is_plain(x) or type(p) is not float or not 0.0 <= p <= 1.0:
             return NotImplemented
-        philox.fill_bernoulli(x, draw_key(kwargs.get("generator")), 0, p)
+        philox.fill_bernoulli(x, draw_key(backend, kwargs.get("generator")), 0, p)
         return x
 
     return call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,8 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 class ExactBackend:
     """Pure functions of ``monitor.numerics.exact``; the same bits on every device without a log."""
 
-    def __init__(self, statistics: Statistics) -> None:
+    def __init__(self, statistics: Statistics, keys: Callable[[], int] | None = None) -> None:
+        self.keys = keys
         self._statistics = statistics
         self._operator = ""
 

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firmware_sim.errors import DeviceError
 
 from . import _emulated_kernels as kernels
+from .emulated_accelerator import NAME as ACCELERATOR
+from .emulated_accelerator import EmulatedAccelerator
 from .exact._workers import run_pieces
 
 __all__ = ["EMULATED", "VARIABLE", "EmulatedArithmetic", "Order", "install_from_environment"]
@@ -445,7 +447,11 @@ class EmulatedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def install_from_environment() -> str | None:
-    """Compute in the order that VARIABLE names for the rest of this thread; return its name, or None without one.
+    """Compute as the environment says for the rest of this thread: in the order that VARIABLE names, and on the
+    emulated accelerator where that is the process's accelerator.
+
+    Returns:
+        The order's name, or None without one.
 
     Raises:
         DeviceError: there is no such order, or engines may compute in other threads, where it would not hold.
@@ -455,4 +461,6 @@ def install_from_environment() -> str | None:
         if torch.get_num_threads() != 1:
             raise DeviceError("an emulated order holds in one thread; set OMP_NUM_THREADS=1")
         EmulatedArithmetic(name).__enter__()  # type: ignore[no-untyped-call]
+    if os.environ.get("CHIPWITNESS_ACCELERATOR") == ACCELERATOR:
+        EmulatedAccelerator().__enter__()
     return name

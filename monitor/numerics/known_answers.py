@@ -49,7 +49,7 @@ class Engine:
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
-    return torch.equal(found.cpu().contiguous().view(torch.int32), expected.contiguous().view(torch.int32))
+    return torch.equal(found.cpu().contiguous().view(torch.int32), expected.cpu().contiguous().view(torch.int32))
 
 
 def _operands() -> tuple[Tensor, Tensor]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError, EvidenceError
@@ -133,6 +135,9 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._table: dict[str, Rule] = operator_table()
         self._direct = direct_forms(backend)
         self._depth = 0
+        self._is_aside = False
+        self._core = ExitStack()
+        """While open, torch takes no fused variant of attention or normalisation that only some devices have."""
         self._state: Literal["new", "open", "closed", "failed"] = "new"
         self._log = b""
 
@@ -149,11 +154,23 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CallerError(f"the step had {self.statistics.calls} calls; there is no call {call}")
         return self._backend.log_of(call) if isinstance(self._backend, RoundedBackend) else b""
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While it is open, calls are no part of the step: they run as if there were no session."""
+        self._is_aside = True
+        try:
+            yield
+        finally:
+            self._is_aside = False
+
     def __enter__(self) -> Self:
         if self._state != "new":
             raise CallerError("a session controls one training step; build another for the next")
         self._check_subnormals()
         self._state = "open"
+        if self._backend is not None:
+            self._core.enter_context(sdpa_kernel(SDPBackend.MATH))
+            self._core.enter_context(torch.backends.cudnn.flags(enabled=False))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -161,6 +178,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._core.close()
         self._state = "failed"
         if kind is None:
             self._check_subnormals()
@@ -179,7 +197,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
-        if name in _UNCOUNTED or func.namespace == "profiler":
+        if name in _UNCOUNTED or self._is_aside or func.namespace == "profiler":
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)
@@ -290,7 +308,14 @@ class _Reentered:
         TorchDispatchMode.__exit__(self._session, *error)  # type: ignore[no-untyped-call]
 
 
-def _build(declared: str, log: bytes | None, policy: Policy, bound: Bound, observer: Observer | None) -> Session:
+def _build(
+    declared: str,
+    log: bytes | None,
+    policy: Policy,
+    bound: Bound,
+    observer: Observer | None,
+    keys: Callable[[], int] | None = None,
+) -> Session:
     """A session for declared numerics; the kind of bound that they name goes before that of ``bound``."""
     if declared not in DECLARABLE:
         raise CallerError(f"unknown numerics {declared!r}; choose {', '.join(DECLARABLE)}")
@@ -301,11 +326,11 @@ def _build(declared: str, log: bytes | None, policy: Policy, bound: Bound, obser
     statistics = Statistics()
     backend: Backend | None = None
     if numerics == "rounded":
-        backend = RoundedBackend(policy, bound, statistics, log)
+        backend = RoundedBackend(policy, bound, statistics, log, keys)
     elif log:
         raise EvidenceError(f"{numerics} numerics have an empty rounding log; this one has {len(log)} bytes")
     if numerics == "exact":
-        backend = ExactBackend(statistics)
+        backend = ExactBackend(statistics, keys)
     return Session(numerics, backend, statistics, observer)
 
 
@@ -314,7 +339,12 @@ _BOUND = Bound()
 
 
 def recording(
-    numerics: str, *, policy: Policy = _POLICY, bound: Bound = _BOUND, observer: Observer | None = None
+    numerics: str,
+    *,
+    policy: Policy = _POLICY,
+    bound: Bound = _BOUND,
+    observer: Observer | None = None,
+    keys: Callable[[], int] | None = None,
 ) -> Session:
     """A session that records one training step (forward, backward, optimizer).
 
@@ -323,19 +353,26 @@ def recording(
         policy: formats of ``rounded``.
         bound: error bound of plain ``rounded``; the other names give their own.
         observer: sees every ATen call.
+        keys: gives random operators their keys, in [0, 2^63); with None torch's CPU generator does.
     """
-    return _build(numerics, None, policy, bound, observer)
+    return _build(numerics, None, policy, bound, observer, keys)
 
 
 def replaying(
-    numerics: str, log: bytes, *, policy: Policy = _POLICY, bound: Bound = _BOUND, observer: Observer | None = None
+    numerics: str,
+    log: bytes,
+    *,
+    policy: Policy = _POLICY,
+    bound: Bound = _BOUND,
+    observer: Observer | None = None,
+    keys: Callable[[], int] | None = None,
 ) -> Session:
     """A session that repeats one training step under its log; all entries must be used by the time it ends.
 
     Raises:
         EvidenceError: the log is malformed, now or while the step runs (LogContradiction).
     """
-    return _build(numerics, log, policy, bound, observer)
+    return _build(numerics, log, policy, bound, observer, keys)
 
 
 def resolve(func_name: str) -> OpOverload:

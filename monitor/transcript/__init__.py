@@ -1,7 +1,7 @@
 """The transcript {M, D, W} of a run, its rounding logs and its signed manifest."""
 
 from monitor.transcript.batches import Batches, RecordedBatches
-from monitor.transcript.data import RunData, encode_arrays
+from monitor.transcript.data import RunData, encode_arrays, to_batch
 from monitor.transcript.leaf import Execution, Leaf
 from monitor.transcript.manifest import Entry, Manifest
 from monitor.transcript.metadata import Metadata, parse_time
@@ -22,4 +22,5 @@ __all__ = [
     "encode_arrays",
     "encode_state",
     "parse_time",
+    "to_batch",
 ]

@@ -20,8 +20,15 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, digest_bytes
+from monitor.environment import accelerator
 
-__all__ = ["RunData", "decode_arrays", "encode_arrays"]
+__all__ = ["RunData", "decode_arrays", "encode_arrays", "to_batch"]
+
+
+def to_batch(samples: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, Tensor]:
+    """Gather the samples of those row numbers into tensors with the batch as first axis, where this process trains."""
+    place = accelerator()
+    return {name: torch.from_numpy(values[rows]).to(place) for name, values in samples.items()}
 
 
 def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -74,8 +81,7 @@ class RunData:
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """Tensors of the batch of step 1, 2, …"""
-        rows = self.order[step - 1]
-        return {name: torch.from_numpy(values[rows]) for name, values in self.samples.items()}
+        return to_batch(self.samples, self.order[step - 1])
 
     def describe(self, step: int) -> str:
         """The declared samples of a step, in words."""

@@ -21,7 +21,8 @@ from monitor.numerics import Bound, LogContradiction, Policy, execute
 from monitor.numerics.rounding import codec
 from monitor.presets import preset
 from monitor.task import Task
-from monitor.training import Training, to_batch
+from monitor.training import Training
+from monitor.transcript import to_batch
 
 POLICY, BOUND = Policy(), Bound()
 

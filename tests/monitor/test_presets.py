@@ -24,7 +24,8 @@ from monitor.presets.gpt2_117m import GPT2, GPT2Config, preset_of
 from monitor.program import meta_batch, step_flop, step_specification
 from monitor.task import Task, draw_order
 from monitor.trace import Tracer
-from monitor.training import Training, to_batch
+from monitor.training import Training
+from monitor.transcript import to_batch
 
 SMALL_GPT2 = preset_of(
     "small-gpt2",

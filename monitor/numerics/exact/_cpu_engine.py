@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import _matmul_kernels as kernels
+from monitor.numerics.exact._eager_engine import INT8_WORK, int8_serves, require_fp64
 from monitor.numerics.exact._int8_engine import int8_matmul
-from monitor.numerics.exact._known_answers import fp64_gemm_is_exact, int8_gemm_is_exact
 from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import round_flagged
 from monitor.numerics.exact._workers import run_pieces, run_tiles, workers
 from monitor.numerics.exact.matmul_reference import CHUNK
 
-__all__ = ["INT8_WORK", "cpu_matmul", "int8_serves", "is_sampled"]
-
-INT8_WORK = 1 << 22
-"""Multiplications from which four int8 products and their digits beat one FP64 product."""
+__all__ = ["cpu_matmul", "is_sampled"]
 
 _TILE_WORK = 1 << 21
 """Multiplications of the FP64 products of one tile of a batch."""
 
 _CHECK_EVERY = 64
 _calls: dict[tuple[int, ...], int] = {}
-
-
-@lru_cache(maxsize=1)
-def int8_serves() -> bool:
-    """Whether this process's int8 GEMM passes its known-answer test."""
-    return int8_gemm_is_exact(torch.device("cpu"))
-
-
-@lru_cache(maxsize=1)
-def _require_fp64() -> None:
-    if not fp64_gemm_is_exact(torch.device("cpu")):
-        raise DeviceError("the FP64 matrix product of this processor does not add integers exactly")
 
 
 def is_sampled(a: Tensor, b: Tensor) -> bool:
@@ -104,11 +86,11 @@ def cpu_matmul(a: Tensor, b: Tensor, *, engine: str = "auto", wide: bool = True)
     batch, m, k = a.shape
     n = b.shape[-1]
     out = torch.empty((batch, m, n), dtype=torch.float32)
-    if engine == "int8" or (engine == "auto" and m * n * k >= INT8_WORK and int8_serves()):
+    if engine == "int8" or (engine == "auto" and m * n * k >= INT8_WORK and int8_serves(a.device)):
         for left, right, result in zip(a, b, out, strict=True):
             int8_matmul(left, right, result, check=is_sampled(left, right), wide=wide)
         return out
-    _require_fp64()
+    require_fp64(a.device)
     each = max(_TILE_WORK // (m * n * k), 1)
 
     def fill(i: int) -> None:

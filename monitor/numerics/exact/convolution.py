@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact._cpu_engine import INT8_WORK, int8_serves, is_sampled
+from monitor.numerics.exact._cpu_engine import is_sampled
+from monitor.numerics.exact._eager_engine import INT8_WORK, int8_serves
 from monitor.numerics.exact._int8_engine import Gathered, Vectors, multiply
 from monitor.numerics.exact._workers import workers
 from monitor.numerics.exact.matmul import matmul
@@ -48,7 +49,7 @@ def _canvas(x: Tensor, borders: Borders) -> Tensor:
 
 
 def _serves_int8(x: Tensor, work: int) -> bool:
-    return x.device.type == "cpu" and work >= INT8_WORK and int8_serves()
+    return x.device.type == "cpu" and work >= INT8_WORK and int8_serves(x.device)
 
 
 def _im2col(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:

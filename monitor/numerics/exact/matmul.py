@@ -9,7 +9,7 @@ from torch import Tensor
 from firmware_sim.errors import CallerError
 from monitor.numerics.exact._bits import check_subnormals
 from monitor.numerics.exact._cpu_engine import cpu_matmul
-from monitor.numerics.exact._fp64_engine import fp64_matmul
+from monitor.numerics.exact._eager_engine import eager_matmul
 from monitor.numerics.exact.unary import require_fp32
 
 __all__ = ["matmul"]
@@ -68,4 +68,4 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type == "cpu":
         return cpu_matmul(left, right).reshape(shape)
     check_subnormals(a.device, a.numel() + b.numel())
-    return fp64_matmul(left, right).reshape(shape)
+    return eager_matmul(left, right).reshape(shape)

@@ -57,9 +57,10 @@ def _decide(total: Tensor, magnitude: Tensor, count: Tensor | int, divisor: int)
         low, high = low / scale, high / scale
         low, high = low - low.abs() * _UNIT, high + high.abs() * _UNIT
     low, high = low.to(torch.float32), high.to(torch.float32)
-    undecided = (low.view(torch.int32) != high.view(torch.int32)) & torch.isfinite(total)
-    value = torch.where(torch.isfinite(total), high.to(torch.float64), total).to(torch.float32)
-    undecided |= (slack > 0) & (slack >= total.abs())
+    finite = torch.isfinite(total)
+    undecided = (low.view(torch.int32) != high.view(torch.int32)) | ((slack > 0) & (slack >= total.abs()))
+    undecided &= finite
+    value = torch.where(finite, high.to(torch.float64), total).to(torch.float32)
     return canonical(torch.where(total == 0, 0.0, value)), undecided
 
 

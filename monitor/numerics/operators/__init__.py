@@ -18,6 +18,7 @@ _REFUSED = {
     "_linalg_": "decompose the model's linear algebra into matrix products",
     "quantize": "train without quantised operators",
     "sparse": "use dense tensors",
+    "scaled_dot_product": "leave the choice of its kernel to the session, which takes the one made of plain operators",
     "_cudnn": "switch cuDNN off for this operator",
 }
 

@@ -1,18 +1,15 @@
-"""Matrix products, attention and convolutions."""
+"""Matrix products and convolutions."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._backend import Backend, ConvolutionShape
 from ..errors import UnsupportedOperator
 from .elementwise import combine
-from .normalisation import softmax
 from .rule import Rule
 
 __all__ = ["rules"]
@@ -37,93 +34,6 @@ def _mv(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
 
 def _dot(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     return backend.matmul(a[None], b[:, None])[0, 0]
-
-
-def _batched(x: Tensor) -> Tensor:
-    return x.reshape(-1, *x.shape[-2:])
-
-
-def _product(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
-    """Matrix product over equal leading dimensions."""
-    return backend.matmul(_batched(a), _batched(b)).reshape(*a.shape[:-1], b.shape[-1])
-
-
-def _scores(
-    backend: Backend, query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, float]:
-    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = _product(backend, query, key.transpose(-2, -1)) * factor
-    if is_causal:
-        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~keep, float("-inf"))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return scores, factor
-
-
-def _shared_heads(query: Tensor, x: Tensor) -> Tensor:
-    """Repeat key or value heads that several query heads share."""
-    return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
-
-
-def _attention(
-    backend: Backend,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    if dropout_p:
-        raise UnsupportedOperator("scaled_dot_product_attention with dropout", "the CPU kernel has none either")
-    key, value = _shared_heads(query, key), _shared_heads(query, value)
-    scores, _ = _scores(backend, query, key, is_causal, attn_mask, scale)
-    top = scores.amax(-1, keepdim=True) + 0.0
-    top = torch.where(top.isfinite(), top, torch.zeros_like(top))
-    weights = backend.unary("exp", scores - top)
-    total = backend.sum(weights, [scores.dim() - 1], True)
-    out = _product(backend, torch.div(weights, total), value)
-    log_total = (backend.unary("log", total) + top).squeeze(-1)
-    return _like_vendor(out), log_total
-
-
-def _like_vendor(x: Tensor) -> Tensor:
-    """(b, h, t, d) laid out in memory as (b, t, h, d), as the CPU kernel returns it, so that later views succeed."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _attention_backward(
-    backend: Backend,
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    own_heads = key.shape[1]
-    key, value = _shared_heads(query, key), _shared_heads(query, value)
-    scores, factor = _scores(backend, query, key, is_causal, attn_mask, scale)
-    weights = softmax(backend, scores, -1)
-    grad_value = _product(backend, weights.transpose(-2, -1), grad)
-    grad_weights = _product(backend, grad, value.transpose(-2, -1))
-    inner = backend.sum(grad_weights * weights, [scores.dim() - 1], True)
-    grad_scores = (weights * (grad_weights - inner)) * factor
-    grad_query = _product(backend, grad_scores, key)
-    grad_key = _product(backend, grad_scores.transpose(-2, -1), query)
-    if key.shape[1] != own_heads:
-        grad_key, grad_value = (
-            backend.sum(g.reshape(g.shape[0], own_heads, -1, *g.shape[2:]), [2], False) for g in (grad_key, grad_value)
-        )
-    return _like_vendor(grad_query), _like_vendor(grad_key), _like_vendor(grad_value)
 
 
 def _shape(
@@ -243,8 +153,6 @@ def rules() -> dict[str, Rule]:
         "baddbmm.default": _baddbmm,
         "mv.default": _mv,
         "dot.default": _dot,
-        "_scaled_dot_product_flash_attention_for_cpu.default": _attention,
-        "_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
         "convolution.default": _convolution,
         "convolution_backward.default": _convolution_backward,
     }

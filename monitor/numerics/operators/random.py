@@ -1,15 +1,13 @@
 """Random operators: a 63-bit key from torch's CPU generator, then a counter-based generator equal on every device.
 
 The key advances torch's own generator state, so that saving and restoring that state (activation checkpointing)
-reproduces the numbers. Under ``keys_from`` a step's keys come from a source that a replay can repeat.
+reproduces the numbers. A session may take a step's keys from a source of its own, which a replay can repeat.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,40 +15,27 @@ from torch import Tensor
 
 from .._backend import Backend
 from ..errors import UnsupportedOperator
-from .elementwise import square_root
+from .elementwise import quotient, square_root
 from .rule import Rule
 
-__all__ = ["draw_key", "keys_from", "rules"]
+__all__ = ["draw_key", "rules"]
 
 _UNIFORM_STEP = 2.0**-24
 
-_SOURCE: ContextVar[Callable[[], int] | None] = ContextVar("chipwitness_random_keys", default=None)
 
-
-@contextmanager
-def keys_from(source: Callable[[], int]) -> Iterator[None]:
-    """While it is open, every random operator of this thread takes its key, in [0, 2^63), from ``source``."""
-    token = _SOURCE.set(source)
-    try:
-        yield
-    finally:
-        _SOURCE.reset(token)
-
-
-def draw_key(generator: torch.Generator | None) -> int:
-    """The next 63-bit key: from the open ``keys_from``, or from torch's CPU generator, whose state moves on."""
-    source = _SOURCE.get()
-    if source is not None:
+def draw_key(backend: Backend, generator: torch.Generator | None) -> int:
+    """The next 63-bit key: from the session's own source, or from torch's CPU generator, whose state moves on."""
+    if backend.keys is not None:
         if generator is not None:
             raise UnsupportedOperator("a random operator with its own generator", "let it use torch's global one")
-        return source()
+        return backend.keys()
     if generator is not None and generator.device.type != "cpu":
         raise UnsupportedOperator("a CUDA generator", "pass a CPU generator or none")
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
 
 
 def _bits(backend: Backend, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return backend.random_bits(draw_key(generator), like.numel(), like).reshape(like.shape)
+    return backend.random_bits(draw_key(backend, generator), like.numel(), like).reshape(like.shape)
 
 
 def _uniform(
@@ -63,7 +48,7 @@ def _uniform(
 def _normal(
     backend: Backend, x: Tensor, centre: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    words = backend.random_bits(draw_key(generator), 2 * x.numel(), x)
+    words = backend.random_bits(draw_key(backend, generator), 2 * x.numel(), x)
     radius_bits, angle_bits = (words[0::2] >> 8).to(torch.float32), (words[1::2] >> 8).to(torch.float32)
     log = backend.unary("log", (radius_bits + 1.0) * _UNIFORM_STEP)
     value = square_root(log * -2.0) * backend.unary("cos", angle_bits * (_UNIFORM_STEP * 2.0 * math.pi))
@@ -88,12 +73,19 @@ def _dropout(backend: Backend, x: Tensor, p: float, train: bool | None) -> tuple
     if train is False or p == 0.0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = _below(backend, x, 1.0 - p, None)
-    scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
-    return x * mask * scale, mask
+    return x * _noise(mask, 1.0 - p), mask
 
 
 def _dropout_backward(_: Backend, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return grad * mask * scale
+    return grad * _noise(mask, 1.0 / scale if scale else 0.0)
+
+
+def _noise(mask: Tensor, kept: float) -> Tensor:
+    """What dropout multiplies by: FP32 1/kept where the mask is true, else 0, as the operator's parts have it on a CPU.
+
+    Where nothing is kept the mask is false everywhere.
+    """
+    return quotient(mask.to(torch.float32), kept or 1.0)
 
 
 def _integers(backend: Backend, x: Tensor, low: int, high: int, generator: torch.Generator | None) -> Tensor:
@@ -148,7 +140,7 @@ def _randn_like(backend: Backend, x: Tensor, **options: Any) -> Tensor:
 
 def _randperm(backend: Backend, count: int, **options: Any) -> Tensor:
     like = _empty((2 * count,), options, torch.int64)
-    words = backend.random_bits(draw_key(_generator(options)), 2 * count, like)
+    words = backend.random_bits(draw_key(backend, _generator(options)), 2 * count, like)
     keys = ((words[0::2] >> 1) << 32) | words[1::2]
     return torch.sort(keys, stable=True).indices.to(like.dtype)
 

@@ -32,7 +32,15 @@ _MOST_GROUPS = 8
 class RoundedBackend:
     """Srivastava 2024, Alg. 4, with error bounds in place of a threshold, over order-sensitive operators only."""
 
-    def __init__(self, policy: Policy, bound: Bound, statistics: Statistics, log: bytes | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        bound: Bound,
+        statistics: Statistics,
+        log: bytes | None,
+        keys: Callable[[], int] | None = None,
+    ) -> None:
+        self.keys = keys
         self._policy = policy
         self._bound = bound
         self._statistics = statistics

@@ -209,7 +209,7 @@ def test_malformed_declaration_is_refused(run, change):
 
 def test_declared_state_that_fits_no_shard_is_refused(run):
     with pytest.raises(EvidenceError, match="cannot be laid out"):
-        replace(run.loop, shards=4096).empty_memory()
+        replace(run.loop, shards=4096).empty_memory(torch.device("cpu"))
 
 
 def test_slot_needs_one_formula_for_all_steps(run):

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
 from monitor.numerics import exact, known_answers
-from monitor.numerics.exact import _cpu_engine
+from monitor.numerics.exact import _cpu_engine, _eager_engine
 from monitor.numerics.exact._known_answers import (
     fp64_convolution_is_exact,
     fp64_gemm_is_exact,
@@ -25,8 +25,8 @@ CPU = torch.device("cpu")
 
 def forget() -> None:
     """Let this process test its engines again."""
-    _cpu_engine.int8_serves.cache_clear()
-    _cpu_engine._require_fp64.cache_clear()
+    _eager_engine.int8_serves.cache_clear()
+    _eager_engine.require_fp64.cache_clear()
     require_engines.cache_clear()
 
 
@@ -140,7 +140,7 @@ def test_a_wrong_fp64_product_refuses_the_device(monkeypatch: pytest.MonkeyPatch
                 require_engines(numerics)
         with pytest.raises(DeviceError, match="FP64"):
             exact.matmul(a[:3], b)
-    monkeypatch.setattr(_cpu_engine, "_require_fp64", lambda: None)
+    monkeypatch.setattr(_cpu_engine, "require_fp64", lambda _: None)
     with narrow_products():  # without the guard the wrong engine gives other bits in silence
         wrong = exact.matmul(a[:3], b)
     assert not torch.equal(wrong, matmul_by_integers(a[:3], b))

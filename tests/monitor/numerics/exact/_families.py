@@ -11,7 +11,8 @@ import torch
 from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import UNARY_FUNCTIONS, matmul, mean, philox, power, scatter_rows, unary
 from monitor.numerics.exact import sum as exact_sum
-from monitor.numerics.exact._cpu_engine import cpu_matmul, int8_serves
+from monitor.numerics.exact._cpu_engine import cpu_matmul
+from monitor.numerics.exact._eager_engine import int8_serves
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:
@@ -47,7 +48,7 @@ def main() -> None:
     report = {
         "exact": _digest(exact),
         "native": _digest(native),
-        "int8": int8_serves(),
+        "int8": int8_serves(torch.device("cpu")),
         "forced_int8": forced_int8,
         "capability": torch.backends.cpu.get_cpu_capability(),
     }

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError, DeviceError
 from monitor.numerics.exact import _cpu_engine, matmul
-from monitor.numerics.exact._cpu_engine import cpu_matmul, int8_serves
-from monitor.numerics.exact._fp64_engine import fp64_matmul
+from monitor.numerics.exact._cpu_engine import cpu_matmul
+from monitor.numerics.exact._eager_engine import eager_matmul, int8_serves
 from monitor.numerics.exact.matmul_reference import CHUNK, LARGEST, is_wide, matmul_by_integers, quantise_row
 
 INF, NAN = float("inf"), float("nan")
-ENGINES = ("fp64", "int8", "eager")
+ENGINES = ("fp64", "int8", "eager fp64", "eager int8")
 
 
 def bits(x: Tensor) -> Tensor:
@@ -25,8 +25,9 @@ def bits(x: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, engine: str) -> Tensor:
-    if engine == "eager":
-        return fp64_matmul(a[None], b[None])[0]
+    kind, _, of = engine.partition(" ")
+    if kind == "eager":
+        return eager_matmul(a[None], b[None], engine=of)[0]
     return cpu_matmul(a[None], b[None], engine=engine)[0]
 
 
@@ -84,11 +85,12 @@ def test_any_numbers_give_the_specification(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_layouts_do_not_matter(engine: str) -> None:
+@pytest.mark.parametrize(("m", "k", "n"), [(19, 70, 23), (32, 64, 96)])
+def test_layouts_do_not_matter(engine: str, m: int, k: int, n: int) -> None:
     generator = torch.Generator().manual_seed(5)
-    a, b = torch.randn(19, 70, generator=generator), torch.randn(70, 23, generator=generator)
+    a, b = torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
     wanted = product(a, b, engine)
-    wide_a, wide_b = torch.zeros(38, 140), torch.zeros(140, 46)
+    wide_a, wide_b = torch.zeros(2 * m, 2 * k), torch.zeros(2 * k, 2 * n)
     wide_a[::2, ::2], wide_b[::2, ::2] = a, b
     for left in (a, a.t().contiguous().t(), wide_a[::2, ::2]):
         for right in (b, b.t().contiguous().t(), wide_b[::2, ::2]):
@@ -121,9 +123,9 @@ def test_longest_sums_of_the_largest_digits(k: int, kind: str) -> None:
 def test_long_random_sums_are_equal_on_all_engines(k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     a, b = torch.randn(5, k, generator=generator), torch.randn(k, 4, generator=generator)
-    wanted = product(a, b, "eager")
-    assert same(product(a, b, "int8"), wanted)
-    assert same(product(a, b, "fp64"), wanted)
+    wanted = product(a, b, "eager fp64")
+    for engine in ENGINES:
+        assert same(product(a, b, engine), wanted), engine
 
 
 def test_scale_is_the_largest_that_fits() -> None:
@@ -219,9 +221,9 @@ def test_one_right_operand_for_a_batch_and_batches_of_large_products() -> None:
     a, b = torch.randn(2, 5, 40, 30, generator=generator), torch.randn(30, 9, generator=generator)
     c = matmul(a, b)
     assert c.shape == (2, 5, 40, 9)
-    assert same(c[1, 4], product(a[1, 4], b, "eager"))
+    assert same(c[1, 4], product(a[1, 4], b, "eager fp64"))
     left, right = torch.randn(2, 170, 180, generator=generator), torch.randn(2, 180, 165, generator=generator)
-    assert same(matmul(left, right)[1], product(left[1], right[1], "eager"))
+    assert same(matmul(left, right)[1], product(left[1], right[1], "eager fp64"))
 
 
 def test_half_precision_is_taken_at_its_value() -> None:
@@ -246,12 +248,12 @@ def test_misfits_are_the_callers_mistake() -> None:
 def test_large_products_take_the_int8_engine_with_the_same_bits() -> None:
     generator = torch.Generator().manual_seed(4)
     a, b = torch.randn(260, 300, generator=generator), torch.randn(300, 129, generator=generator)
-    assert same(matmul(a, b), product(a, b, "eager"))
+    assert same(matmul(a, b), product(a, b, "eager fp64"))
 
 
 def test_a_device_that_returns_wrong_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """One wrong element in a sampled int8 product raises; without the check it would pass into the result."""
-    if not int8_serves():
+    if not int8_serves(torch.device("cpu")):
         pytest.skip("this processor's int8 product is not served")
     generator = torch.Generator().manual_seed(6)
     a, b = torch.randn(61, 67, generator=generator), torch.randn(67, 71, generator=generator)

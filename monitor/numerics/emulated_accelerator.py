@@ -1,0 +1,176 @@
+"""An emulated accelerator: a torch device whose memory lies apart from the host's, computed by this processor.
+
+A training on a graphics card takes other ways than one on a CPU: the eager engines stand in for the fused ones, tensors
+of two devices do not mix, the backward pass runs in a thread of its own, torch chooses other operators (lists in
+optimizers, dropout in one piece), and values reach the host as copies. All of it happens here, on a machine without
+such a card. The arithmetic is this processor's, and no figure taken here says how fast a card is.
+
+It is built on torch's registration of a backend in Python, which torch calls experimental.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from firmware_sim.errors import DeviceError
+
+__all__ = ["NAME", "EmulatedAccelerator"]
+
+NAME = "emulated"
+"""Of the torch device."""
+
+_LIBRARY = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+_CROSSING = frozenset({"aten.copy_.default", "aten._foreach_copy_.default"})
+"""Operators that write tensors of one device to another."""
+_INDEXED = frozenset({"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default"})
+"""Operators whose indices may lie on the host."""
+
+
+@functools.cache
+def _register() -> torch.device:
+    """Makes the device known to torch, once in a process."""
+    try:
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+        _setup_privateuseone_for_python_backend(NAME)
+        _claim_kernels()
+        return torch.device(NAME, 0)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise DeviceError(f"this torch cannot emulate an accelerator: {error}") from None
+
+
+def _claim_kernels() -> None:
+    """Keep operators in one piece that have kernels on real devices and a composition for all others."""
+    for operator in torch._C._dispatch_get_registrations_for_dispatch_key("CPU"):
+        if operator.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(
+            operator, "CompositeImplicitAutograd"
+        ):
+            _LIBRARY.impl(operator.removeprefix("aten::"), _unreachable, "PrivateUse1")  # type: ignore[no-untyped-call]
+
+
+def _unreachable(*_: object, **__: object) -> None:
+    raise RuntimeError("the emulated accelerator was left while a tensor of it was in use")
+
+
+class _Apart(Tensor):
+    """A tensor of the accelerator. What it holds is a tensor of the host that nobody else sees."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Self:
+        out: Self = Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=int(held.storage_offset()),
+            dtype=held.dtype,
+            device=_register(),
+        )
+        out.held = held
+        return out
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            args[0].held = args[1].held
+        return out
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            out = self.detach().clone()
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(out, self.requires_grad) if is_parameter else out
+        copied: Tensor = memo[id(self)]
+        return copied
+
+    def tolist(self) -> Any:
+        """As torch has it for the tensors of real devices."""
+        return self.held.tolist()
+
+    def data_ptr(self) -> int:
+        """As torch has it for the tensors of real devices."""
+        return self.held.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """As torch has it for the tensors of real devices; views share it."""
+        return self.held.untyped_storage()
+
+
+class EmulatedAccelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, ``torch.device("emulated")`` is there. A session entered later lies above it and calls into it."""
+
+    def __init__(self) -> None:
+        """DeviceError where this version of torch cannot do it."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        _register()
+
+    def __enter__(self) -> Self:
+        torch._C._set_only_lift_cpu_tensors(True)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # torch.tensor makes its tensor on the host and moves it by an operator: a setting of each thread.
+        torch._C._set_only_lift_cpu_tensors(True)
+        return _run(func, args, kwargs or {})
+
+
+def _run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    leaves, tree = tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    apart = [tensor for tensor in tensors if isinstance(tensor, _Apart)]
+    wanted = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
+    if not apart and (wanted is None or wanted.type != NAME):
+        return func(*args, **kwargs)
+    name = str(func)
+    strangers = [tensor for tensor in tensors if not isinstance(tensor, _Apart) and tensor.dim()]
+    if apart and strangers and name not in _CROSSING | _INDEXED:
+        raise RuntimeError(f"{name} mixes tensors of {strangers[0].device} and {NAME}")
+    host = [_on_host(leaf) for leaf in leaves]
+    out = func(*tree_unflatten(host, tree)[0], **tree_unflatten(host, tree)[1])
+    if name == "aten.copy_.default":
+        return args[0]
+    if wanted is not None and wanted.type != NAME:
+        return out.clone() if any(out is tensor.held for tensor in apart) else out
+    owners = {id(tensor.held): tensor for tensor in apart}
+    results, shape = tree_flatten(out)
+    return tree_unflatten([_returned(result, owners) for result in results], shape)
+
+
+def _on_host(leaf: Any) -> Any:
+    if isinstance(leaf, _Apart):
+        return leaf.held
+    return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type == NAME else leaf
+
+
+def _returned(result: Any, owners: dict[int, _Apart]) -> Any:
+    """A result as the accelerator's tensor; an argument that was written comes back as itself."""
+    if not isinstance(result, Tensor):
+        return result
+    owner = owners.get(id(result))
+    if owner is None:
+        return _Apart(result)
+    if owner.shape != result.shape:
+        raise RuntimeError(f"the emulated accelerator cannot resize a tensor to {tuple(result.shape)}")
+    return owner
