@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from monitor.numerics.exact.sweep import machine
 
 __all__ = ["DATA", "commit", "hardware"]
@@ -16,8 +18,9 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores and versions."""
-    return {**machine(), "cores": os.cpu_count()}
+    """Processor, cores and versions, and the CUDA device where there is one."""
+    found = {**machine(), "cores": os.cpu_count()}
+    return {**found, "accelerator": torch.cuda.get_device_name(0)} if torch.cuda.is_available() else found
 
 
 def commit() -> dict[str, str]:

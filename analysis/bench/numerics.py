@@ -1,7 +1,8 @@
 """``bench numerics``: native FP32, plain FP64, rounded recording and replaying, and exact, on the same work.
 
 Each repetition runs every mode once in turn, so that a busy machine slows all of them; figures are medians. Peak memory
-is that of a process which takes one step in one mode, PyTorch itself included.
+is that of a process which takes one step in one mode, PyTorch itself included; on a CUDA device it is what PyTorch has
+held there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from torch import Tensor
 
 from analysis.bench._origin import commit, hardware
 from firmware_sim.errors import CallerError
+from monitor.environment import accelerator, device_name
 from monitor.numerics import Session, recording, replaying
+from monitor.numerics.emulated_accelerator import NAME as ACCELERATOR
 from monitor.numerics.rounding.published import encode_dense
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.transcript import to_batch
@@ -43,8 +46,10 @@ def _rows(work: str, modes: dict[str, Callable[[], Session | None]], repetitions
     facts: dict[str, Row] = {}
     for repetition in range(repetitions + 1):
         for mode, action in modes.items():
+            _wait()
             started = time.perf_counter()
             session = action()
+            _wait()
             taken = time.perf_counter() - started
             if repetition:
                 seconds[mode].append(taken)
@@ -62,6 +67,12 @@ def _rows(work: str, modes: dict[str, Callable[[], Session | None]], repetitions
         }
         for mode, value in medians.items()
     ]
+
+
+def _wait() -> None:
+    """Let an accelerator finish what it was given."""
+    if accelerator().type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _facts(session: Session) -> Row:
@@ -95,7 +106,7 @@ def matrix_rows(shape: tuple[int, int, int], repetitions: int = 15) -> list[Row]
     """One matrix product of Gaussian operands in every mode."""
     m, k, n = shape
     generator = torch.Generator().manual_seed(m + n)
-    a, b = torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
+    a, b = (torch.randn(shape, generator=generator).to(accelerator()) for shape in ((m, k), (k, n)))
     with recording("rounded") as session:
         torch.mm(a, b)
     log = session.log
@@ -119,9 +130,13 @@ def _digit_products(m: int, k: int, n: int) -> Callable[[], None]:
     ``exact`` computes them in tiles that stay in the cache, and can be faster than this where the result is wide.
     """
     generator = torch.Generator().manual_seed(k)
+    place = accelerator()
     left, right = (
-        torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator) for shape in ((m, 3 * k), (3 * k, n))
+        torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator).to(place)
+        for shape in ((m, 3 * k), (3 * k, n))
     )
+    if place.type != "cpu":
+        right = right.t().contiguous().t()  # as an accelerator's own engine has it
 
     def multiply() -> None:
         for digits in (1, 2, 3, 2):
@@ -136,7 +151,8 @@ def _as(value: Any, dtype: torch.dtype) -> Any:
 
 def _step(entry: Preset, batch: dict[str, Tensor], dtype: torch.dtype) -> Callable[[], object]:
     """A training step from the same state each time, with gradients but without keeping the update."""
-    model = entry.build().train()
+    with accelerator():
+        model = entry.build().train()
     initialise(model, 1)
     model.to(dtype)
     model.register_forward_pre_hook(lambda _, inputs: tuple(_as(value, dtype) for value in inputs))
@@ -194,6 +210,8 @@ def _held() -> float:
 
     On Linux a process's ``ru_maxrss`` begins at its parent's, so the kernel's own high-water mark is asked there.
     """
+    if accelerator().type == "cuda":
+        return torch.cuda.max_memory_allocated() / (1 << 20)
     status = Path("/proc/self/status")
     if status.exists():
         (mark,) = (line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))
@@ -237,8 +255,15 @@ def write(rows: list[Row], path: Path) -> None:
         if path.exists():
             document = json.loads(path.read_text(encoding="utf-8"))
         here = hardware()
-        others = [entry for entry in document["measurements"] if entry["hardware"] != here]
-        mine = {"hardware": here, **commit(), "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"), "rows": rows}
+        name = device_name(accelerator())
+        others = [e for e in document["measurements"] if (e["hardware"], e.get("device", "native")) != (here, name)]
+        mine = {
+            "hardware": here,
+            "device": name,
+            **commit(),
+            "wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
+            "rows": rows,
+        }
         text = json.dumps({**document, "measurements": [*others, mine]}, indent=1)
         part = path.with_name(path.name + ".part")
         part.write_text(text + "\n", encoding="utf-8")
@@ -248,7 +273,13 @@ def write(rows: list[Row], path: Path) -> None:
 
 
 def run(presets: Sequence[str] = SMALL_PRESETS) -> list[Row]:
-    """All matrix products and a step of each named preset; CallerError if there is no such preset."""
+    """All matrix products and a step of each named preset, where this process keeps what it trains.
+
+    Raises:
+        CallerError: there is no such preset, or the device is an emulated accelerator.
+    """
+    if accelerator().type == ACCELERATOR:
+        raise CallerError("an emulated accelerator tells nothing about speed; choose another device")
     for name in presets:
         preset(name)
     rows = [row for shape in MATRICES for row in matrix_rows(shape)]

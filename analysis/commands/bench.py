@@ -25,7 +25,7 @@ _SIMPLE = {
     "fleet": "detection probability of large fleets",
     "registry": "imports and censuses of a large registry",
 }
-_ON_NATIVE = ("demo", "numerics", "accuracy")
+_ON_NATIVE = ("demo", "accuracy")
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -37,6 +37,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(works, "numerics", "native, FP64, rounded and exact on products and steps", _ROWS, _print_rows)
     _add_presets(one, "small ones")
+    one.add_argument("--device", default="native", metavar="NAME", help="what to measure (default: native)")
     one.add_argument("--out", type=Path, metavar="FILE", help="put the rows there, beside those of other machines")
 
     one = _add(
@@ -105,6 +106,8 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     if arguments.work in _ON_NATIVE:
         enter("native")
+    if arguments.work == "numerics":
+        enter(arguments.device)
     from tqdm import tqdm
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")

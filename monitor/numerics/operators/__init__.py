@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from . import decomposed, elementwise, exact, indexing, linear, lists, losses, normalisation, random, reductions
+from . import decomposed, elementwise, exact, indexing, limits, linear, lists, losses, normalisation, random, reductions
 from .rule import Kind, Rule
 
 __all__ = ["Kind", "Rule", "functional_name", "functional_of_out", "operator_table", "remedy_for"]
@@ -36,7 +36,7 @@ embedding_dense_backward.default max_pool2d_with_indices_backward.default
 def operator_table() -> dict[str, Rule]:
     """Rows by functional overload name, such as ``aten.add.Tensor``; in-place overloads use their functional row."""
     table = exact.rules() | decomposed.rules()
-    for module in (elementwise, reductions, linear, normalisation, indexing, losses, random):
+    for module in (elementwise, limits, reductions, linear, normalisation, indexing, losses, random):
         table.update(module.rules())
     for name in _SETTLED.split():
         table[f"aten.{name}"] = replace(table[f"aten.{name}"], settled=True)

@@ -22,8 +22,7 @@ is_same_size signbit
 """
 
 _ARITHMETIC = """
-mul.Tensor mul.Scalar neg abs relu leaky_relu threshold_backward
-clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor hardtanh floor ceil trunc round sign sgn
+mul.Tensor mul.Scalar neg abs leaky_relu threshold_backward floor ceil trunc round sign sgn
 """
 
 

@@ -21,7 +21,7 @@ class Rule:
     - ``exact``: moves or compares values; runs natively.
     - ``arithmetic``: one IEEE operation on each element; runs natively, NaN results are made canonical.
     - ``implemented``: ``implementation(backend, *args, **kwargs)``, of exact operations and the backend's primitives.
-    - ``decomposed``: PyTorch's own decomposition, whose operators come back through this table.
+    - ``decomposed``: a decomposition, mostly PyTorch's own, whose operators come back through this table.
     - ``refused``: named with a reason, so that the message can say what to do.
 
     ``any_format``: an implementation that takes other floating-point formats than FP32. ``settled``: its results

@@ -21,8 +21,11 @@ ACCELERATOR = {
     "CHIPWITNESS_EMULATED_ORDER": "split-k",
     "CHIPWITNESS_ACCELERATOR": "emulated",
 }
-# Rows whose result is not a number to compare, and spellings of rows that the battery runs under another overload.
+# Rows whose result is not a number to compare, spellings of rows that the battery runs under another overload, and
+# operators that only graphics cards have.
 NOT_RUN = {
+    "aten._fused_rms_norm.default",
+    "aten._fused_rms_norm_backward.default",
     "aten.alias.default",
     "aten.detach.default",
     "aten.empty.memory_format",

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from monitor.numerics import UnsupportedOperator, execute, recording
+from monitor.numerics.operators.decomposed import decomposition
 
 Function = Callable[[Tensor], Tensor]
 
@@ -263,3 +264,28 @@ def test_list_operators_equal_their_single_forms() -> None:
         for numerics in BACKENDS:
             for one, two in zip(execute(numerics, operator, values, {}, entries=None), native, strict=True):
                 torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "rounded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "normalised"), [((4, 5, 6), [6]), ((3, 4, 6), [4, 6]), ((6,), [6])])
+@pytest.mark.parametrize("has_weight", [True, False])
+def test_fused_rms_norm_is_its_composition(
+    numerics: str, dtype: torch.dtype, shape: tuple[int, ...], normalised: list[int], has_weight: bool
+) -> None:
+    """CUDA has one kernel for it, and a CPU the operators that torch composes; both end in the same bits."""
+    generator = torch.Generator().manual_seed(2)
+    x, grad = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    weight = torch.randn(normalised, generator=generator).to(dtype) if has_weight else None
+    leaves = [value.clone().requires_grad_() for value in (x, weight) if value is not None]
+    with recording(numerics):
+        composed = F.rms_norm(leaves[0], normalised, *leaves[1:])
+        torch.autograd.backward(composed, grad)
+    forward = decomposition(torch.ops.aten._fused_rms_norm.default)
+    assert forward is not None
+    backward = torch.ops.aten._fused_rms_norm_backward.default
+    with torch.no_grad(), recording(numerics):
+        out, inverse = forward(x.float(), normalised, None if weight is None else weight.float(), None)
+        slopes = backward(grad, x, normalised, inverse, weight, [True, has_weight])
+    assert out.to(dtype).equal(composed)
+    assert [slope.equal(leaf.grad) for slope, leaf in zip(slopes, leaves, strict=False)] == [True] * len(leaves)

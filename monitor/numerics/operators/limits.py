@@ -1,0 +1,63 @@
+"""Clamping. A number that equals a limit is kept, so that a zero keeps its sign; a NaN, of number or limit, stays one.
+
+The kernels of CPUs do just that. Those of graphics cards take the larger of -0 and +0, so they are not used.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._backend import Backend
+from .rule import Rule
+
+__all__ = ["rules"]
+
+Limit = Tensor | float | None
+
+
+def _beyond(x: Tensor, limit: Tensor | float, compare: Callable[[Tensor, Any], Tensor]) -> Tensor:
+    """x, or the limit where x compares as beyond it or the limit is NaN."""
+    over = compare(x, limit)
+    if isinstance(limit, Tensor):
+        return torch.where(over | limit.isnan(), limit, x)
+    return torch.full_like(x, limit) if math.isnan(limit) else torch.where(over, limit, x)
+
+
+def _clamp(_: Backend, x: Tensor, low: Limit = None, high: Limit = None) -> Tensor:
+    if x.is_cpu or not x.dtype.is_floating_point:
+        return torch.clamp(x, low, high)  # type: ignore[arg-type]
+    out = x if low is None else _beyond(x, low, torch.lt)
+    return out if high is None else _beyond(out, high, torch.gt)
+
+
+def _from_above(backend: Backend, x: Tensor, high: Limit) -> Tensor:
+    return _clamp(backend, x, None, high)
+
+
+def _relu(backend: Backend, x: Tensor) -> Tensor:
+    return _clamp(backend, x, 0.0)
+
+
+def _hardtanh(backend: Backend, x: Tensor, low: float = -1.0, high: float = 1.0) -> Tensor:
+    return _clamp(backend, x, low, high)
+
+
+def rules() -> dict[str, Rule]:
+    """Rows of the operator table for this file."""
+    row = functools.partial(Rule, kind="implemented", any_format=True)
+    return {
+        "aten.clamp.default": row(implementation=_clamp),
+        "aten.clamp.Tensor": row(implementation=_clamp),
+        "aten.clamp_min.default": row(implementation=_clamp),
+        "aten.clamp_min.Tensor": row(implementation=_clamp),
+        "aten.clamp_max.default": row(implementation=_from_above),
+        "aten.clamp_max.Tensor": row(implementation=_from_above),
+        "aten.hardtanh.default": row(implementation=_hardtanh),
+        "aten.relu.default": row(implementation=_relu),
+    }
