@@ -64,9 +64,9 @@ def test_native_training_ends_in_at_least_four_ways(rows: list[dict[str, Any]], 
 
 def test_every_row_ran_or_says_why_not(rows: list[dict[str, Any]]) -> None:
     assert equality.verdict(rows) is None
-    assert {row["device"] for row in rows} <= {*DEVICES, equality.CUDA}
+    assert {row["device"] for row in rows} <= set(DEVICES)
     for work in equality.WORKS:
-        assert equality.CUDA in {row["device"] for row in rows if row["work"] == work}
+        assert "cuda" in {row["device"] for row in rows if row["work"] == work}
     assert all(row["reason"] for row in rows if row["status"] == "not run")
 
 
