@@ -1,7 +1,8 @@
 """How a lab behaves: honestly, or with exactly one lie.
 
-``Conduct`` is the interface and the honest lab. Each lie overrides the moments at which it departs from honesty;
-everything else, signatures and chips included, runs through the same code.
+``Conduct`` (monitor._conduct) is the interface and the honest lab. Each lie overrides the moments at which it departs
+from honesty; everything else, signatures and chips included, runs through the same code. Lies about what the transcript
+says are here; those about which training the chips take part in are in ``monitor.evasions``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +19,9 @@ from firmware_sim import ChipLie, LabLie, parse_lie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
 from monitor import numerics
+from monitor._conduct import Conduct
 from monitor.adversary import LogEdit, Survey, apply_edit, far_additions
+from monitor.evasions import EVASIONS
 from monitor.numerics import Bound
 from monitor.presets import initialise
 from monitor.transcript import Manifest
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from monitor.numerics import Observer
     from monitor.recorder import PresetRecorder
-    from monitor.site import Site
+    from monitor.site import Site, SiteConfig
     from monitor.task import Task
     from monitor.training import Training
     from monitor.transcript import Leaf
@@ -39,61 +41,6 @@ __all__ = ["LIES", "Conduct", "EditRoundingLog", "conduct", "simulated_lie"]
 
 
 _PRODUCTS = frozenset({"aten.addmm.default", "aten.bmm.default", "aten.convolution.default", "aten.mm.default"})
-
-
-class Conduct:
-    """The honest lab.
-
-    Attributes:
-        bound: by which the lab obeys its own rounding logs when it takes a committed step again.
-    """
-
-    bound = Bound()
-
-    def check(self, task: Task) -> None:
-        """Raise CallerError if this lie cannot be told in that task."""
-
-    def initialise(self, training: Training) -> None:
-        """Called on the initial state before it is committed."""
-
-    def order(self, step: int, steps: int) -> int:
-        """Return the step whose declared batch is really trained on, of all ``steps``."""
-        return step
-
-    def batch(self, step: int, declared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the batch that is really trained on."""
-        return declared
-
-    def learning_rate(self, step: int, declared: float) -> float:
-        """Return the learning rate that is really used."""
-        return declared
-
-    def observer(self, step: int) -> Observer | None:
-        """Return an observer that may alter operator results."""
-        return None
-
-    def record(self, step: int, training: Training, take: Callable[[], Tensor]) -> tuple[bytes, Tensor]:
-        """Take a step by calling ``take`` under recording numerics; return the rounding log and the loss."""
-        with numerics.recording(training.task.numerics, observer=self.observer(step)) as session:
-            loss = take()
-        return session.log, loss
-
-    def before_commit(self, step: int, training: Training) -> None:
-        """Called after a step was taken and before its state is committed."""
-
-    def declare(self, leaf: Leaf) -> Leaf:
-        """Return the leaf that the lab commits to."""
-        return leaf
-
-    def after_step(self, step: int, recorder: PresetRecorder) -> None:
-        """Called after a step was committed and the chips have seen it."""
-
-    def hand_over(self, shard: int, evidence: dict[str, bytes], recorder: PresetRecorder) -> dict[str, bytes]:
-        """Return the evidence files of the chip that holds a shard, as the lab hands them over."""
-        return evidence
-
-    def publish(self, run: Path, site: Site) -> None:
-        """Called with the finished run folder before anybody else sees it."""
 
 
 class _ChangeSample(Conduct):
@@ -117,7 +64,7 @@ class _ReorderData(Conduct):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def check(self, task: Task) -> None:
+    def check(self, task: Task, config: SiteConfig) -> None:
         if task.steps < 2:
             raise CallerError("a run of one step has one order of data; take at least two steps")
 
@@ -135,7 +82,7 @@ class _WriteUnseen(Conduct):
     def before_commit(self, step: int, training: Training) -> None:
         if step == self._step:
             weight = next(tensor for (kind, _), tensor in training.memory.tensors.items() if kind == "weight")
-            weight.detach().numpy().flat[0] += 2.0**-10
+            weight.detach().view(-1)[:1].add_(2.0**-10)
 
 
 class _Drift(Conduct):
@@ -151,8 +98,8 @@ class _Drift(Conduct):
         if step >= self._step:
             for (kind, _), tensor in training.memory.tensors.items():
                 if kind == "weight":
-                    values = tensor.detach().numpy()
-                    values[...] = np.nextafter(values, np.copysign(np.float32(np.inf), values))
+                    values = tensor.detach()
+                    values.copy_(torch.nextafter(values, torch.copysign(torch.full_like(values, torch.inf), values)))
 
 
 class _TruncateTranscript(Conduct):
@@ -228,7 +175,7 @@ class _ForgeInitialisation(Conduct):
     def __init__(self, step: int) -> None:
         """The lie is told before the first step, whatever ``step`` is."""
 
-    def initialise(self, training: Training) -> None:
+    def initialise(self, training: Training, site: Site) -> None:
         initialise(training.model, training.task.seed + 1)
 
 
@@ -293,7 +240,7 @@ class EditRoundingLog(Conduct):
         self._step = step
         self._edit = edit
 
-    def check(self, task: Task) -> None:
+    def check(self, task: Task, config: SiteConfig) -> None:
         if task.numerics != "rounded":
             raise CallerError(f"this lie edits the log of rounded numerics with worst-case bounds, not {task.numerics}")
 
@@ -376,6 +323,7 @@ LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.TRUNCATED_TRANSCRIPT: _TruncateTranscript,
     LabLie.SELF_MADE_TRUST: _MakeTrust,
     LabLie.WRONG_OPERATOR: _WrongOperator,
+    **EVASIONS,
 }
 """The lab lies that training simulates; the argument is the step at which the lab departs from honesty."""
 
@@ -385,7 +333,9 @@ def simulated_lie(name: str) -> LabLie | ChipLie:
     lie = parse_lie(name)
     if isinstance(lie, LabLie) and lie not in LIES:
         known = ", ".join(each.value for each in (*LIES, *ChipLie))
-        raise CallerError(f"the lie {name!r} is not simulated by training yet; it has {known}")
+        raise CallerError(
+            f"a preset's program cannot tell the lie {name!r}, only a loop of one's own; there are {known}"
+        )
     if lie is ChipLie.CLONE_IDENTITY:
         raise CallerError("the lie 'clone-identity' needs the secrets of another lab's chip; training has none")
     return lie

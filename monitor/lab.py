@@ -46,7 +46,7 @@ def train(task: Task, out: Path, config: SiteConfig, *, device: str, progress: P
     """
     if out.exists():
         raise CallerError(f"{out} exists already; choose another --out or resume it")
-    conduct(config.lie, config.lie_step).check(task)
+    conduct(config.lie, config.lie_step).check(task, config)
     check_subnormals()
     samples = preset(task.preset).samples(Path(config.source) if config.source else None)
     order = draw_order(task, len(next(iter(samples.values()))))
@@ -113,8 +113,10 @@ def _continue(
     progress: Progress | None,
 ) -> TrainResult:
     behaviour = conduct(site.config.lie, site.config.lie_step)
+    if not committed:
+        behaviour.before_run(task, data, site)
     training = Training(task)
-    behaviour.initialise(training)
+    behaviour.initialise(training, site)
     recorder = PresetRecorder(training, data, writer, site.chips, run_id=metadata.run_id, conduct=behaviour)
     for leaf in committed:
         writer.tree.append(leaf.encoded())

@@ -12,7 +12,8 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree
 from monitor import numerics
-from monitor.conduct import Conduct, conduct
+from monitor._conduct import Conduct
+from monitor.conduct import conduct
 from monitor.recorder import make_leaf
 from monitor.site import Site, site_path
 from monitor.trace import Node, Tracer

@@ -11,7 +11,7 @@ from firmware_sim import Chip
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
-from monitor.conduct import Conduct
+from monitor._conduct import Conduct
 from monitor.program import step_flop
 from monitor.training import Training
 from monitor.transcript import Leaf, RunData, TranscriptWriter, encode_state
@@ -100,10 +100,13 @@ class PresetRecorder:
 
     def announce(self, step: int) -> None:
         """Tell the chips the head of the log that ends with ``step``, and let one tick pass."""
-        root = self._writer.tree.root(step + 1)
-        for chip in self._chips:
-            chip.commit(self._run_id, step, root)
+        for shard, chip in enumerate(self._chips):
+            chip.commit(self._run_id, step, self._conduct.head(step, shard, self))
         self.tick_chips(step)
+
+    def root(self, step: int) -> bytes:
+        """Root of the log of steps that ends with ``step``."""
+        return self._writer.tree.root(step + 1)
 
     def _leaf(self, step: int, log: bytes, loss: Tensor) -> Leaf:
         self._conduct.before_commit(step, self.training)

@@ -21,6 +21,7 @@ from firmware_sim import (
     DEFAULT_ALGORITHM,
     Chip,
     ChipLie,
+    LabLie,
     MakerCA,
     make_chip,
     parse_lie,
@@ -188,6 +189,12 @@ class Site:
             for number, chip_id in enumerate(chip_ids(config))
         ]
 
+    @property
+    def first_run(self) -> Path:
+        """Folder of the first run of these chips."""
+        lab = self.folder if self.config.silicon is None else Path(self.config.silicon).parent
+        return lab.with_name(lab.name.removesuffix(".lab"))
+
     def power_off(self) -> None:
         """Shut all chips down in order, so that a later run starts without a power gap."""
         for chip in self.chips:
@@ -224,7 +231,7 @@ class Site:
             "snapshot_rate": str(Fraction(*config.snapshot_rate)),
             "snapshot_algorithm": DEFAULT_ALGORITHM,
             "labs": {config.lab: key.verifying.raw.hex()},
-            "chips": dict.fromkeys(chip_ids(config), config.lab),
+            "chips": dict.fromkeys(_registered(config), config.lab),
             "verifier": config.verifier,
             "nonce": config.challenge,
         }
@@ -233,6 +240,12 @@ class Site:
         """Forget files that were staged but never announced."""
         shutil.rmtree(self.staging, ignore_errors=True)
         os.makedirs(self.staging)
+
+
+def _registered(config: SiteConfig) -> list[str]:
+    """The chips that the registry knows: all, or all but the last where the lab has one that it did not register."""
+    every = chip_ids(config)
+    return every[:-1] if config.lie == LabLie.UNDECLARED_CHIPS.value else every
 
 
 def _chip_lie(config: SiteConfig, number: int) -> ChipLie | None:

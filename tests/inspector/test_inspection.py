@@ -57,18 +57,53 @@ LIES = [
     ("extra-steps", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
     ("edited-chip-log", {Guard.LOG_CHAIN}, r"chip lab-chip-000\d: log "),
     ("forged-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
+    ("undeclared-run", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: belongs to a run that was not declared"),
+    ("undeclared-chips", {Guard.IDENTITY}, r"lab-chip-0002"),
+    ("two-transcripts", {Guard.COMMITMENT}, r"^chip lab-chip-0002, record \d+: step 3 was committed with another log"),
+    ("fake-layers", {Guard.REPLAY}, r"^step 3: .*lab-chip-000"),
 ]
 
 
 @pytest.mark.parametrize(("lie", "guards", "reason"), LIES, ids=[row[0] for row in LIES])
 def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, reason, inspect_run):
     recorded = make_run(lie=lie)
-    verdict = inspect_run(recorded)
+    samples = len(recorded.trust.chips_of("lab"))
+    verdict = inspect_run(recorded, samples=samples)
     assert verdict.outcome is Outcome.REJECT
     assert {each.guard for each in verdict.reasons} == {guard.value for guard in guards}
     assert any(re.search(reason, each.text) for each in verdict.reasons), verdict.reasons
-    blind = inspect_run(recorded, off=frozenset(guards))
+    blind = inspect_run(recorded, off=frozenset(guards), samples=samples)
     assert blind.outcome is Outcome.ACCEPT, blind.reasons
+
+
+def test_one_long_run_declared_as_two_is_rejected_and_passes_with_its_guard_off(make_run, devices):
+    """Each of the two stays below a limit on one run; the second claims to start from its seed."""
+    first = make_run("first")
+    chained = make_run("second", lie="chained-runs", seed=6, after=first.run)
+
+    def look(off=frozenset()):
+        settings = replace(SETTINGS, guards=ALL_GUARDS - off)
+        return inspect([first.run, chained.run], first.trust, settings, now=first.now, worker=devices.run)
+
+    verdict = look()
+    assert verdict.outcome is Outcome.REJECT
+    assert [each.guard for each in verdict.reasons] == [Guard.INITIALISATION.value]
+    assert verdict.reasons[0].text.startswith("step 0: the initial state is not what seed 6 gives")
+    assert look(frozenset({Guard.INITIALISATION})).outcome is Outcome.ACCEPT
+
+
+@pytest.mark.parametrize(
+    ("lie", "options", "message"),
+    [
+        ("chained-runs", {}, "give --after RUN"),
+        ("two-transcripts", {"chips": 1}, "one chip hears of one transcript only"),
+        ("undeclared-chips", {"chips": 1}, "a registry without any chip"),
+        ("hidden-constant", {}, "a preset's program cannot tell"),
+    ],
+)
+def test_lies_that_cannot_be_told_are_the_callers_mistake(make_run, lie, options, message):
+    with pytest.raises(CallerError, match=message):
+        make_run(lie=lie, **options)
 
 
 def test_last_batches_are_exchanged_too(make_run, inspect_run):

@@ -1,0 +1,142 @@
+"""Lies about which training the chips take part in: other runs, other chips, other logs, other models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from firmware_sim import LabLie
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import MerkleTree
+from monitor._conduct import Conduct
+from monitor.presets import preset
+from monitor.training import Training
+from monitor.transcript import RunFolder, to_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from monitor.recorder import PresetRecorder
+    from monitor.site import Site, SiteConfig
+    from monitor.task import Task
+    from monitor.transcript import Leaf, RunData
+
+__all__ = ["EVASIONS"]
+
+
+def _other_training(task: Task) -> Training:
+    """The same model from another seed: what the lab is really after."""
+    return Training(replace(task, seed=task.seed + 1))
+
+
+def _backwards(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Data that nobody declared."""
+    return {name: values.flip(0).roll(1, -1) for name, values in batch.items()}
+
+
+class _UndeclaredRun(Conduct):
+    """Trains another model on the chips for some steps before the declared run, and hands no transcript of it over."""
+
+    def __init__(self, step: int) -> None:
+        """``step`` is the number of steps of the other run."""
+        self._steps = step
+
+    def before_run(self, task: Task, data: RunData, site: Site) -> None:
+        other = _other_training(task)
+        run_id = hashlib.sha256(f"chipwitness/undeclared/{site.config.secret}".encode()).digest()
+        for chip, shard in zip(site.chips, other.memory.shards, strict=True):
+            chip.attach(shard, run_id, 0)
+        for step in range(1, self._steps + 1):
+            other.take_step(_backwards(data.batch(1 + (step - 1) % task.steps)))
+            for chip in site.chips:
+                chip.tick(run_id, step)
+
+
+class _UndeclaredChips(Conduct):
+    """Trains on one chip more than the registry knows; the simulated registry leaves it out (``Site``)."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told from the start, whatever ``step`` is."""
+
+    def check(self, task: Task, config: SiteConfig) -> None:
+        if task.shards < 2:
+            raise CallerError("a registry without any chip has nothing to inspect; give --chips 2 or more")
+
+
+class _TwoTranscripts(Conduct):
+    """From one step on tells the second half of its chips the heads of another log, with half the FLOP."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def check(self, task: Task, config: SiteConfig) -> None:
+        if task.shards < 2:
+            raise CallerError("one chip hears of one transcript only; give --chips 2 or more")
+
+    def head(self, step: int, shard: int, recorder: PresetRecorder) -> bytes:
+        if shard < (recorder.training.task.shards + 1) // 2:
+            return recorder.root(step)
+        return MerkleTree(self._other(leaf).encoded() for leaf in recorder.leaves[: step + 1]).root()
+
+    def _other(self, leaf: Leaf) -> Leaf:
+        return replace(leaf, flop=leaf.flop // 2) if leaf.step >= self._step else leaf
+
+
+class _FakeLayers(Conduct):
+    """From one step on the first chip's shard is that of another training; the declared rest is made up around it.
+
+    What the transcript states is what the chips hold, so that every snapshot is explained; no step leads there.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._hidden: Training | None = None
+
+    def before_commit(self, step: int, training: Training) -> None:
+        if step < self._step:
+            return
+        taken = step - self._step + 1
+        if self._hidden is None or self._hidden.step > taken:
+            self._hidden = _other_training(training.task)
+        data = self._data(training)
+        while self._hidden.step < taken:
+            self._hidden.take_step(data)
+        regions = zip(training.memory.shards[0].regions, self._hidden.memory.shards[0].regions, strict=True)
+        with torch.no_grad():
+            for shown, real in regions:
+                part = slice(shown.offset, shown.offset + shown.elements)
+                shown.tensor.view(-1)[part].copy_(real.tensor.view(-1)[part])
+
+    def _data(self, training: Training) -> dict[str, Tensor]:
+        samples = preset(training.task.preset).samples(None)
+        return to_batch(samples, torch.arange(training.task.batch_size).numpy())
+
+
+class _ChainedRuns(Conduct):
+    """Goes on from where the lab's earlier run ended, and claims to start from the declared seed."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told before the first step, whatever ``step`` is."""
+
+    def check(self, task: Task, config: SiteConfig) -> None:
+        if config.silicon is None:
+            raise CallerError("a run is chained to an earlier one of the same lab; give --after RUN")
+
+    def initialise(self, training: Training, site: Site) -> None:
+        run = RunFolder(site.first_run, site.key.verifying)
+        training.memory.load(run.checkpoint(run.declared.steps))
+
+
+EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {
+    LabLie.UNDECLARED_RUN: _UndeclaredRun,
+    LabLie.UNDECLARED_CHIPS: _UndeclaredChips,
+    LabLie.TWO_TRANSCRIPTS: _TwoTranscripts,
+    LabLie.FAKE_LAYERS: _FakeLayers,
+    LabLie.CHAINED_RUNS: _ChainedRuns,
+}
+"""The lies of this file; the argument is the step at which the lab departs from honesty."""
