@@ -79,6 +79,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--seeds", type=int, metavar="N", help="seeds, counted from 0 (default: 5)")
     one.add_argument("--out", type=Path, metavar="FILE", help="keep runs here and run only others")
 
+    one = _add(
+        works,
+        "evasions",
+        "every lie told in real runs: how often it is caught, and how often it should be",
+        "JSON: a list of rows with work (the lie), mode (lab or chip), seconds (a trial), ratio (null), trials, "
+        "caught, low, high, predicted, agrees, scene; exit code 1 where a prediction lies outside what was measured",
+        _print_evasions,
+    )
+    one.add_argument("--lie", action="append", metavar="NAME", dest="lies", help="default: all that train can tell")
+    one.add_argument("--trials", type=int, metavar="N", help="worlds in which each lie is told (default: 20)")
+    one.add_argument("--samples", type=int, metavar="S", help="chips that an inspection draws, of six (default: 2)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+    one.add_argument("--rates", type=Path, metavar="FILE", help="write rates for campaign; needs --samples 6")
+
 
 def _add(
     works: _SubParsersAction[ArgumentParser],
@@ -111,16 +125,19 @@ def _bench(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
-    names = ("presets", "steps", "seeds", "devices", "numerics")
+    names = ("presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples")
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
-    if arguments.work in ("equality", "quality"):
-        options["out"] = arguments.out
+    if arguments.work in ("equality", "quality", "evasions"):
+        if arguments.work != "evasions":
+            options["out"] = arguments.out
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=lambda _: bar.update() and None, **options)
     else:
         found = module.run(**options)
-        if arguments.work in ("accuracy", "numerics") and arguments.out is not None:
-            module.write(found, arguments.out)
+    if arguments.work in ("accuracy", "numerics", "evasions") and arguments.out is not None:
+        module.write(found, arguments.out)
+    if arguments.work == "evasions" and arguments.rates is not None:
+        module.save_as_rates(found, arguments.rates)
     problem: str | None = arguments.show(found, arguments.json)
     if problem is not None:
         print(f"chipwitness bench: {problem}", file=sys.stderr)
@@ -156,6 +173,13 @@ def _print_equality(rows: Any, as_json: bool) -> str | None:
 
     _print(rows, equality.table(rows), as_json)
     return equality.verdict(rows)
+
+
+def _print_evasions(rows: Any, as_json: bool) -> str | None:
+    from analysis.bench import evasions
+
+    _print(rows, evasions.table(rows), as_json)
+    return evasions.verdict(rows)
 
 
 def _print_quality(rows: Any, as_json: bool) -> str | None:

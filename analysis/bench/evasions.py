@@ -1,0 +1,305 @@
+"""``bench evasions``: every lie told in real runs, how often a real inspection catches it, and how often it should.
+
+A trial is a world of its own: new chips, new secrets, another draw. A lie is caught where the inspection ends in
+REJECT. The predictions are the closed forms of Shavit 2023, section 3 (PAPERS S2), for chips drawn without replacement.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from analysis.bench._origin import commit, hardware
+from firmware_sim import ChipLie, LabLie
+from firmware_sim.errors import CallerError
+from inspector.campaign.intervals import clopper_pearson
+from inspector.campaign.rates import MeasuredRate, save_rates
+from inspector.devices import DevicePool
+from inspector.guards import Settings
+from inspector.session import inspect
+from inspector.trust import Trust
+from inspector.verdict import Outcome
+from monitor.lab import train
+from monitor.site import Site, SiteConfig, new_site_config, next_site_config
+from monitor.task import Task
+
+__all__ = ["PREDICTIONS", "Scene", "run", "save_as_rates", "table", "verdict", "write"]
+
+Row = dict[str, Any]
+
+_STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+_DURATION = timedelta(hours=1)
+_DEVICE = "sse41"
+_DOUBT = 1e-3
+"""Chance that a right table of predictions is called wrong."""
+
+
+CHIPS = 6
+"""Chips of the lab."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The world that lies are told in.
+
+    Attributes:
+        rate: snapshots per chip and tick; a tick passes after each step, and before the first.
+        lie_step: step at which the lab departs from honesty.
+    """
+
+    chips: int = CHIPS
+    samples: int = 2
+    rate: Fraction = Fraction(1, 8)
+    steps: int = 8
+    checkpoint_every: int = 2
+    lie_step: int = 5
+
+    def drawn(self, liars: int) -> float:
+        """Chance that at least one of so many chips is drawn."""
+        return 1 - math.comb(self.chips - liars, self.samples) / math.comb(self.chips, self.samples)
+
+    def snapshots(self, ticks: int, least: int = 1) -> float:
+        """Chance that at least so many snapshots fall into some ticks of a chip."""
+        r = float(self.rate)
+        return 1 - sum(math.comb(ticks, k) * r**k * (1 - r) ** (ticks - k) for k in range(least))
+
+    def replayed(self, last: int) -> float:
+        """Chance that a segment with a step from ``lie_step`` to ``last`` is replayed.
+
+        That is the first segment, and each with a snapshot of a drawn chip.
+        """
+        first = (self.lie_step - 1) // self.checkpoint_every * self.checkpoint_every
+        end = -(-last // self.checkpoint_every) * self.checkpoint_every
+        return 1.0 if first == 0 else self.snapshots(self.samples * (min(end, self.steps) - first))
+
+    def whole_log(self) -> int:
+        """Ticks of a chip."""
+        return self.steps + 1
+
+
+_HIDDEN_TICKS = 6
+
+
+def _always(_: Scene) -> float:
+    return 1.0
+
+
+def _one_step(scene: Scene) -> float:
+    return scene.replayed(scene.lie_step)
+
+
+def _to_the_end(scene: Scene) -> float:
+    return scene.replayed(scene.steps)
+
+
+def _hidden(scene: Scene) -> float:
+    return scene.snapshots(scene.samples * _HIDDEN_TICKS)
+
+
+def _first_chip(scene: Scene) -> float:
+    return scene.drawn(1)
+
+
+def _first_chip_with(least: int) -> Callable[[Scene], float]:
+    return lambda scene: scene.drawn(1) * scene.snapshots(scene.whole_log(), least)
+
+
+PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
+    LabLie.CHANGE_SAMPLE: _one_step,
+    LabLie.REORDER_DATA: _one_step,
+    LabLie.EXTRA_STEPS: _hidden,
+    LabLie.EDITED_CHIP_LOG: _hidden,
+    LabLie.FORGED_INITIALISATION: _always,
+    LabLie.OTHER_LEARNING_RATE: _to_the_end,
+    LabLie.EDITED_OPTIMIZER: _one_step,
+    LabLie.UNDER_REPORTED_FLOP: _always,
+    LabLie.EDITED_ROUNDING_LOG: _one_step,
+    LabLie.UNSEEN_WRITE: _one_step,
+    LabLie.TOLERATED_DRIFT: _to_the_end,
+    LabLie.TRUNCATED_TRANSCRIPT: _always,
+    LabLie.SELF_MADE_TRUST: _always,
+    LabLie.WRONG_OPERATOR: _one_step,
+    LabLie.UNDECLARED_RUN: _always,
+    LabLie.UNDECLARED_CHIPS: _always,
+    LabLie.TWO_TRANSCRIPTS: lambda scene: scene.drawn(scene.chips // 2),
+    LabLie.FAKE_LAYERS: _to_the_end,
+    LabLie.CHAINED_RUNS: _always,
+    ChipLie.SKIP_SNAPSHOTS: _first_chip_with(1),
+    ChipLie.PREDICT_SCHEDULE: _first_chip,
+    ChipLie.SWAP_WEIGHTS: _first_chip_with(1),
+    ChipLie.HIDE_REGION: _first_chip,
+    ChipLie.REPLAY_SNAPSHOT: _first_chip_with(2),
+    ChipLie.TRUNCATE_LOG: _first_chip,
+    ChipLie.EDIT_RECORD: _first_chip,
+    ChipLie.SPLICE_LOGS: _first_chip,
+    ChipLie.RUN_OLD_FIRMWARE: _first_chip,
+    ChipLie.SIGN_WITH_ANOTHER_KEY: _first_chip,
+    ChipLie.OWN_MAKER_CA: _first_chip,
+}
+"""How often one inspection should catch each lie that ``train`` can tell; a lying chip is the lab's first.
+
+``clone-identity`` and ``roll-back-log`` take more than one run of one lab, and ``hidden-constant`` a loop of one's own;
+they are tested there.
+"""
+
+
+def _config(lie: LabLie | ChipLie, scene: Scene, world: int, first: Path | None) -> SiteConfig:
+    if first is not None:
+        return next_site_config(
+            first, lie=lie.value, lie_step=scene.lie_step, source=None, started=_STARTED, duration=_DURATION
+        )
+    return new_site_config(
+        lab="lab",
+        seed=world,
+        chips=scene.chips,
+        lie=None if lie is LabLie.CHAINED_RUNS else lie.value,
+        lie_step=scene.lie_step,
+        snapshot_rate=scene.rate,
+        started=_STARTED,
+        duration=_DURATION,
+    )
+
+
+def _caught(lie: LabLie | ChipLie, scene: Scene, world: int, folder: Path, devices: DevicePool) -> bool:
+    """One trial."""
+    runs: list[Path] = []
+    for number in range(2 if lie is LabLie.CHAINED_RUNS else 1):
+        config = _config(lie, scene, world, runs[0] if runs else None)
+        task = Task.for_preset(
+            "digits-cnn",
+            seed=2 * world + number,
+            steps=scene.steps,
+            batch_size=8,
+            numerics="rounded",
+            checkpoint_every=scene.checkpoint_every,
+            shards=scene.chips,
+        )
+        runs.append(folder / f"run-{number}")
+        train(task, runs[-1], config, device="native")
+    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    registered = len(trust.chips_of("lab"))
+    settings = Settings(samples=min(scene.samples, registered), seed=str(world), devices=(_DEVICE,))
+    verdict = inspect(runs, trust, settings, now=_STARTED + 2 * _DURATION, worker=devices.run)
+    return verdict.outcome is Outcome.REJECT
+
+
+def run(
+    *,
+    lies: Sequence[str] | None = None,
+    trials: int = 20,
+    samples: int = 2,
+    progress: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """Tell each lie in ``trials`` worlds.
+
+    Args:
+        lies: names; all that ``train`` can tell, if None.
+        samples: chips that each inspection draws, of the scene's six.
+        progress: called after each row.
+
+    Returns:
+        Rows with ``work`` (the lie), ``mode`` (lab or chip), ``seconds`` (median of a trial), ``ratio`` (None),
+        ``trials``, ``caught``, ``low``, ``high`` (Clopper-Pearson interval), ``predicted``, ``agrees`` and ``scene``.
+
+    Raises:
+        CallerError: an unknown lie, or an impossible number.
+    """
+    known = {lie.value: lie for lie in PREDICTIONS}
+    for name in lies or ():
+        if name not in known:
+            raise CallerError(f"no measurement of a lie {name!r}; there are {', '.join(known)}")
+    if trials < 1 or not 1 <= samples <= CHIPS:
+        raise CallerError(f"give at least one trial, and 1 to {CHIPS} chips to draw")
+    scene = Scene(samples=samples)
+    rows = []
+    with DevicePool() as devices:
+        for name in lies or known:
+            rows.append(_row(known[name], scene, trials, devices))
+            progress(rows[-1])
+    return rows
+
+
+def _row(lie: LabLie | ChipLie, scene: Scene, trials: int, devices: DevicePool) -> Row:
+    caught, seconds = 0, []
+    for world in range(trials):
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            caught += _caught(lie, scene, world, Path(folder), devices)
+        seconds.append(time.perf_counter() - started)
+    low, high = clopper_pearson(caught, trials, 1 - _DOUBT / len(PREDICTIONS))
+    predicted = PREDICTIONS[lie](scene)
+    return {
+        "work": lie.value,
+        "mode": "chip" if isinstance(lie, ChipLie) else "lab",
+        "seconds": statistics.median(seconds),
+        "ratio": None,
+        "trials": trials,
+        "caught": caught,
+        "low": low,
+        "high": high,
+        "predicted": predicted,
+        "agrees": low <= predicted <= high,
+        "scene": {**asdict(scene), "rate": str(scene.rate)},
+    }
+
+
+def verdict(rows: Sequence[Row]) -> str | None:
+    """Which predictions lie outside the interval of what was measured, or None; all together wrongly in 1 of 1,000."""
+    odd = [f"{row['work']} ({row['caught']} of {row['trials']}, {row['predicted']:.2f})" for row in rows]
+    odd = [text for text, row in zip(odd, rows, strict=True) if not row["agrees"]]
+    return f"caught otherwise than predicted: {', '.join(odd)}" if odd else None
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines for a person."""
+    lines = [f"{'lie':24} {'by':5} {'caught':>9} {'measured':>9} {'predicted':>10}"]
+    for row in rows:
+        share = row["caught"] / row["trials"]
+        told = f"{row['caught']} of {row['trials']}"
+        lines.append(f"{row['work']:24} {row['mode']:5} {told:>9} {share:9.2f} {row['predicted']:10.2f}")
+    scene = rows[0]["scene"]
+    lines.append(f"{scene['samples']} of {scene['chips']} chips drawn, {scene['rate']} snapshots a chip and step,")
+    lines.append(
+        f"{scene['steps']} steps in segments of {scene['checkpoint_every']}, the lie at step {scene['lie_step']}"
+    )
+    return lines
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Put the rows in a file with the machine that they were measured on; CallerError if that fails."""
+    document: Mapping[str, Any] = {"hardware": hardware(), **commit(), "device": _DEVICE, "rows": list(rows)}
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CallerError(f"cannot write {path}: {error.strerror}") from None
+
+
+def save_as_rates(rows: Sequence[Row], path: Path) -> None:
+    """Write the rows as the table that ``campaign`` reads: how often a lie is caught once its evidence is held.
+
+    Raises:
+        CallerError: the inspections did not draw all chips, or the file cannot be written.
+    """
+    if any(row["scene"]["samples"] != row["scene"]["chips"] for row in rows):
+        raise CallerError(f"a campaign draws chips itself; measure with --samples {CHIPS} for its rates")
+    settings = {row["work"]: "{steps} steps, lie at {lie_step}, rate {rate}".format(**row["scene"]) for row in rows}
+    rates = [
+        MeasuredRate(
+            lie=row["work"],
+            trials=row["trials"],
+            caught=row["caught"],
+            settings=settings[row["work"]],
+            device=_DEVICE,
+        )
+        for row in rows
+    ]
+    save_rates(path, rates)
