@@ -38,7 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     handler: Handler = arguments.handler
     try:
-        return handler(arguments)
+        code = handler(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read the output has seen enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
     except CallerError as error:
         return _fail(arguments.command, error, 2)
     except EvidenceError as error:

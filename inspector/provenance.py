@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from firmware_sim import EMPTY_MEMORY, NO_RUN, LogRecord, RecordKind, decode_epoch_keys, open_quote, parse_log
+from firmware_sim import (
+    EMPTY_MEMORY,
+    NO_RUN,
+    LogPosition,
+    LogRecord,
+    RecordKind,
+    decode_epoch_keys,
+    open_quote,
+    parse_log,
+)
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
@@ -44,6 +53,7 @@ class ChipReport:
     run: str = ""
     shard: int | None = None
     certificate: str = ""
+    log_counter: int = 0
     log_size: int = 0
     log_head: str = ""
     snapshots: list[tuple[str, int]] = field(default_factory=list)
@@ -57,6 +67,7 @@ class ChipReport:
             "run": self.run,
             "shard": self.shard,
             "certificate": self.certificate,
+            "log_counter": self.log_counter,
             "log_size": self.log_size,
             "log_head": self.log_head,
             "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
@@ -65,10 +76,20 @@ class ChipReport:
         }
 
 
-def examine_chip(chip: str, transcripts: Sequence[Transcript], trust: Trust, findings: Findings) -> ChipReport:
+def examine_chip(
+    chip: str,
+    transcripts: Sequence[Transcript],
+    trust: Trust,
+    findings: Findings,
+    *,
+    last: LogPosition | None = None,
+) -> ChipReport:
     """Read a chip's evidence and match every record of its log to the declared runs.
 
     A chip of the registry without evidence is a refusal, and counts as a failure.
+
+    Args:
+        last: where the chip's log ended at an earlier inspection, which it must extend; None if there was none.
     """
     report = ChipReport(chip=chip)
     holders = [item for item in transcripts if chip_path(chip, CHIP_FILES[0]) in item.run.files]
@@ -79,11 +100,12 @@ def examine_chip(chip: str, transcripts: Sequence[Transcript], trust: Trust, fin
     if holder is None:
         return report
     report.run = holder.run.folder.name
-    case = findings.read(partial(_open_case, chip, holder, trust), chip=chip)
+    case = findings.read(partial(_open_case, chip, holder, trust, last), chip=chip)
     if case is None:
         return report
     report.certificate = str(case.identity.certificate_digest)
-    report.log_size, report.log_head = case.quote.log_size, case.quote.log_head.hex()
+    report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
+    report.log_head = case.quote.log_head.hex()
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     for name, check in CHIP_GUARDS.items():
         findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
@@ -110,18 +132,22 @@ def _latest(chip: str, holders: Sequence[Transcript]) -> Transcript:
     return latest
 
 
-def _open_case(chip: str, holder: Transcript, trust: Trust) -> ChipCase:
-    """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts."""
+def _open_case(chip: str, holder: Transcript, trust: Trust, last: LogPosition | None) -> ChipCase:
+    """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
+
+    The very quote that an earlier inspection ended with is no news, and need not extend itself.
+    """
     chain, epochs, log, quote = (holder.run.read(chip_path(chip, name)) for name in CHIP_FILES)
     identity = read_chain(chain)
+    opened = open_quote(quote, identity.alias_key)
     return ChipCase(
         chip_id=chip,
         nonce=trust.nonce,
         verifier_id=trust.verifier,
         trust=trust.chip_trust,
-        last=None,
+        last=None if last == LogPosition.of(opened) else last,
         identity=identity,
-        quote=open_quote(quote, identity.alias_key),
+        quote=opened,
         records=parse_log(log, chip=chip),
         keys=decode_epoch_keys(epochs),
     )

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.comparison import compare_initial, compare_replay
 from inspector.detection import detection, log_miss_without_replacement
@@ -91,12 +93,14 @@ def inspect(
     *,
     now: datetime,
     worker: Worker = run_worker,
+    memory: Mapping[str, LogPosition] = MappingProxyType({}),
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
 
     Args:
         folders: all runs that the lab (or the labs) declare.
         now: the time of the inspection; a run that is unfinished after its declared end is rejected.
+        memory: where each chip's log ended at earlier inspections (inspector.memory); it must go on from there.
     Raises:
         CallerError: no run, no device, or more samples than the registry has chips.
     """
@@ -140,7 +144,7 @@ def inspect(
         told = {chip for item in complete for chip in item.run.metadata.chips}
         busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
         asked = [chip for chip in sorted(drawn) if chip not in busy]
-        reports = [examine_chip(chip, transcripts, trust, findings) for chip in asked]
+        reports = [examine_chip(chip, transcripts, trust, findings, last=memory.get(chip)) for chip in asked]
         evidence["chips"] = [report.to_json() for report in reports]
         if not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")

@@ -65,6 +65,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="replay device, repeatable (default: sse41 and mkl-compatible)",
     )
     parser.add_argument("--segments", type=int, metavar="N", help="replay at most N drawn segments")
+    parser.add_argument(
+        "--memory",
+        type=Path,
+        metavar="FILE",
+        help="what this inspector has seen of each chip's log, which must go on from there; made or updated here",
+    )
     parser.add_argument("--maximum-flop", type=int, metavar="H", help="reject a lab whose runs take more together")
     add_now(parser)
     add_json(parser)
@@ -233,6 +239,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from inspector.guards import Settings
+    from inspector.memory import load_memory, remember, save_memory
     from inspector.session import inspect
     from inspector.trust import Trust
 
@@ -246,7 +253,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
         segments=arguments.segments,
         maximum_flop=arguments.maximum_flop,
     )
-    return show_verdict(arguments, inspect(arguments.runs, trust, settings, now=now))
+    memory = {} if arguments.memory is None else load_memory(arguments.memory)
+    verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory)
+    if arguments.memory is not None:
+        save_memory(arguments.memory, remember(memory, verdict))
+    return show_verdict(arguments, verdict)
 
 
 def _replay(arguments: argparse.Namespace) -> int:

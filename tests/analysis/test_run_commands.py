@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -53,6 +55,22 @@ def test_train_verify_and_inspect(capsys, tmp_path):
     code, out, _ = call(capsys, *words)
     assert code == 0
     assert set(json.loads(out)) == {"outcome", "reasons", "evidence"}
+    memory = tmp_path / "memory.json"
+    for _ in range(2):
+        assert call(capsys, *words, "--memory", memory)[0] == 0
+        assert len(json.loads(memory.read_text())["chips"]) == 2
+    memory.write_text("{}")
+    code, _, err = call(capsys, *words, "--memory", memory)
+    assert code == 2
+    assert err == f"chipwitness inspect: cannot read the inspector's memory {memory}: it has another format\n"
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_traceback():
+    words = [sys.executable, "-m", "analysis.cli", "samples", "--flop", "3e23", "--chips", "1000", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 2
 
 
 def test_same_seed_gives_the_same_run(capsys, tmp_path):
