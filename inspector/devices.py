@@ -150,7 +150,7 @@ def enter(name: str) -> None:
     """Make this process that device, by starting the same command again with its environment where it has another.
 
     Must be called before torch is imported. Does not return if the process is replaced. An emulated device computes in
-    this thread only.
+    this thread only. DeviceError where the machine has no such device.
     """
     wanted = device(name).process_environment()
     if "torch" in sys.modules:
@@ -158,9 +158,11 @@ def enter(name: str) -> None:
     if any(os.environ.get(key) != wanted.get(key) for key in (*_CONTROLLED, _NAME)):
         os.execve(sys.executable, [sys.executable, "-m", "analysis.cli", *sys.argv[1:]], wanted)
     if _ORDER in wanted or _ACCELERATOR in wanted:
+        from monitor.environment import accelerator
         from monitor.numerics.emulated import install_from_environment
 
         install_from_environment()
+        accelerator()
 
 
 class DevicePool:
