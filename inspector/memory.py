@@ -13,7 +13,7 @@ from typing import Any
 
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError
-from inspector.verdict import Outcome, Verdict
+from inspector.verdict import Verdict
 
 __all__ = ["load_memory", "remember", "save_memory"]
 
@@ -25,11 +25,13 @@ def load_memory(path: Path) -> dict[str, LogPosition]:
     """The last position of each chip's log, by chip; none where there is no such file: nothing was inspected yet.
 
     Raises:
-        CallerError: the file cannot be read, or is another one.
+        CallerError: the file cannot be read, is another one, or lies in no folder.
     """
-    if not path.exists():
-        return {}
     try:
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}")
+        if not path.exists():
+            return {}
         data: Any = json.loads(path.read_text(encoding="utf-8"))
         if set(data) != {"format", "chips"} or data["format"] != _FORMAT:
             raise ValueError("it has another format")
@@ -48,10 +50,13 @@ def _position(entry: Any) -> LogPosition:
 
 
 def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> dict[str, LogPosition]:
-    """The memory after an inspection: unchanged by one that ended in REJECT, as its evidence is not to be believed."""
+    """The memory after an inspection, whatever its outcome: a chip may be sound that shows its lab to be a liar.
+
+    The log of a chip that is not sound itself, or did not go on from where it ended, changes nothing.
+    """
     known = dict(memory)
-    if verdict.outcome is not Outcome.REJECT:
-        for chip in verdict.evidence.get("chips", []):
+    for chip in verdict.evidence.get("chips", []):
+        if chip["sound"]:
             known[chip["chip"]] = LogPosition(
                 counter=chip["log_counter"], size=chip["log_size"], head=bytes.fromhex(chip["log_head"])
             )

@@ -45,6 +45,8 @@ class ChipReport:
     """What was read off one chip.
 
     Attributes:
+        sound: whether identity, quote, log and schedule of the chip passed; whether runs explain its log is another
+            question.
         snapshots: (run id, step) of each explained snapshot, in the order of the log.
         gaps: power gaps, as record numbers.
     """
@@ -53,6 +55,7 @@ class ChipReport:
     run: str = ""
     shard: int | None = None
     certificate: str = ""
+    sound: bool = False
     log_counter: int = 0
     log_size: int = 0
     log_head: str = ""
@@ -67,6 +70,7 @@ class ChipReport:
             "run": self.run,
             "shard": self.shard,
             "certificate": self.certificate,
+            "sound": self.sound,
             "log_counter": self.log_counter,
             "log_size": self.log_size,
             "log_head": self.log_head,
@@ -107,8 +111,10 @@ def examine_chip(
     report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
     report.log_head = case.quote.log_head.hex()
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
+    before = len(findings.found)
     for name, check in CHIP_GUARDS.items():
         findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
+    report.sound = len(findings.found) == before
     _match(report, case.records, transcripts, findings)
     return report
 

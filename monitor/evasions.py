@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from monitor._conduct import Conduct
 from monitor.presets import preset
+from monitor.site import Site, SiteConfig
 from monitor.training import Training
 from monitor.transcript import RunFolder, to_batch
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from monitor.recorder import PresetRecorder
-    from monitor.site import Site, SiteConfig
     from monitor.task import Task
     from monitor.transcript import Leaf, RunData
 
@@ -126,10 +127,20 @@ class _ChainedRuns(Conduct):
     def check(self, task: Task, config: SiteConfig) -> None:
         if config.silicon is None:
             raise CallerError("a run is chained to an earlier one of the same lab; give --after RUN")
+        earlier = _first_run(config).task
+        if (earlier.preset, earlier.optimizer, earlier.shards) != (task.preset, task.optimizer, task.shards):
+            raise CallerError(f"a run is chained to one of the same preset and optimizer; that was {earlier.preset}")
 
     def initialise(self, training: Training, site: Site) -> None:
-        run = RunFolder(site.first_run, site.key.verifying)
-        training.memory.load(run.checkpoint(run.declared.steps))
+        run = _first_run(site.config)
+        training.memory.load(run.checkpoint(run.task.steps))
+
+
+def _first_run(config: SiteConfig) -> RunFolder:
+    """The run for which the lab's chips were made."""
+    assert config.silicon is not None
+    lab = Path(config.silicon).parent
+    return RunFolder(lab.with_name(lab.name.removesuffix(".lab")), Site.lab_key(config).verifying)
 
 
 EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {

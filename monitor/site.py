@@ -189,12 +189,6 @@ class Site:
             for number, chip_id in enumerate(chip_ids(config))
         ]
 
-    @property
-    def first_run(self) -> Path:
-        """Folder of the first run of these chips."""
-        lab = self.folder if self.config.silicon is None else Path(self.config.silicon).parent
-        return lab.with_name(lab.name.removesuffix(".lab"))
-
     def power_off(self) -> None:
         """Shut all chips down in order, so that a later run starts without a power gap."""
         for chip in self.chips:

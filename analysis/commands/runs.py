@@ -255,9 +255,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
     )
     memory = {} if arguments.memory is None else load_memory(arguments.memory)
     verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory)
+    code = show_verdict(arguments, verdict)
     if arguments.memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))
-    return show_verdict(arguments, verdict)
+    return code
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -26,10 +26,10 @@ _MOVES = frozenset(
     f"aten.{name}"
     for name in (
         *("_to_copy.default", "copy.default", "index.Tensor", "_unsafe_index.Tensor"),
-        *("scatter.src", "scatter.value"),
+        *("scatter.src", "scatter.value", "native_dropout.default", "native_dropout_backward.default"),
     )
 )
-"""Rows with code of their own that nevertheless move or convert each value by itself."""
+"""Rows with code of their own for every format: most move or convert each value by itself."""
 
 _UPDATED = {"aten.native_batch_norm.default": (3, 4)}
 """Arguments that an operator overwrites although its schema does not say so: the running mean and variance."""

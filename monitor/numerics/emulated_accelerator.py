@@ -38,12 +38,17 @@ _INDEXED = frozenset({"aten.index.Tensor", "aten.index_put.default", "aten.index
 def _register() -> torch.device:
     """Makes the device known to torch, once in a process."""
     try:
-        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+        from torch.utils import backend_registration
 
-        _setup_privateuseone_for_python_backend(NAME)
+        class Backend(backend_registration._DummyBackendModule):
+            def get_amp_supported_dtype(self) -> list[torch.dtype]:
+                """What activation checkpointing asks, even on the host."""
+                return []
+
+        backend_registration._setup_privateuseone_for_python_backend(NAME, Backend())
         _claim_kernels()
         return torch.device(NAME, 0)
-    except (ImportError, AttributeError, RuntimeError) as error:
+    except (ImportError, AttributeError, RuntimeError, TypeError) as error:
         raise DeviceError(f"this torch cannot emulate an accelerator: {error}") from None
 
 
@@ -102,6 +107,12 @@ class _Apart(Tensor):
         copied: Tensor = memo[id(self)]
         return copied
 
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"{self.held!r} on {self.device}"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
     def tolist(self) -> Any:
         """As torch has it for the tensors of real devices."""
         return self.held.tolist()
@@ -144,9 +155,8 @@ def _run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if not apart and (wanted is None or wanted.type != NAME):
         return func(*args, **kwargs)
     name = str(func)
-    strangers = [tensor for tensor in tensors if not isinstance(tensor, _Apart) and tensor.dim()]
-    if apart and strangers and name not in _CROSSING | _INDEXED:
-        raise RuntimeError(f"{name} mixes tensors of {strangers[0].device} and {NAME}")
+    if apart and name not in _CROSSING:
+        _refuse_mixture(func, args, kwargs, tensors)
     host = [_on_host(leaf) for leaf in leaves]
     out = func(*tree_unflatten(host, tree)[0], **tree_unflatten(host, tree)[1])
     if name == "aten.copy_.default":
@@ -156,6 +166,23 @@ def _run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     owners = {id(tensor.held): tensor for tensor in apart}
     results, shape = tree_flatten(out)
     return tree_unflatten([_returned(result, owners) for result in results], shape)
+
+
+def _refuse_mixture(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> None:
+    """A number on the host may be read beside tensors of the accelerator, and indices may lie there; no more."""
+    name = str(func)
+    checked = [args[0], *args[2:3]] if name in _INDEXED else tensors
+    written = [
+        value
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for value in tree_flatten(args[place] if place < len(args) else kwargs.get(argument.name))[0]
+    ]
+    must = [*written, args[0]] if name in _INDEXED else written
+    for tensor in checked:
+        is_host = isinstance(tensor, Tensor) and not isinstance(tensor, _Apart)
+        if is_host and (tensor.dim() or any(tensor is other for other in must)):
+            raise RuntimeError(f"{name} mixes tensors of {tensor.device} and {NAME}")
 
 
 def _on_host(leaf: Any) -> Any:
@@ -171,6 +198,8 @@ def _returned(result: Any, owners: dict[int, _Apart]) -> Any:
     owner = owners.get(id(result))
     if owner is None:
         return _Apart(result)
-    if owner.shape != result.shape:
-        raise RuntimeError(f"the emulated accelerator cannot resize a tensor to {tuple(result.shape)}")
+    if (owner.shape, owner.stride()) != (result.shape, result.stride()):
+        raise RuntimeError(
+            f"the emulated accelerator cannot resize or turn a tensor in place, to {tuple(result.shape)}"
+        )
     return owner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -115,6 +116,34 @@ def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+class _PlainKernels:
+    """While anybody is in here, torch takes no fused attention or normalisation that only some devices have.
+
+    These switches are the whole process's: the first to enter throws them, the last to leave puts them back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._switches = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._switches.enter_context(sdpa_kernel(SDPBackend.MATH))
+                self._switches.enter_context(torch.backends.cudnn.flags(enabled=False))
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._switches.close()
+
+
+_PLAIN_KERNELS = _PlainKernels()
+
+
 class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Controls one training step while entered; use ``recording`` or ``replaying`` to build one.
 
@@ -137,7 +166,6 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth = 0
         self._is_aside = False
         self._core = ExitStack()
-        """While open, torch takes no fused variant of attention or normalisation that only some devices have."""
         self._state: Literal["new", "open", "closed", "failed"] = "new"
         self._log = b""
 
@@ -157,11 +185,11 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def aside(self) -> Iterator[None]:
         """While it is open, calls are no part of the step: they run as if there were no session."""
-        self._is_aside = True
+        before, self._is_aside = self._is_aside, True
         try:
             yield
         finally:
-            self._is_aside = False
+            self._is_aside = before
 
     def __enter__(self) -> Self:
         if self._state != "new":
@@ -169,8 +197,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check_subnormals()
         self._state = "open"
         if self._backend is not None:
-            self._core.enter_context(sdpa_kernel(SDPBackend.MATH))
-            self._core.enter_context(torch.backends.cudnn.flags(enabled=False))
+            self._core.enter_context(_PLAIN_KERNELS)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 

@@ -57,6 +57,23 @@ def test_a_chip_put_back_to_an_earlier_state_is_found_by_who_remembers(make_run,
     assert remember(memory, verdict) == memory
 
 
+def test_what_a_lying_labs_sound_chips_have_shown_is_remembered(make_run, look, tmp_path):
+    """A lab whose chips saw hidden steps is rejected, puts them back to before, and trains again without."""
+    first = make_run("first")
+    silicon, copy = site_path(first.run) / "chips", tmp_path / "copy"
+    shutil.copytree(silicon, copy)
+    cheat = make_run("cheat", seed=6, after=first.run, lie="extra-steps")
+    seen = look(first, cheat)
+    assert {each.guard for each in seen.reasons} == {Guard.SNAPSHOT.value}
+    memory = remember({}, seen)
+    assert len(memory) == 3
+    shutil.rmtree(silicon)
+    shutil.copytree(copy, silicon)
+    clean = make_run("clean", seed=6, after=first.run)
+    assert look(first, clean).outcome is Outcome.ACCEPT
+    assert look(first, clean, memory=memory).outcome is Outcome.REJECT
+
+
 def test_evidence_older_than_what_was_seen_is_rejected(make_run, look):
     first = make_run("first")
     second = make_run("second", seed=6, after=first.run)
@@ -76,6 +93,10 @@ def test_memory_is_kept_in_a_file(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["memory.json"]
     with pytest.raises(CallerError, match="cannot write"):
         save_memory(tmp_path / "no" / "memory.json", memory)
+    with pytest.raises(CallerError, match="there is no folder"):
+        load_memory(tmp_path / "no" / "memory.json")
+    with pytest.raises(CallerError, match="File name too long"):
+        load_memory(tmp_path / ("a" * 300))
 
 
 GOOD = {"format": "chipwitness/memory/1", "chips": {"a": {"counter": 1, "size": 1, "head": "00" * 32}}}

@@ -114,13 +114,13 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def _int8_sums(q: Tensor, r: Tensor) -> Tensor:
-    """FP64 of V = Σ_p 256^(p-1)·P_p for FP32 q (1, M, K) and r (1, N, K).
+    """FP64 of V = Σ_p 256^(p-1)·P_p for FP32 q (M, K) and r (N, K).
 
     With the digits of q by falling place, [d2 d1 d0], and those of r by rising place, each P_p is one product of views.
     A sum of int32 has at most 3·CHUNK terms of at most 2^14, which is below 2^31.
     """
-    (m, k), n = q.shape[1:], r.shape[1]
-    above, below = _padded(q[0]), _padded(r[0])
+    (m, k), n = q.shape, r.shape[0]
+    above, below = _padded(q), _padded(r)
     total: Tensor | None = None
     for start in range(0, k, CHUNK):
         left = _digits(above[:, start : start + CHUNK], (2, 1, 0))
@@ -134,10 +134,10 @@ def _int8_sums(q: Tensor, r: Tensor) -> Tensor:
             value = product.to(torch.float64) if value is None else torch.add(product, value, alpha=256)
         assert value is not None
         if k <= CHUNK:
-            return value[:m, :n].unsqueeze(0)
+            return value[:m, :n]
         total = value.to(torch.int64) if total is None else total + value.to(torch.int64)
     assert total is not None
-    return total[:m, :n].to(torch.float64).unsqueeze(0)
+    return total[:m, :n].to(torch.float64)
 
 
 def _correctly_rounded_product(a: Tensor, b: Tensor) -> Tensor:
@@ -169,7 +169,10 @@ def eager_matmul(a: Tensor, b: Tensor, *, engine: str = "auto") -> Tensor:
     batch, m, k = a.shape
     is_large = batch == 1 and m * k * b.shape[-1] >= INT8_WORK
     use_int8 = engine == "int8" or (engine == "auto" and is_large and int8_serves(a.device))
-    value = _int8_sums(rows.q, columns.q) if use_int8 else _fp64_sums(rows.q, columns.q)
+    if use_int8:
+        value = torch.stack([_int8_sums(q, r) for q, r in zip(rows.q, columns.q, strict=True)])
+    else:
+        value = _fp64_sums(rows.q, columns.q)
     scaled = (value * power_of_two(8 - rows.scale).unsqueeze(-1)).mul_(power_of_two(-columns.scale).unsqueeze(-2))
     result = scaled.add_(0.0).to(torch.float32)
     wide = rows.wide.unsqueeze(-1) | columns.wide.unsqueeze(-2)

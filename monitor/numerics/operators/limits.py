@@ -30,7 +30,7 @@ def _beyond(x: Tensor, limit: Tensor | float, compare: Callable[[Tensor, Any], T
 
 
 def _clamp(_: Backend, x: Tensor, low: Limit = None, high: Limit = None) -> Tensor:
-    if x.is_cpu or not x.dtype.is_floating_point:
+    if x.is_cpu or not x.dtype.is_floating_point or (low is None and high is None):
         return torch.clamp(x, low, high)  # type: ignore[arg-type]
     out = x if low is None else _beyond(x, low, torch.lt)
     return out if high is None else _beyond(out, high, torch.gt)
@@ -41,10 +41,12 @@ def _from_above(backend: Backend, x: Tensor, high: Limit) -> Tensor:
 
 
 def _relu(backend: Backend, x: Tensor) -> Tensor:
-    return _clamp(backend, x, 0.0)
+    return _clamp(backend, x, 0.0 if x.dtype.is_floating_point else 0)
 
 
 def _hardtanh(backend: Backend, x: Tensor, low: float = -1.0, high: float = 1.0) -> Tensor:
+    if not x.dtype.is_floating_point:
+        return torch.ops.aten.hardtanh.default(x, low, high)  # type: ignore[no-any-return]
     return _clamp(backend, x, low, high)
 
 

@@ -73,19 +73,22 @@ def _dropout(backend: Backend, x: Tensor, p: float, train: bool | None) -> tuple
     if train is False or p == 0.0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = _below(backend, x, 1.0 - p, None)
-    return x * _noise(mask, 1.0 - p), mask
+    return _thinned(x, mask, 1.0 / (1.0 - p) if p < 1.0 else 0.0), mask
 
 
 def _dropout_backward(_: Backend, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return grad * _noise(mask, 1.0 / scale if scale else 0.0)
+    return _thinned(grad, mask, scale)
 
 
-def _noise(mask: Tensor, kept: float) -> Tensor:
-    """What dropout multiplies by: FP32 1/kept where the mask is true, else 0, as the operator's parts have it on a CPU.
+def _thinned(x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """x times 1/(1-p) where the mask is true, else times 0, with the roundings of the operators that a CPU takes.
 
-    Where nothing is kept the mask is false everywhere.
+    Those divide 1 by 1-p in FP32 and round to x's format. A backward pass is told ``scale``, the FP64 of 1/(1-p),
+    alone; its inverse can miss 1-p by one unit in the last place of FP64, which FP32 shows for one p in 2^29. A scale
+    of 0 means that nothing is kept.
     """
-    return quotient(mask.to(torch.float32), kept or 1.0)
+    noise = quotient(mask.to(torch.float32), 1.0 / scale if scale else 1.0).to(x.dtype)
+    return (x.to(torch.float32) * noise.to(torch.float32)).to(x.dtype)
 
 
 def _integers(backend: Backend, x: Tensor, low: int, high: int, generator: torch.Generator | None) -> Tensor:
@@ -171,4 +174,8 @@ def rules() -> dict[str, Rule]:
         "randperm.default": _randperm,
         "randperm.generator": _randperm,
     }
-    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}
+    half = ("native_dropout.default", "native_dropout_backward.default")
+    return {
+        f"aten.{name}": Rule(kind="implemented", implementation=code, any_format=name in half)
+        for name, code in table.items()
+    }

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from firmware_sim.errors import DeviceError
 from monitor.environment import accelerator, device_name, settings
-from monitor.numerics import emulated_accelerator, exact
+from monitor.numerics import emulated_accelerator, exact, recording
 from monitor.numerics.emulated_accelerator import NAME, EmulatedAccelerator
 
 
@@ -35,6 +36,16 @@ def test_tensors_lie_apart_from_the_host() -> None:
     assert x.cpu().numpy().tolist() == x.tolist() == [0, 1, 2, 3, 4, 5]
     assert (x + torch.tensor(2.0)).tolist() == [2, 3, 4, 5, 6, 7]
     assert x[torch.tensor([4, 1])].tolist() == [4, 1]
+    with pytest.raises(RuntimeError, match="mixes"):
+        torch.zeros(()).add_(torch.ones((), device=NAME))
+    with pytest.raises(RuntimeError, match="mixes"):
+        torch.add(x[0], x[1], out=torch.zeros(()))
+    with pytest.raises(RuntimeError, match="mixes"):
+        torch.ones(6)[x.long()]
+    with pytest.raises(RuntimeError, match="mixes"):
+        x[torch.tensor([1, 2])] = torch.ones(2)
+    assert f"{x[2]:.1f}" == "2.0"
+    assert repr(x[:2]) == "tensor([0., 1.]) on emulated:0"
 
 
 def test_a_copy_to_the_host_is_a_copy() -> None:
@@ -56,8 +67,11 @@ def test_views_share_memory_and_writes_in_place_return_their_tensor() -> None:
     assert row.data_ptr() == x.data_ptr() + 12
     torch._foreach_add_([x, row], 1)
     assert x.tolist() == [[1, 1, 1], [3, 3, 3]]
-    with pytest.raises(RuntimeError, match="cannot resize"):
+    with pytest.raises(RuntimeError, match="cannot resize or turn"):
         x.resize_(4)
+    square = torch.zeros(2, 2, device=NAME)
+    with pytest.raises(RuntimeError, match="cannot resize or turn"):
+        square.t_()
 
 
 def test_parameters_can_be_put_elsewhere_and_copied() -> None:
@@ -96,9 +110,26 @@ def test_a_torch_that_cannot_do_it_is_refused(monkeypatch: pytest.MonkeyPatch) -
             EmulatedAccelerator()
     finally:
         emulated_accelerator._register.cache_clear()
-        monkeypatch.setattr(backend_registration, "_setup_privateuseone_for_python_backend", lambda _: None, False)
+        monkeypatch.setattr(backend_registration, "_setup_privateuseone_for_python_backend", lambda *_: None, False)
         monkeypatch.setattr(emulated_accelerator, "_claim_kernels", lambda: None)
         emulated_accelerator._register()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("probability", [0.1, 0.25, 0.9])
+def test_dropout_in_one_piece_gives_the_bits_of_its_parts(dtype: torch.dtype, probability: float) -> None:
+    x, grad = (torch.randn(200, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (1, 2))
+    found = []
+    for place in ("cpu", NAME):
+        torch.manual_seed(1)
+        with torch.no_grad(), recording("exact"):
+            found.append(functional.dropout(x.to(place), probability).cpu())
+    assert torch.equal(*found)
+    mask = found[0] != 0
+    with torch.no_grad(), recording("exact"):
+        noise = mask.to(dtype).div_(1 - probability)
+        slope = torch.ops.aten.native_dropout_backward.default(grad, mask, 1 / (1 - probability))
+        assert torch.equal(slope, grad * noise)
 
 
 @pytest.mark.parametrize("work", ["small", "large", "batched", "infinite"])

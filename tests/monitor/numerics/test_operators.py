@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -289,3 +290,47 @@ def test_fused_rms_norm_is_its_composition(
         slopes = backward(grad, x, normalised, inverse, weight, [True, has_weight])
     assert out.to(dtype).equal(composed)
     assert [slope.equal(leaf.grad) for slope, leaf in zip(slopes, leaves, strict=False)] == [True] * len(leaves)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "rounded"])
+def test_clamps_of_integers_stay_integers(numerics: str) -> None:
+    x = torch.tensor([-3, 0, 4])
+    functions: list[Callable[[Tensor], Tensor]] = [
+        torch.relu,
+        F.hardtanh,
+        lambda x: x.clamp(-1, 2),
+        lambda x: x.clamp(max=2.5),
+        lambda x: torch.relu_(x.clone()),
+    ]
+    for function in functions:
+        with recording(numerics):
+            found = function(x)
+        expected = function(x)
+        assert found.dtype == expected.dtype
+        assert found.equal(expected)
+
+
+def test_attention_is_made_of_plain_operators_while_any_thread_records() -> None:
+    """The switches are the process's; the last session to leave puts them back."""
+
+    def flags() -> tuple[bool, bool]:
+        return torch.backends.cuda.flash_sdp_enabled(), torch.backends.cudnn.enabled
+
+    before = flags()
+    inside, outer_left = threading.Event(), threading.Event()
+    seen = []
+
+    def other() -> None:
+        with recording("exact"):
+            inside.set()
+            outer_left.wait()
+            seen.append(flags())
+
+    thread = threading.Thread(target=other)
+    with recording("exact"):
+        thread.start()
+        inside.wait()
+    outer_left.set()
+    thread.join()
+    assert seen == [(False, False)]
+    assert flags() == before

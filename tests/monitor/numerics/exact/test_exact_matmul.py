@@ -119,6 +119,13 @@ def test_longest_sums_of_the_largest_digits(k: int, kind: str) -> None:
         assert torch.equal(product(a, b, engine), torch.full((3, 2), wanted)), engine
 
 
+@pytest.mark.parametrize("engine", ["int8", "fp64"])
+def test_eager_engines_take_batches(engine: str) -> None:
+    generator = torch.Generator().manual_seed(8)
+    a, b = torch.randn(3, 4, 50, generator=generator), torch.randn(3, 50, 6, generator=generator)
+    assert same(eager_matmul(a, b, engine=engine), cpu_matmul(a, b))
+
+
 @pytest.mark.parametrize("k", [CHUNK, CHUNK + 1, 2 * CHUNK])
 def test_long_random_sums_are_equal_on_all_engines(k: int) -> None:
     generator = torch.Generator().manual_seed(k)
