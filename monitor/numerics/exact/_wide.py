@@ -44,8 +44,9 @@ def _resolve(
     (x, row_of), (y, column_of) = _rows(left, rows), _rows(right, columns)
     guarded(kernels.dot_products, 0, count, (x, y, row_of, column_of, head, rest))
     slack = scale * ((k + 1.0) ** 2 * 2.0**-104)
-    low = np.nextafter(head + (rest - slack), -np.inf).astype(np.float32)
-    high: NDArray[np.float32] = np.nextafter(head + (rest + slack), np.inf).astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond the largest number of FP32 a result is infinite
+        low = np.nextafter(head + (rest - slack), -np.inf).astype(np.float32)
+        high: NDArray[np.float32] = np.nextafter(head + (rest + slack), np.inf).astype(np.float32)
     for p in np.flatnonzero((low != high) | (high == 0)):
         products = x[row_of[p]].astype(np.float64) * y[column_of[p]].astype(np.float64)
         high[p] = round_fraction(sum_of_doubles(products.tolist()))

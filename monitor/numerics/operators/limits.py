@@ -1,6 +1,7 @@
 """Clamping. A number that equals a limit is kept, so that a zero keeps its sign; a NaN, of number or limit, stays one.
 
-The kernels of CPUs do just that. Those of graphics cards take the larger of -0 and +0, so they are not used.
+The kernels of CPUs do just that at scalar limits. At those of tensors the zero that they take depends on its place in
+memory, and graphics cards take the larger one: those kernels are not used.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ Limit = Tensor | float | None
 
 def _beyond(x: Tensor, limit: Tensor | float, compare: Callable[[Tensor, Any], Tensor]) -> Tensor:
     """x, or the limit where x compares as beyond it or the limit is NaN."""
-    over = compare(x, limit)
     if isinstance(limit, Tensor):
-        return torch.where(over | limit.isnan(), limit, x)
-    return torch.full_like(x, limit) if math.isnan(limit) else torch.where(over, limit, x)
+        return torch.where(compare(x, limit) | limit.isnan(), limit, x)
+    return torch.full_like(x, limit) if math.isnan(limit) else torch.where(compare(x, limit), limit, x)
 
 
 def _clamp(_: Backend, x: Tensor, low: Limit = None, high: Limit = None) -> Tensor:
-    if x.is_cpu or not x.dtype.is_floating_point or (low is None and high is None):
+    is_native = x.is_cpu and not isinstance(low, Tensor) and not isinstance(high, Tensor)
+    if is_native or not x.dtype.is_floating_point or (low is None and high is None):
         return torch.clamp(x, low, high)  # type: ignore[arg-type]
     out = x if low is None else _beyond(x, low, torch.lt)
     return out if high is None else _beyond(out, high, torch.gt)
