@@ -295,7 +295,7 @@ def kinds(x: Tensor) -> Tensor:
 
 AS_NATIVE = """
 neg abs relu sqrt reciprocal exp log log1p expm1 tanh erf erfc sigmoid rsqrt sin cos floor ceil trunc round sign
-leaky_relu hardtanh add.Tensor sub.Tensor mul.Tensor div.Tensor clamp_min.Tensor clamp_max.Tensor amax amin sum mean
+leaky_relu hardtanh add.Tensor sub.Tensor mul.Tensor div.Tensor amax amin sum mean
 """
 
 
@@ -323,6 +323,20 @@ def test_nan_infinity_and_signs_of_zero_are_those_of_ieee_arithmetic(numerics: s
         if numerics == "rounded":
             got, wanted = (torch.where(kind == -1, 1, kind) for kind in (got, wanted))
         assert torch.equal(got, wanted), (name, [a[got != wanted][:3] for a in args])
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_clamps_keep_a_number_that_equals_its_limit(numerics: str) -> None:
+    """Native kernels take the zero of either, by its place in memory and by processor."""
+    values = floats(BITS)
+    x, y = values.repeat_interleave(len(values)), values.repeat(len(values))
+    for name, beyond in (("clamp_min.Tensor", torch.lt), ("clamp_max.Tensor", torch.gt)):
+        for part in (slice(None), slice(3, 8), slice(1, None, 2)):
+            some, limit = x[part], y[part]
+            got = run(numerics, overload(name), (some, limit), {})
+            wanted = torch.where(beyond(some, limit) | limit.isnan(), limit, some)
+            assert torch.equal(kinds(got), kinds(wanted)), name
+            assert torch.equal(got.nan_to_num(0.0), wanted.nan_to_num(0.0)), name
 
 
 @pytest.mark.parametrize("numerics", BACKENDS)
