@@ -245,6 +245,8 @@ def _movement() -> None:
     _call("_foreach_copy", [x], [x * 2])
     _call("_foreach_zero", [x])
     _call("_foreach_div.Tensor", [x], torch.tensor(3.0))
+    _call("_foreach_mul.Tensor", [x, x[0]], torch.tensor(0.3))
+    _call("_foreach_norm.Scalar", [x, x[0]], 2)
     for suffix in ("abs", "exp", "neg", "reciprocal", "sqrt"):
         _call(f"_foreach_{suffix}", [x.abs(), x[0].abs()])
     for suffix in ("add", "sub", "mul", "div", "maximum", "minimum"):
