@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from firmware_sim import LogPosition
@@ -93,14 +92,15 @@ def inspect(
     *,
     now: datetime,
     worker: Worker = run_worker,
-    memory: Mapping[str, LogPosition] = MappingProxyType({}),
+    memory: Mapping[str, LogPosition] | None = None,
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
 
     Args:
         folders: all runs that the lab (or the labs) declare.
         now: the time of the inspection; a run that is unfinished after its declared end is rejected.
-        memory: where each chip's log ended at earlier inspections (inspector.memory); it must go on from there.
+        memory: where each chip's log ended at earlier inspections (inspector.memory); it must go on from there, and
+            the verdict says how many of the drawn chips were known. None for an inspector who remembers nothing.
     Raises:
         CallerError: no run, no device, or more samples than the registry has chips.
     """
@@ -133,6 +133,8 @@ def inspect(
     drawn = draw(pool, settings.samples, seed)
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
+    if memory is not None:
+        evidence["known_chips"] = sorted(set(drawn) & set(memory))
     rate = trust.chip_trust.snapshot_rate
     evidence["catches_hidden_training"] = [
         {"ticks": ticks, "probability": hidden_training_detection(len(pool), len(drawn), rate, ticks)}
@@ -144,7 +146,7 @@ def inspect(
         told = {chip for item in complete for chip in item.run.metadata.chips}
         busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
         asked = [chip for chip in sorted(drawn) if chip not in busy]
-        reports = [examine_chip(chip, transcripts, trust, findings, last=memory.get(chip)) for chip in asked]
+        reports = [examine_chip(chip, transcripts, trust, findings, last=(memory or {}).get(chip)) for chip in asked]
         evidence["chips"] = [report.to_json() for report in reports]
         if not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
@@ -360,6 +362,9 @@ def _acceptance(evidence: dict[str, Any]) -> str:
         text += f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
     slots = [slot for run in evidence["runs"] for slot in run.get("loop", {}).get("slots", [])]
     free = sum(slot["count"] for slot in slots if slot["explained_by"] == "nothing")
+    if "known_chips" in evidence:
+        known, drawn = len(evidence["known_chips"]), len(evidence["drawn_chips"])
+        text += f"; {known} of {drawn} drawn chips go on from where an earlier inspection left them"
     if free:
         text += f"; {free} numbers change from step to step without a rule, as agreed"
     return text

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from monitor.training import Training
     from monitor.transcript import Leaf, RunData
 
-__all__ = ["Conduct"]
+__all__ = ["Conduct", "undeclared"]
+
+
+def undeclared(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch of the same shapes that nobody declared."""
+    return {name: values.flip(0).roll(1, -1) for name, values in batch.items()}
 
 
 class Conduct:

@@ -19,7 +19,7 @@ from firmware_sim import ChipLie, LabLie, parse_lie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
 from monitor import numerics
-from monitor._conduct import Conduct
+from monitor._conduct import Conduct, undeclared
 from monitor.adversary import LogEdit, Survey, apply_edit, far_additions
 from monitor.evasions import EVASIONS
 from monitor.numerics import Bound
@@ -195,7 +195,7 @@ class _HiddenSteps(Conduct):
         training = recorder.training
         saved = {name: tensor.clone() for name, tensor in training.memory.export().items()}
         number = training.step
-        batch = {name: values.flip(0).roll(1, -1) for name, values in recorder.data.batch(step).items()}
+        batch = undeclared(recorder.data.batch(step))
         for _ in range(self._hidden):
             training.take_step(batch)
             recorder.tick_chips(step)

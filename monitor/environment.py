@@ -13,7 +13,10 @@ from torch.nn import functional
 from firmware_sim.errors import DeviceError
 from firmware_sim.evidence import Digest, digest_list, digest_tensor
 
-__all__ = ["accelerator", "check_subnormals", "device_name", "fingerprint", "settings", "versions"]
+__all__ = ["ACCELERATOR", "accelerator", "check_subnormals", "device_name", "fingerprint", "settings", "versions"]
+
+ACCELERATOR = "CHIPWITNESS_ACCELERATOR"
+"""Environment variable that names the torch device on which a process keeps what it trains."""
 
 SETTINGS = (
     "ATEN_CPU_CAPABILITY",
@@ -22,7 +25,7 @@ SETTINGS = (
     "MKL_ENABLE_INSTRUCTIONS",
     "OMP_NUM_THREADS",
     "CHIPWITNESS_EMULATED_ORDER",
-    "CHIPWITNESS_ACCELERATOR",
+    ACCELERATOR,
 )
 
 
@@ -32,7 +35,7 @@ def accelerator() -> torch.device:
     Raises:
         DeviceError: torch finds no such device.
     """
-    name = os.environ.get("CHIPWITNESS_ACCELERATOR", "cpu")
+    name = os.environ.get(ACCELERATOR, "cpu")
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
@@ -67,7 +70,7 @@ def _model_of(place: torch.device) -> str | None:
 
 def device_name(place: torch.device) -> str:
     """Name of the replay device that computes as this process does with tensors on ``place``."""
-    return os.environ.get("CHIPWITNESS_DEVICE", "native") if place.type == "cpu" else place.type
+    return os.environ.get("CHIPWITNESS_DEVICE", "native") if place == accelerator() else place.type
 
 
 def check_subnormals() -> None:

@@ -14,15 +14,13 @@ from torch import Tensor
 from firmware_sim import LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
-from monitor._conduct import Conduct
+from monitor._conduct import Conduct, undeclared
 from monitor.presets import preset
 from monitor.site import Site, SiteConfig
 from monitor.training import Training
 from monitor.transcript import RunFolder, to_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from monitor.recorder import PresetRecorder
     from monitor.task import Task
     from monitor.transcript import Leaf, RunData
@@ -33,11 +31,6 @@ __all__ = ["EVASIONS"]
 def _other_training(task: Task) -> Training:
     """The same model from another seed: what the lab is really after."""
     return Training(replace(task, seed=task.seed + 1))
-
-
-def _backwards(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Data that nobody declared."""
-    return {name: values.flip(0).roll(1, -1) for name, values in batch.items()}
 
 
 class _UndeclaredRun(Conduct):
@@ -53,7 +46,7 @@ class _UndeclaredRun(Conduct):
         for chip, shard in zip(site.chips, other.memory.shards, strict=True):
             chip.attach(shard, run_id, 0)
         for step in range(1, self._steps + 1):
-            other.take_step(_backwards(data.batch(1 + (step - 1) % task.steps)))
+            other.take_step(undeclared(data.batch(1 + (step - 1) % task.steps)))
             for chip in site.chips:
                 chip.tick(run_id, step)
 

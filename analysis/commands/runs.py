@@ -253,10 +253,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
         segments=arguments.segments,
         maximum_flop=arguments.maximum_flop,
     )
-    memory = {} if arguments.memory is None else load_memory(arguments.memory)
+    memory = None if arguments.memory is None else load_memory(arguments.memory)
     verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory)
     code = show_verdict(arguments, verdict)
-    if arguments.memory is not None:
+    if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))
     return code
 

@@ -21,10 +21,10 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
+from monitor.environment import ACCELERATOR
 
 from . import _emulated_kernels as kernels
-from .emulated_accelerator import NAME as ACCELERATOR
-from .emulated_accelerator import EmulatedAccelerator
+from .emulated_accelerator import NAME, EmulatedAccelerator
 from .exact._workers import run_pieces
 
 __all__ = ["EMULATED", "VARIABLE", "EmulatedArithmetic", "Order", "install_from_environment"]
@@ -461,6 +461,6 @@ def install_from_environment() -> str | None:
         if torch.get_num_threads() != 1:
             raise DeviceError("an emulated order holds in one thread; set OMP_NUM_THREADS=1")
         EmulatedArithmetic(name).__enter__()  # type: ignore[no-untyped-call]
-    if os.environ.get("CHIPWITNESS_ACCELERATOR") == ACCELERATOR:
+    if os.environ.get(ACCELERATOR) == NAME:
         EmulatedAccelerator().__enter__()
     return name

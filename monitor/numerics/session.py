@@ -165,7 +165,6 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._direct = direct_forms(backend)
         self._depth = 0
         self._is_aside = False
-        self._core = ExitStack()
         self._state: Literal["new", "open", "closed", "failed"] = "new"
         self._log = b""
 
@@ -197,7 +196,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check_subnormals()
         self._state = "open"
         if self._backend is not None:
-            self._core.enter_context(_PLAIN_KERNELS)
+            _PLAIN_KERNELS.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -205,7 +204,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._core.close()
+        if self._backend is not None:
+            _PLAIN_KERNELS.__exit__()
         self._state = "failed"
         if kind is None:
             self._check_subnormals()

@@ -24,7 +24,7 @@ def look(devices):
     def look(first, *others, memory=None, off=frozenset()):
         settings = replace(SETTINGS, guards=ALL_GUARDS - off)
         runs = [first.run, *(other.run for other in others)]
-        return inspect(runs, first.trust, settings, now=first.now, worker=devices.run, memory=memory or {})
+        return inspect(runs, first.trust, settings, now=first.now, worker=devices.run, memory=memory)
 
     return look
 
@@ -38,7 +38,13 @@ def test_a_chip_put_back_to_an_earlier_state_is_found_by_who_remembers(make_run,
     seen = look(first, second)
     assert seen.outcome is Outcome.ACCEPT, seen.reasons
     memory = remember({}, seen)
-    assert look(first, second, memory=memory).outcome is Outcome.ACCEPT  # the same evidence once more
+    assert "earlier inspection" not in seen.reasons[0].text
+    strange = look(first, second, memory={})  # as after a slip in the file's name: nobody is known, and it says so
+    assert strange.reasons[0].text.endswith("0 of 3 drawn chips go on from where an earlier inspection left them")
+    same = look(first, second, memory=memory)  # the same evidence once more
+    assert same.outcome is Outcome.ACCEPT
+    assert same.evidence["known_chips"] == sorted(memory)
+    assert same.reasons[0].text.endswith("3 of 3 drawn chips go on from where an earlier inspection left them")
     third = make_run("third", seed=8, after=second.run)
     grown = look(first, second, third, memory=memory)
     assert grown.outcome is Outcome.ACCEPT, grown.reasons

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.exact import _matmul_kernels as kernels
-from monitor.numerics.exact._eager_engine import INT8_WORK, int8_serves, require_fp64
+from monitor.numerics.exact._eager_engine import INT8_WORK
 from monitor.numerics.exact._int8_engine import int8_matmul
+from monitor.numerics.exact._known_answers import int8_serves, require_fp64
 from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import round_flagged
 from monitor.numerics.exact._workers import run_pieces, run_tiles, workers

@@ -8,20 +8,17 @@ order, is an integer below 2^53, so FP64 adds it without rounding.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from firmware_sim.errors import DeviceError
 from monitor.numerics.exact._bits import CANONICAL_NAN, exponent_and_significand, power_of_two
-from monitor.numerics.exact._known_answers import fp64_gemm_is_exact, int8_gemm_is_exact
+from monitor.numerics.exact._known_answers import int8_serves, require_fp64
 from monitor.numerics.exact._resolve import round_fraction
 from monitor.numerics.exact.matmul_reference import CHUNK
 from monitor.numerics.exact.sums import sum_of_doubles
 
-__all__ = ["INT8_WORK", "eager_matmul", "int8_serves", "require_fp64"]
+__all__ = ["INT8_WORK", "eager_matmul"]
 
 INT8_WORK = 1 << 22
 """Multiplications from which int8 products and their digits beat one FP64 product."""
@@ -31,19 +28,6 @@ _HALF_LARGEST = 0xFEFEFE
 
 _GRAIN = 32
 """Sides of int8 operands are padded to multiples of it, as tensor cores want them."""
-
-
-@lru_cache(maxsize=8)
-def int8_serves(device: torch.device) -> bool:
-    """Whether the device's int8 GEMM passes its known-answer test."""
-    return int8_gemm_is_exact(device)
-
-
-@lru_cache(maxsize=8)
-def require_fp64(device: torch.device) -> None:
-    """DeviceError unless the device's FP64 GEMM passes its known-answer test."""
-    if not fp64_gemm_is_exact(device):
-        raise DeviceError(f"the FP64 matrix product of {device} does not add integers exactly")
 
 
 class _Quantised:

@@ -7,11 +7,14 @@ all-(-128) operands come out right and mixed signs wrong. Kernels differ by size
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-__all__ = ["fp64_convolution_is_exact", "fp64_gemm_is_exact", "int8_gemm_is_exact"]
+from firmware_sim.errors import DeviceError
+
+__all__ = ["fp64_convolution_is_exact", "fp64_gemm_is_exact", "int8_gemm_is_exact", "int8_serves", "require_fp64"]
 
 _EXTREMES = (-128, -127, -1, 0, 1, 127)
 _SHAPES = ((1, 8, 8), (8, 1, 40), (17, 40, 33), (64, 64, 64), (16, 512, 96), (256, 32, 768), (130, 130, 1030))
@@ -75,6 +78,19 @@ def fp64_gemm_is_exact(device: torch.device) -> bool:
         if not torch.equal(product.cpu().to(torch.int64), expected):
             return False
     return True
+
+
+@lru_cache(maxsize=8)
+def int8_serves(device: torch.device) -> bool:
+    """Whether the device's int8 GEMM passes its known-answer test."""
+    return int8_gemm_is_exact(device)
+
+
+@lru_cache(maxsize=8)
+def require_fp64(device: torch.device) -> None:
+    """DeviceError unless the device's FP64 GEMM passes its known-answer test."""
+    if not fp64_gemm_is_exact(device):
+        raise DeviceError(f"the FP64 matrix product of {device} does not add integers exactly")
 
 
 def fp64_convolution_is_exact(device: torch.device) -> bool:

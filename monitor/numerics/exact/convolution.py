@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.exact._cpu_engine import is_sampled
-from monitor.numerics.exact._eager_engine import INT8_WORK, int8_serves
+from monitor.numerics.exact._eager_engine import INT8_WORK
 from monitor.numerics.exact._int8_engine import Gathered, Vectors, multiply
+from monitor.numerics.exact._known_answers import int8_serves
 from monitor.numerics.exact._workers import workers
 from monitor.numerics.exact.matmul import matmul
 

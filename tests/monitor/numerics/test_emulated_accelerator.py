@@ -94,7 +94,9 @@ def test_process_keeps_tensors_where_its_environment_says(monkeypatch: pytest.Mo
     monkeypatch.setenv("CHIPWITNESS_ACCELERATOR", NAME)
     assert accelerator() == torch.device(NAME, 0)
     assert settings()["accelerator"] == "emulated:0"
-    assert device_name(accelerator()) == "emulated"
+    assert device_name(torch.device("cuda", 0)) == "cuda"
+    monkeypatch.setenv("CHIPWITNESS_DEVICE", "emulated-accelerator")
+    assert device_name(accelerator()) == "emulated-accelerator"
     monkeypatch.setenv("CHIPWITNESS_ACCELERATOR", "vulkan")
     with pytest.raises(DeviceError, match="torch finds no device 'vulkan'"):
         accelerator()

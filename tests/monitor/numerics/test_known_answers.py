@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
 from monitor.numerics import exact, known_answers
-from monitor.numerics.exact import _cpu_engine, _eager_engine
+from monitor.numerics.exact import _cpu_engine, _known_answers
 from monitor.numerics.exact._known_answers import (
     fp64_convolution_is_exact,
     fp64_gemm_is_exact,
@@ -25,8 +25,8 @@ CPU = torch.device("cpu")
 
 def forget() -> None:
     """Let this process test its engines again."""
-    _eager_engine.int8_serves.cache_clear()
-    _eager_engine.require_fp64.cache_clear()
+    _known_answers.int8_serves.cache_clear()
+    _known_answers.require_fp64.cache_clear()
     require_engines.cache_clear()
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from monitor.numerics import UnsupportedOperator, execute, recording
 from monitor.numerics.operators.decomposed import decomposition
@@ -308,6 +309,17 @@ def test_clamps_of_integers_stay_integers(numerics: str) -> None:
         expected = function(x)
         assert found.dtype == expected.dtype
         assert found.equal(expected)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "rounded"])
+def test_fused_attention_that_somebody_insists_on_is_refused_by_name(numerics: str) -> None:
+    x = torch.ones(1, 2, 4, 8)
+    with (
+        recording(numerics),
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        pytest.raises(UnsupportedOperator, match=r"_scaled_dot_product_flash_attention_for_cpu.*leave the choice"),
+    ):
+        F.scaled_dot_product_attention(x, x, x)
 
 
 def test_attention_is_made_of_plain_operators_while_any_thread_records() -> None:

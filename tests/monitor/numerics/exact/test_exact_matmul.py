@@ -13,7 +13,8 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, DeviceError
 from monitor.numerics.exact import _cpu_engine, matmul
 from monitor.numerics.exact._cpu_engine import cpu_matmul
-from monitor.numerics.exact._eager_engine import eager_matmul, int8_serves
+from monitor.numerics.exact._eager_engine import eager_matmul
+from monitor.numerics.exact._known_answers import int8_serves
 from monitor.numerics.exact.matmul_reference import CHUNK, LARGEST, is_wide, matmul_by_integers, quantise_row
 
 INF, NAN = float("inf"), float("nan")
