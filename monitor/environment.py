@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,16 @@ from torch.nn import functional
 from firmware_sim.errors import DeviceError
 from firmware_sim.evidence import Digest, digest_list, digest_tensor
 
-__all__ = ["ACCELERATOR", "accelerator", "check_subnormals", "device_name", "fingerprint", "settings", "versions"]
+__all__ = [
+    "ACCELERATOR",
+    "accelerator",
+    "check_subnormals",
+    "device_name",
+    "fingerprint",
+    "processor",
+    "settings",
+    "versions",
+]
 
 ACCELERATOR = "CHIPWITNESS_ACCELERATOR"
 """Environment variable that names the torch device on which a process keeps what it trains."""
@@ -40,6 +50,22 @@ def accelerator() -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(f"torch finds no device {name!r}: {str(error).splitlines()[0]}") from None
+
+
+def processor() -> str:
+    """Name of the host's processor with its family and model, as names alone cover several generations.
+
+    Family and model are Linux's; elsewhere the platform's own word serves.
+    """
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    fields = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
+    if "model name" not in fields:
+        return platform.processor() or platform.machine()
+    known = [f"{label} {fields[key]}" for label, key in (("family", "cpu family"), ("model", "model")) if key in fields]
+    return ", ".join([fields["model name"], *known])
 
 
 def versions() -> dict[str, str]:

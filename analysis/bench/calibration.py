@@ -7,7 +7,6 @@ monitor/numerics/rounding/data/calibration.json.
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import time
 from pathlib import Path
@@ -16,26 +15,16 @@ from typing import Any
 import torch
 
 from inspector.calibration import DEVICES, INPUTS, UNCOVERED, Plan, search
+from monitor.environment import processor
 
 __all__ = ["document", "run"]
-
-
-def _processor() -> str:
-    """Name of the processor as Linux has it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    named = dict(line.split(":", 1) for line in lines if ":" in line)
-    fields = {key.strip(): value.strip() for key, value in named.items()}
-    return f"{fields.get('model name', '?')}, family {fields.get('cpu family', '?')}, model {fields.get('model', '?')}"
 
 
 def document(plan: Plan | None = None) -> dict[str, Any]:
     """What the search found, with the hardware named."""
     started = time.perf_counter()
     found = search(Plan() if plan is None else plan)
-    hardware = {"processor": _processor(), "cores": torch.get_num_threads(), "torch": torch.__version__}
+    hardware = {"processor": processor(), "cores": torch.get_num_threads(), "torch": torch.__version__}
     return {**found, "hardware": hardware, "seconds": round(time.perf_counter() - started, 1)}
 
 

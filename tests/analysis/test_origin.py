@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.bench import _origin
+from monitor import environment
 
 
 def test_hardware_is_named() -> None:
@@ -41,3 +42,14 @@ def test_the_commit_of_a_checkout_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     assert _origin.commit() == {"commit": name}
     module.write_text("changed")
     assert _origin.commit() == {"commit": f"{name}+"}
+
+
+def test_generations_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "processor\t: 0\ncpu family\t: {}\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n"
+
+    def named(family: int) -> str:
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: text.format(family))
+        return environment.processor()
+
+    assert named(25) == "AMD EPYC, family 25, model 2"
+    assert named(26) == "AMD EPYC, family 26, model 2"

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from firmware_sim.errors import CallerError, ChipwitnessError
+from monitor.environment import processor
 from monitor.numerics.exact._oracle import ODD, expected, expected_power, require_extended_precision
 from monitor.numerics.exact.unary import power, unary
 
@@ -146,13 +147,8 @@ def sweep_power(pairs: int, seed: int = 2026) -> SweepResult:
 
 def machine() -> dict[str, str]:
     """What the result depends on: processor, C library and versions."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
     return {
-        "processor": model,
+        "processor": processor(),
         "c_library": " ".join(platform.libc_ver()),
         "python": platform.python_version(),
         "numpy": np.__version__,
