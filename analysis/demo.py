@@ -239,7 +239,7 @@ def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
             run = runs / lab.name
             trust = _train_task(task, run, inspectorate, lab, lie_step=4)
             claims.append(Claim(run=open_run(run, trust), prover=LabProver(run)))
-        verdict = settle(*claims)
+        verdict = settle(claims[0], claims[1])
     return verdict.to_json()
 
 

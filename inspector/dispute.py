@@ -3,8 +3,8 @@
 Phase 1 finds the first step at which their committed states part; phase 2 the first operator of that step; then one of
 the decision cases names who is wrong. The referee executes at most one operator.
 
-    step 0 differs         the initial state: compared with what the declared seed gives
-    batch or FLOP differs  compared with the data commitment and the program
+    step 0 differs         the initial state: compared with what the declared seed gives, or what was agreed
+    batch or FLOP differs  compared with the data commitment and the program; of a loop, also its program and numbers
     (1) specification      the operator, its arguments or wiring: compared with the program, found without arithmetic
     (2) an input           comes from an agreed operator, the agreed state or the agreed batch: that decides
     (3) only the output    the referee checks the inputs' digests and executes the operator
@@ -12,27 +12,25 @@ the decision cases names who is wrong. The referee executes at most one operator
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
+from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical
+from inspector.disputed import Disputed, Ruling, compare, disputed
 from inspector.messages import Failure, Party, Traffic
-from inspector.replay import initial_state
+from inspector.trust import Trust
 from inspector.verdict import Outcome, Reason, Verdict
 from monitor import numerics
-from monitor.numerics.session import resolve
-from monitor.program import step_flop, step_specification
+from monitor.loops.program import operator_of
+from monitor.loops.tracing import ABSENT
 from monitor.prover import Prover
 from monitor.sharding import ShardedMemory, StateDigest
-from monitor.task import Task
 from monitor.trace import COMMIT_STATE, Node, gather, layout_of, restore_arguments, tensor_digest, written_arguments
-from monitor.transcript import Leaf, RunData, RunFolder
+from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["Claim", "settle"]
 
@@ -45,121 +43,83 @@ class Claim:
     prover: Prover
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ruling:
-    guilty: tuple[str, ...]
-    operator: str | None
-    text: str
-    case: str
-    executed: int = 0
-
-
-def settle(first: Claim, second: Claim) -> Verdict:
+def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
     """Settle the dispute; the verdict's evidence holds step, operator, guilty, rounds, bytes, operators_executed.
 
     ACCEPT: they agree. REJECT: at least one is wrong, and named. INCONCLUSIVE: both acted within the rules, as two
     recorders with ``rounded`` numerics may where a rounding is ambiguous.
 
+    Args:
+        trust: what lab and inspector agreed on; a dispute about loops needs it, one about presets does not.
+
     Raises:
         CallerError: the runs are not of the same task, or not both finished.
         EvidenceError: a run's own log does not hang together.
     """
-    task = _common_task(first.run, second.run)
-    data = first.run.data()
-    if second.run.metadata.data != first.run.metadata.data:
-        raise CallerError("the runs commit to different data, so they are different tasks")
+    task = disputed(first.run, second.run, trust)
     traffic = Traffic()
     names = [claim.run.folder.name for claim in (first, second)]
     if names[0] == names[1]:
         names = [str(claim.run.folder) for claim in (first, second)]
-    parties = (_party(names[0], first, traffic), _party(names[1], second, traffic))
+    parties = (_party(names[0], first, task, traffic), _party(names[1], second, task, traffic))
     step: int | None = None
     try:
-        step = _first_difference(parties, task.steps, traffic)
+        step = _first_difference(parties, task, traffic)
         if step is None:
             return _verdict(Outcome.ACCEPT, "the two labs agree on every compared state", None, None, traffic)
-        ruling = _settle_step(parties, step, task, data, traffic)
+        ruling = _settle_step(parties, step, task, traffic)
     except Failure as failure:
-        ruling = _Ruling(guilty=(failure.party,), operator=None, text=str(failure), case="no valid answer")
+        ruling = Ruling(guilty=(failure.party,), operator=None, text=str(failure), case="no valid answer")
     outcome = Outcome.REJECT if ruling.guilty else Outcome.INCONCLUSIVE
     return _verdict(outcome, ruling.text, step, ruling, traffic)
 
 
-def _common_task(first: RunFolder, second: RunFolder) -> Task:
-    for run in (first, second):
-        if not run.finished:
-            raise CallerError(f"{run.folder.name} is not finished, so it has no result to dispute")
-    if first.folder.resolve() == second.folder.resolve():
-        raise CallerError("a run cannot be in dispute with itself")
-    if first.task != second.task:
-        raise CallerError("the runs declare different tasks; a dispute is about one task")
-    if first.task.numerics == "native":
-        raise CallerError("runs with native numerics cannot be disputed: no two devices reach the same bits")
-    return first.task
-
-
-def _party(name: str, claim: Claim, traffic: Traffic) -> Party:
+def _party(name: str, claim: Claim, task: Disputed, traffic: Traffic) -> Party:
     leaves, tree = claim.run.load_steps()
-    if len(leaves) != claim.run.task.steps + 1:
-        raise EvidenceError(f"{claim.run.folder.name} commits to {len(leaves) - 1} of {claim.run.task.steps} steps")
-    return Party(
-        name,
-        claim.prover,
-        size=tree.size,
-        root=tree.root(),
-        shards=claim.run.task.shards,
-        traffic=traffic,
-    )
+    if len(leaves) != task.steps + 1:
+        raise EvidenceError(f"{claim.run.folder.name} commits to {len(leaves) - 1} of {task.steps} steps")
+    return Party(name, claim.prover, size=tree.size, root=tree.root(), shards=task.shards, traffic=traffic)
 
 
-def _same_claim(first: Leaf, second: Leaf) -> bool:
-    """Rounding logs may differ where both are right; what counts is what they lead to."""
-    return replace(first, log="") == replace(second, log="")
-
-
-def _first_difference(parties: tuple[Party, Party], steps: int, traffic: Traffic) -> int | None:
+def _first_difference(parties: tuple[Party, Party], task: Disputed, traffic: Traffic) -> int | None:
     """Bisect: an agreed step followed by a disputed one; None if the results and the starts are equal."""
 
     def agree(step: int) -> bool:
         traffic.rounds += 1
-        return _same_claim(parties[0].leaf(step), parties[1].leaf(step))
+        return task.claim_of(parties[0].leaf(step)) == task.claim_of(parties[1].leaf(step))
 
     if not agree(0):
         return 0
-    if agree(steps):
+    if agree(task.steps):
         return None
-    agreed, disputed = 0, steps
-    while disputed - agreed > 1:
-        middle = (agreed + disputed) // 2
+    agreed, different = 0, task.steps
+    while different - agreed > 1:
+        middle = (agreed + different) // 2
         if agree(middle):
             agreed = middle
         else:
-            disputed = middle
-    return disputed
+            different = middle
+    return different
 
 
-def _settle_step(parties: tuple[Party, Party], step: int, task: Task, data: RunData, traffic: Traffic) -> _Ruling:
+def _settle_step(parties: tuple[Party, Party], step: int, task: Disputed, traffic: Traffic) -> Ruling:
     leaves = {party.name: party.leaf(step) for party in parties}
     if step == 0:
-        start = Leaf(step=0, batch="", state=initial_state(task), log="", loss="", flop=0)
-        return _compare(parties, lambda party: leaves[party.name] == start, "initialisation", "initial state")
-    batch, flop = data.batch_root(step).hex(), step_flop(task)
-    if len({(leaf.batch, leaf.flop) for leaf in leaves.values()}) > 1:
-        return _compare(
-            parties,
-            lambda party: (leaves[party.name].batch, leaves[party.name].flop) == (batch, flop),
-            "batch",
-            "batch or FLOP",
-        )
-    program = step_specification(task, step)
+        right = {name: task.starts_right(leaf) for name, leaf in leaves.items()}
+        return compare(right, "initialisation", "initial state")
+    ruling = task.examine(step, leaves)
+    if ruling is not None:
+        return ruling
+    program = task.specification(step)
     for party in parties:
         _check_trace(party, step, leaves[party.name], len(program))
     index = _first_operator(parties, step, len(program), traffic)
     if index is None:
-        text = "the labs agree on every operator and on the state; at least one states a loss that it did not compute"
-        return _Ruling(guilty=(), operator=None, text=text, case="loss")
+        text = "the labs agree on every operator and on the state; at least one states a loss or another value that it "
+        text += "did not compute"
+        return Ruling(guilty=(), operator=None, text=text, case="loss")
     traffic.rounds += 1
-    return _settle_operator(parties, step, index, task, data, program[index])
+    return _settle_operator(parties, step, index, task, program[index])
 
 
 def _check_trace(party: Party, step: int, leaf: Leaf, size: int) -> None:
@@ -187,8 +147,8 @@ def _first_operator(parties: tuple[Party, Party], step: int, size: int, traffic:
 
 
 def _settle_operator(
-    parties: tuple[Party, Party], step: int, index: int, task: Task, data: RunData, expected: dict[str, Any]
-) -> _Ruling:
+    parties: tuple[Party, Party], step: int, index: int, task: Disputed, expected: dict[str, Any]
+) -> Ruling:
     nodes = {party.name: party.node(step, index) for party in parties}
     operator = str(expected["operator"])
     first, second = nodes.values()
@@ -196,36 +156,25 @@ def _settle_operator(
     specifications = {name: canonical.encode(node.specification()) for name, node in nodes.items()}
     wanted = canonical.encode(expected)
     if len(set(specifications.values())) > 1:
-        return _compare(parties, lambda party: specifications[party.name] == wanted, operator, "specification")
+        right = {name: stated == wanted for name, stated in specifications.items()}
+        return compare(right, operator, "specification")
     if wanted not in specifications.values():
         names = tuple(party.name for party in parties)
-        return _Ruling(guilty=names, operator=operator, text="both left the program", case="specification")
+        return Ruling(guilty=names, operator=operator, text="both left the program", case="specification")
     for slot, (mine, theirs) in enumerate(zip(first.inputs, second.inputs, strict=True)):
         if mine != theirs:
-            right = _true_input(parties, step, first.sources[slot], data)
-            is_right = partial(_has_input, nodes, slot, right)
-            return _compare(parties, is_right, operator, "input")
+            true = _true_input(parties, step, first.sources[slot], task)
+            return compare({name: node.inputs[slot] == true for name, node in nodes.items()}, operator, "input")
     return _execute(parties, step, nodes, task)
 
 
-def _has_input(nodes: dict[str, Node], slot: int, digest: str, party: Party) -> bool:
-    return nodes[party.name].inputs[slot] == digest
-
-
-def _compare(parties: tuple[Party, Party], is_right: Callable[[Party], bool], operator: str, what: str) -> _Ruling:
-    guilty = tuple(party.name for party in parties if not is_right(party))
-    text = f"{', '.join(guilty) or 'nobody'} states another {what} of {operator} than the task gives"
-    return _Ruling(guilty=guilty, operator=operator, text=text, case=what)
-
-
-def _true_input(parties: tuple[Party, Party], step: int, place: dict[str, Any], data: RunData) -> str:
+def _true_input(parties: tuple[Party, Party], step: int, place: dict[str, Any], task: Disputed) -> str:
     """Digest of an input whose source both agree on."""
     kind, _, name = str(place["source"]).partition(":")
-    if kind == "batch":
-        source = data.batch(step)[name]
-        return tensor_digest(gather(source, layout_of(source), place))
-    if kind == "state":
-        source = _agreed_state(parties, step - 1)[name]
+    if kind == ABSENT:
+        return tensor_digest(torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"])))
+    if kind != "node":
+        source = _agreed_state(parties, step - 1)[name] if kind == "state" else task.source(step, kind, name)
         return tensor_digest(gather(source, layout_of(source), place))
     index, slot = (int(part) for part in name.split(":"))
     node = parties[0].node(step, index)
@@ -260,22 +209,22 @@ def _state_digest(state: dict[str, Tensor], shards: int) -> StateDigest:
     return ShardedMemory(keyed, shards).digest()
 
 
-def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], task: Task) -> _Ruling:
+def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], task: Disputed) -> Ruling:
     """Case 3: equal inputs, different outputs. Each party's own rounding entries are honoured if they are lawful."""
     first = nodes[parties[0].name]
     inputs = _agreed_inputs(parties, step, first)
     if first.operator == COMMIT_STATE:
         state = dict(zip(first.arguments["names"], inputs, strict=True))
         right = str(_state_digest(state, task.shards).root)
-        ruling = _compare(parties, lambda party: nodes[party.name].outputs == (right,), first.operator, "output")
-        return replace(ruling, executed=1)
+        stated = {name: node.outputs == (right,) for name, node in nodes.items()}
+        return replace(compare(stated, first.operator, "output"), executed=1)
     guilty: list[str] = []
     reached: dict[str, tuple[str, ...]] = {}
     reasons = []
     for party in parties:
         entries = party.rounding_entries(step, first.index) if task.numerics.startswith("rounded") else None
         try:
-            reached[party.name] = _outputs(first, inputs, task, entries)
+            reached[party.name] = _outputs(first, inputs, task, step, entries)
         except EvidenceError as error:
             reasons.append(str(error))
         if reached.get(party.name) != nodes[party.name].outputs:
@@ -286,7 +235,7 @@ def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], ta
             f"both roundings of {first.operator} are lawful, so the labs recorded independently and this dispute "
             "decides nothing about later steps: inspect both runs"
         )
-    return _Ruling(
+    return Ruling(
         guilty=tuple(guilty),
         operator=first.operator,
         text="; ".join([text, *reasons]),
@@ -306,12 +255,14 @@ def _agreed_inputs(parties: tuple[Party, Party], step: int, node: Node) -> list[
     raise EvidenceError(f"neither lab opens the agreed inputs of operator {node.index}")
 
 
-def _outputs(node: Node, inputs: list[Tensor], task: Task, entries: bytes | None) -> tuple[str, ...]:
+def _outputs(node: Node, inputs: list[Tensor], task: Disputed, step: int, entries: bytes | None) -> tuple[str, ...]:
     """Execute one operator and return the digests of its results and of the arguments that it wrote."""
     copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
     args, kwargs = restore_arguments(node.arguments, copies)
-    out = numerics.execute(task.numerics, node.operator, args, kwargs, entries=entries)
-    written = written_arguments(resolve(node.operator), args, kwargs)
+    func = operator_of(node.operator)
+    keys = task.keys(step, node.index)
+    out = numerics.execute(task.numerics, func, args, kwargs, entries=entries, keys=keys)
+    written = written_arguments(func, args, kwargs)
     results = [tensor for tensor in _flat(out) if not any(tensor is other for other in written)]
     return tuple(tensor_digest(tensor) for tensor in (*results, *written))
 
@@ -322,7 +273,7 @@ def _flat(value: object) -> list[Tensor]:
     return [tensor for item in value for tensor in _flat(item)] if isinstance(value, list | tuple) else []
 
 
-def _verdict(outcome: Outcome, text: str, step: int | None, ruling: _Ruling | None, traffic: Traffic) -> Verdict:
+def _verdict(outcome: Outcome, text: str, step: int | None, ruling: Ruling | None, traffic: Traffic) -> Verdict:
     evidence: dict[str, Any] = {
         "step": step,
         "operator": None if ruling is None else ruling.operator,

@@ -18,9 +18,10 @@ from inspector.trust import Trust
 from monitor.loops.program import Program
 from monitor.loops.replaying import scalars_of
 from monitor.loops.slots import SlotRules, overlay, updates_before
-from monitor.transcript import Execution, Leaf, RunFolder
+from monitor.loops.steps import execution_of
+from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["LoopReport", "examine_loop"]
+__all__ = ["LoopReport", "check_numbers", "examine_loop"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,12 +85,6 @@ def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Fin
     return report
 
 
-def _execution(leaf: Leaf) -> Execution:
-    if leaf.execution is None:
-        raise EvidenceError(f"step {leaf.step} names no program")
-    return leaf.execution
-
-
 def _read_programs(run: RunFolder, report: LoopReport) -> dict[str, Program]:
     """Every program file is named by some step, and every named program is there."""
     stored = run.programs()
@@ -102,7 +97,7 @@ def _read_programs(run: RunFolder, report: LoopReport) -> dict[str, Program]:
 def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]) -> bool:
     """Each step's execution fits its program and the declared optimizer."""
     for leaf in leaves[1:]:
-        execution = _execution(leaf)
+        execution = execution_of(leaf)
         scalars_of(programs[execution.program], execution)
         if len(execution.hyper) != len(run.loop.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
@@ -112,9 +107,17 @@ def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program
     return True
 
 
+def check_numbers(run: RunFolder, last: int, trust: Trust) -> None:
+    """EvidenceError if a number that a step up to ``last`` takes is not what its declared hyper-parameters give."""
+    leaves = run.load_steps()[0][: last + 1]
+    programs = {digest: run.program(digest) for digest in {execution_of(leaf).program for leaf in leaves[1:]}}
+    _check_steps(run, leaves, programs)
+    _check_slots(run, leaves, programs, trust, LoopReport())
+
+
 def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> None:
     for leaf in leaves[1:]:
-        expected = programs[_execution(leaf).program].flop
+        expected = programs[execution_of(leaf).program].flop
         if leaf.flop != expected:
             raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {expected}")
 
@@ -126,7 +129,7 @@ def _check_slots(
     rules = SlotRules(run.loop.optimizer, run.loop.groups, updates_before(run.checkpoint(0)))
     rates: list[list[float]] = [[] for _ in run.loop.groups]
     for leaf in leaves[1:]:
-        execution = _execution(leaf)
+        execution = execution_of(leaf)
         rules.take(programs[execution.program], execution.slots, execution.hyper)
         for seen, hyper in zip(rates, overlay(run.loop.groups, execution.hyper), strict=True):
             rate = hyper.get("lr", 0.0)

@@ -7,8 +7,7 @@ from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
-from monitor.loops.program import Program
-from monitor.loops.replaying import ProgramTraining
+from monitor.loops.steps import ProgramSteps
 from monitor.loops.task import LoopTask
 from monitor.numerics import Bound, LogContradiction
 from monitor.recorder import make_leaf
@@ -16,12 +15,10 @@ from monitor.sharding import StateDigest
 from monitor.task import Task
 from monitor.training import Training
 from monitor.transcript import Leaf, RunFolder
-from monitor.transcript.layout import checkpoint_path
 
 __all__ = [
     "Segment",
     "SegmentReplay",
-    "check_size",
     "initial_state",
     "initial_state_of",
     "replay_segment",
@@ -104,61 +101,28 @@ def initial_state(task: Task) -> StateDigest:
 def initial_state_of(run: RunFolder) -> StateDigest:
     """The initial state that a preset's seed gives, or of a loop, the one that its first checkpoint holds."""
     if isinstance(run.declared, LoopTask):
-        return _ProgramSteps(run, 0, Bound()).memory.digest()
+        return ProgramSteps(run, 0).training.memory.digest()
     return initial_state(run.declared)
-
-
-def check_size(run: RunFolder) -> None:
-    """A loop's declared state is no larger than its first checkpoint's file, before memory is made for it."""
-    entry = run.files.get(checkpoint_path(0))
-    if entry is None or run.loop.byte_count > entry.length:
-        raise EvidenceError(f"a state of {run.loop.byte_count} bytes is declared, more than the first checkpoint holds")
 
 
 class _PresetSteps:
     """Repeats steps of a preset by building its model and optimizer."""
 
-    def __init__(self, run: RunFolder, start: int, bound: Bound) -> None:
+    def __init__(self, run: RunFolder, start: int, *, bound: Bound) -> None:
         self._run = run
-        self._training = Training(run.task)
-        self.memory = self._training.memory
-        self.memory.load(run.checkpoint(start))
-        self._training.step = start
+        self.training = Training(run.task)
+        self.training.memory.load(run.checkpoint(start))
+        self.training.step = start
         self._data = run.data()
         self._bound = bound
 
-    def take(self, step: int) -> tuple[Leaf, numerics.Session]:
+    def take(self) -> tuple[Leaf, numerics.Session]:
         """Take the next step and return the leaf that it leads to."""
+        step = self.training.step + 1
         log, batch = self._run.rounding_log(step), self._data.batch(step)
         with numerics.replaying(self._run.task.numerics, log, bound=self._bound) as session:
-            loss = self._training.take_step(batch)
-        return make_leaf(self._training, batch_root=self._data.batch_root(step), log=log, loss=loss), session
-
-
-class _ProgramSteps:
-    """Repeats steps of somebody's own loop by interpreting its programs; none of its Python runs."""
-
-    def __init__(self, run: RunFolder, start: int, bound: Bound) -> None:
-        self._run = run
-        check_size(run)
-        self._training = ProgramTraining(run.loop)
-        self.memory = self._training.memory
-        self.memory.load(run.checkpoint(start))
-        self._training.step = start
-        self._batches = run.batches()
-        self._programs: dict[str, Program] = {}
-        self._bound = bound
-
-    def take(self, step: int) -> tuple[Leaf, numerics.Session]:
-        """Take the next step and return the leaf that it leads to."""
-        execution = self._run.leaf(step).execution
-        if execution is None:
-            raise EvidenceError(f"step {step} names no program")
-        program = self._programs.get(execution.program) or self._run.program(execution.program)
-        self._programs[execution.program] = program
-        batch, root = self._batches.batch(step), self._batches.batch_root(step)
-        log = self._run.rounding_log(step)
-        return self._training.take_step(program, execution, batch, root, log, bound=self._bound)
+            loss = self.training.take_step(batch)
+        return make_leaf(self.training, batch_root=self._data.batch_root(step), log=log, loss=loss), session
 
 
 def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -> SegmentReplay:
@@ -173,16 +137,16 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     segment = segment_of(run.declared, index)
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
-    steps = _ProgramSteps if isinstance(run.declared, LoopTask) else _PresetSteps
-    training = steps(run, segment.start, Bound(check=check_rounding))
-    start_state = training.memory.digest()
+    kind = ProgramSteps if isinstance(run.declared, LoopTask) else _PresetSteps
+    steps = kind(run, segment.start, bound=Bound(check=check_rounding))
+    start_state = steps.training.memory.digest()
     leaves: list[Leaf] = []
     contradiction: dict[str, Any] | None = None
     logged = turned = 0
     first_turned: int | None = None
     for step in range(segment.start + 1, segment.stop + 1):
         try:
-            leaf, session = training.take(step)
+            leaf, session = steps.take()
         except EvidenceError as error:
             contradiction = _explain(step, error)
             if isinstance(error, LogContradiction) and check_rounding:

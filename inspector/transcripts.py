@@ -11,9 +11,10 @@ from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.loops import LoopReport, examine_loop
-from inspector.replay import check_size, segments
+from inspector.replay import segments
 from inspector.trust import Trust
 from monitor.environment import accelerator
+from monitor.loops.steps import check_size
 from monitor.loops.task import LoopTask
 from monitor.program import meta_batch, step_flop
 from monitor.sharding import ShardedMemory

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree
-from monitor import numerics
-from monitor._conduct import Conduct
+from monitor._again import TracedStep, again
 from monitor.conduct import conduct
-from monitor.recorder import make_leaf
 from monitor.site import Site, site_path
-from monitor.trace import Node, Tracer
-from monitor.training import Training
-from monitor.transcript import Leaf, RunFolder
+from monitor.trace import Node
+from monitor.transcript import RunFolder
 
 __all__ = ["LabProver", "Opening", "Prover", "TraceHead"]
 
@@ -79,8 +75,7 @@ class LabProver(Prover):
         self.folder = folder
         self._run = RunFolder(folder, Site.lab_key(config).verifying)
         self._leaves, self._tree = self._run.load_steps()
-        self._data = self._run.data()
-        self._conduct = conduct(config.lie, config.lie_step)
+        self._again = again(self._run, conduct(config.lie, config.lie_step))
         self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
 
     def step(self, number: int) -> Opening:
@@ -100,67 +95,23 @@ class LabProver(Prover):
         return Opening(leaf=nodes[index].encoded(), proof=tuple(tree.inclusion_proof(index, tree.size)))
 
     def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        tracer, _, _ = self._execute(step, capture=index)
-        return [x.cpu() for x in tracer.captured_inputs], [x.cpu() for x in tracer.captured_outputs]
+        traced = self._execute(step, capture=index)
+        return [x.cpu() for x in traced.inputs], [x.cpu() for x in traced.outputs]
 
     def state(self, step: int) -> dict[str, Tensor]:
-        training = self._training_at(step)
-        return {name: tensor.to("cpu", copy=True) for name, tensor in training.memory.export().items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._again.state(step).export().items()}
 
     def rounding_entries(self, step: int, index: int) -> bytes:
-        _, session, _ = self._execute(step, capture=None)
-        return session.entries_of(index)
+        return self._execute(step, capture=None).session.entries_of(index)
 
     def _trace(self, step: int) -> tuple[list[Node], MerkleTree]:
         if step not in self._traces:
-            tracer, _, _ = self._execute(step, capture=None)
-            self._traces[step] = (tracer.nodes, MerkleTree(node.encoded() for node in tracer.nodes))
+            nodes = self._execute(step, capture=None).nodes
+            self._traces[step] = (nodes, MerkleTree(node.encoded() for node in nodes))
         return self._traces[step]
 
-    def _execute(self, step: int, *, capture: int | None) -> tuple[Tracer, numerics.Session, Leaf]:
-        training = self._training_at(step - 1)
-        behaviour = self._conduct
-        log = self._run.rounding_log(step)
-        rate = behaviour.learning_rate(step, training.task.learning_rate_at(step))
-        batch = self._batch(step)
-        tracer = Tracer(capture=capture, inner=behaviour.observer(step))
-        tracer.declare_inputs(training.memory.export(), batch)
-        with numerics_of(training, log, tracer, behaviour) as session:
-            loss = training.take_step(batch, learning_rate=rate)
-        behaviour.before_commit(step, training)
-        tracer.commit_state(training.memory.export(), str(training.memory.digest().root))
-        leaf = make_leaf(training, batch_root=self._data.batch_root(step), log=log, loss=loss)
-        leaf = behaviour.declare(leaf)
-        if leaf != self._leaves[step]:
+    def _execute(self, step: int, *, capture: int | None) -> TracedStep:
+        traced = self._again.trace(step, capture)
+        if traced.leaf != self._leaves[step]:
             raise EvidenceError(f"step {step} does not run again to its committed state")
-        return tracer, session, leaf
-
-    def _batch(self, step: int) -> Mapping[str, Tensor]:
-        declared = self._data.batch(self._conduct.order(step, self._run.task.steps))
-        return self._conduct.batch(step, declared)
-
-    def _training_at(self, step: int) -> Training:
-        """The lab's own state after a step, from its last checkpoint before it."""
-        task = self._run.task
-        start = step // task.checkpoint_every * task.checkpoint_every
-        training = Training(task)
-        training.memory.load(self._run.checkpoint(start))
-        training.step = start
-        for number in range(start + 1, step + 1):
-            behaviour = self._conduct
-            rate = behaviour.learning_rate(number, task.learning_rate_at(number))
-            batch = self._batch(number)
-            with numerics_of(training, self._run.rounding_log(number), behaviour.observer(number), behaviour):
-                training.take_step(batch, learning_rate=rate)
-            behaviour.before_commit(number, training)
-        return training
-
-
-def numerics_of(
-    training: Training, log: bytes, observer: numerics.Observer | None, behaviour: Conduct
-) -> numerics.Session:
-    """The session in which a recorded step runs again; a native run has no log to follow."""
-    name = training.task.numerics
-    if name == "native":
-        raise CallerError("a run with native numerics cannot be disputed: no two devices reach the same bits")
-    return numerics.replaying(name, log, bound=behaviour.bound, observer=observer)
+        return traced

@@ -23,6 +23,7 @@ from firmware_sim.evidence import canonical, digest_tensor
 
 __all__ = [
     "COMMIT_STATE",
+    "DIGEST_LAYOUT",
     "Node",
     "Tracer",
     "gather",
@@ -36,6 +37,9 @@ __all__ = [
 
 COMMIT_STATE = "chipwitness.commit_state"
 """The last node of a step: the state digest over all tensors of the new state."""
+
+DIGEST_LAYOUT: dict[str, Any] = {"dtype": "digest", "shape": [], "stride": []}
+"""What stands for the layout of that node's result."""
 
 _HIDDEN_WRITES = {"aten.native_batch_norm.default": (3, 4)}
 """Arguments that an operator writes although its schema does not say so."""
@@ -127,7 +131,8 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
     Raises:
         EvidenceError: the place does not lie inside the source.
     """
-    if list(source.shape) != layout["shape"] or str(source.dtype) != f"torch.{place['dtype']}":
+    kind: torch.dtype = getattr(torch, place["dtype"])
+    if list(source.shape) != layout["shape"] or source.dtype.itemsize != kind.itemsize:
         raise EvidenceError("a source has another shape or type than its place says")
     size = reach(layout["shape"], layout["stride"])
     offset = place["offset"]
@@ -135,7 +140,7 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
         raise EvidenceError("an input does not lie inside its source")
     memory = torch.zeros(size, dtype=source.dtype)
     memory.as_strided(layout["shape"], layout["stride"]).copy_(source)
-    return memory.as_strided(place["shape"], place["stride"], offset)
+    return memory.view(kind).as_strided(place["shape"], place["stride"], offset)
 
 
 def layout_of(tensor: Tensor) -> dict[str, Any]:
@@ -236,7 +241,7 @@ class Tracer:
                 operator=COMMIT_STATE,
                 arguments={"names": list(state)},
                 sources=tuple(sources),
-                results=({"dtype": "digest", "shape": [], "stride": []},),
+                results=(DIGEST_LAYOUT,),
                 inputs=tuple(tensor_digest(tensor) for tensor in state.values()),
                 outputs=(root,),
             )

@@ -42,8 +42,8 @@ def _dispute(arguments: argparse.Namespace) -> int:
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
     trust = Trust.load(arguments.trust, folders)
-    claims = [Claim(run=open_run(folder, trust), prover=LabProver(folder)) for folder in folders]
-    verdict = settle(*claims)
+    first, second = (Claim(run=open_run(folder, trust), prover=LabProver(folder)) for folder in folders)
+    verdict = settle(first, second, trust)
     if arguments.json:
         print_json({**verdict.to_json(), **verdict.evidence})
     else:

@@ -37,8 +37,9 @@ class Capture(Tracer):
         reads: values that the loop read with ``.item()``, ``bool()`` and the like.
     """
 
-    def __init__(self, keys: RecordedKeys) -> None:
-        super().__init__()
+    def __init__(self, keys: RecordedKeys, inner: Any = None) -> None:
+        """``inner`` is an observer that runs first, such as one that alters results."""
+        super().__init__(inner=inner)
         self.reads: list[str] = []
         self._keys = keys
         self._draws: list[list[int]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +16,29 @@ from monitor.loops.program import ITEM, Program, build_arguments, operator_of
 from monitor.sharding import ShardedMemory
 from monitor.trace import layout_of, result_tensors, written_arguments
 
-__all__ = ["execute"]
+__all__ = ["Watch", "execute"]
+
+_UNSET = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("empty.memory_format", "empty_like.default", "empty_strided.default"),
+        *("new_empty.default", "new_empty_strided.default"),
+    )
+)
+"""Operators whose results hold whatever lay in memory; here they read as zeros, so that all traces are equal."""
 
 _PROGRAM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What operators raise on arguments that do not fit them; a program brings its own."""
+
+
+class Watch(Protocol):
+    """Sees the tensors of every call, outside the session; nothing that it does is part of the step."""
+
+    def before(self, inputs: Sequence[Tensor]) -> None:
+        """The next call is about to run on these tensors."""
+
+    def after(self, outputs: Sequence[Tensor]) -> None:
+        """It has returned and written these."""
 
 
 def execute(
@@ -29,6 +48,7 @@ def execute(
     scalars: Sequence[float],
     session: numerics.Session,
     keys: RepeatedKeys,
+    watch: Watch | None = None,
 ) -> list[str]:
     """Take one step: ``memory`` goes from the state before to the state after it. Returns what the step read.
 
@@ -49,7 +69,7 @@ def execute(
         with torch.no_grad():
             with session:
                 for number in range(len(program.calls)):
-                    _call(program, number, values, scalars, session, keys, reads, memory.place)
+                    _call(program, number, values, scalars, session, keys, reads, memory.place, watch)
             keys.expect(())
             _commit(program, state, values)
     except CallerError as error:
@@ -75,12 +95,15 @@ def _call(
     keys: RepeatedKeys,
     reads: list[str],
     place: torch.device,
+    watch: Watch | None,
 ) -> None:
     call = program.calls[number]
     func = operator_of(call["operator"])
     with session.aside():
         tensors = [_place(values, place) for place in call["sources"]]
         args, kwargs = build_arguments(call["arguments"], tensors, scalars.__getitem__, place)
+        if watch is not None:
+            watch.before(tensors)
     keys.expect(call["draws"])
     out: Any = func(*args, **kwargs)
     if session.statistics.calls != number + 1:
@@ -91,6 +114,11 @@ def _call(
     outputs = [*result_tensors(out, written), *written]
     if [layout_of(tensor) for tensor in outputs] != call["results"]:
         raise EvidenceError(f"call {number} ({func}) returns tensors of another layout than its program says")
+    with session.aside():
+        if call["operator"] in _UNSET:
+            out.zero_()
+        if watch is not None:
+            watch.after(outputs)
     for slot, tensor in enumerate(outputs):
         values[f"node:{number}:{slot}"] = tensor
     last = program.last_uses

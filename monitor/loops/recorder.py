@@ -18,9 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from firmware_sim import LabLie
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
+from monitor._conduct import Conduct
+from monitor.conduct import conduct
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
 from monitor.lab import chip_evidence
 from monitor.loops.batches import batch_layout, batch_root, flatten_batch
@@ -30,6 +33,7 @@ from monitor.loops.program import MAXIMUM_PROGRAMS, Program
 from monitor.loops.replaying import ProgramTraining
 from monitor.loops.slots import SlotRules, updates_before
 from monitor.loops.state import LoopState
+from monitor.loops.steps import ProgramSteps
 from monitor.loops.task import LoopTask
 from monitor.site import Site, new_site_config, site_path
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
@@ -64,6 +68,7 @@ class Recorder:
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
+        lie: ``wrong-operator`` simulates a lab in whose step ``lie_step`` one operator returns one wrong number.
 
     Raises:
         CallerError: here and in every step, on anything that cannot be recorded; nothing is committed then.
@@ -84,17 +89,22 @@ class Recorder:
         free_slots: bool = False,
         started: datetime | None = None,
         hours: float = 24.0,
+        lie: str | None = None,
+        lie_step: int = 1,
     ) -> None:
         self.folder = Path(out)
         if self.folder.exists():
             raise CallerError(f"{self.folder} exists already; choose another folder")
         _check_objects(model, optimizer)
         check_subnormals()
+        self._conduct = _conduct_of(lie, lie_step)
         begin = started or datetime.now(UTC).replace(microsecond=0)
         config = new_site_config(
             lab=lab,
             seed=seed,
             chips=chips,
+            lie=lie,
+            lie_step=lie_step,
             snapshot_rate=snapshot_rate,
             started=begin,
             duration=timedelta(hours=hours),
@@ -286,7 +296,8 @@ class Recorder:
         training.memory.load(self._before)
         training.step = leaf.step - 1
         try:
-            reached, _ = training.take_step(program, leaf.execution, batch, root, log)
+            observer = self._conduct.observer(leaf.step)
+            reached, _ = training.take_step(program, leaf.execution, batch, root, log, observer=observer)
         except EvidenceError as error:
             raise CallerError(f"step {leaf.step} cannot be recorded: {error}") from None
         self._require_equal(training, leaf.step)
@@ -296,16 +307,11 @@ class Recorder:
     def _repeat_segment(self, last: int) -> None:
         """Repeat the steps since the last checkpoint, from disk."""
         run = RunFolder(self.folder, self._site.key.verifying)
-        training = ProgramTraining(self._task, device=self._loop.memory.place)
-        training.step = last // self._task.checkpoint_every * self._task.checkpoint_every
-        training.memory.load(run.checkpoint(training.step))
-        batches = run.batches()
-        for step in range(training.step + 1, last + 1):
-            execution = run.leaf(step).execution
-            assert execution is not None
-            program, log = self._programs[execution.program], run.rounding_log(step)
-            training.take_step(program, execution, batches.batch(step), batches.batch_root(step), log)
-        self._require_equal(training, last)
+        start = last // self._task.checkpoint_every * self._task.checkpoint_every
+        steps = ProgramSteps(run, start, device=self._loop.memory.place)
+        for step in range(start + 1, last + 1):
+            steps.take(observer=self._conduct.observer(step))
+        self._require_equal(steps.training, last)
 
     def _require_equal(self, training: ProgramTraining, step: int) -> None:
         mine = self._loop.memory.export()
@@ -344,7 +350,7 @@ class _Step(AbstractContextManager[None]):
         self._content = encode_state(batch)
         step = recorder._writer.steps + 1
         keys = RecordedKeys(recorder._task.seed, step)
-        self._capture = Capture(keys)
+        self._capture = Capture(keys, recorder._conduct.observer(step))
         present = {name: tensor for name, tensor in recorder._loop.current().items() if tensor is not None}
         self._capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         self._random = torch.get_rng_state()
@@ -366,6 +372,14 @@ class _Step(AbstractContextManager[None]):
         if kind is None:
             recorder._record(self._capture, self._content, self._session.log)
             recorder._state = "ready"
+
+
+def _conduct_of(lie: str | None, step: int) -> Conduct:
+    if lie is not None and lie != LabLie.WRONG_OPERATOR.value:
+        raise CallerError(f"a recorded loop simulates the lie {LabLie.WRONG_OPERATOR.value!r} only, not {lie!r}")
+    if type(step) is not int or step < 1:
+        raise CallerError(f"lie_step must be at least 1, not {step!r}")
+    return conduct(lie, step)
 
 
 def _check_objects(model: object, optimizer: object) -> None:

@@ -12,7 +12,7 @@ from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.environment import accelerator
 from monitor.loops.capture import digest_reads
-from monitor.loops.interpreter import execute
+from monitor.loops.interpreter import Watch, execute
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import Program, parse_hex
 from monitor.loops.task import LoopTask
@@ -46,6 +46,8 @@ class ProgramTraining:
         log: bytes,
         *,
         bound: numerics.Bound = _BOUND,
+        observer: numerics.Observer | None = None,
+        watch: Watch | None = None,
     ) -> tuple[Leaf, numerics.Session]:
         """Execute the next step and return the leaf that it leads to.
 
@@ -56,8 +58,8 @@ class ProgramTraining:
         if execution.program != program.digest:
             raise EvidenceError(f"step {step} names another program than the one given")
         keys = RepeatedKeys(self.task.seed, step)
-        session = numerics.replaying(self.task.numerics, log, bound=bound, keys=keys)
-        reads = execute(program, self.memory, batch, scalars_of(program, execution), session, keys)
+        session = numerics.replaying(self.task.numerics, log, bound=bound, observer=observer, keys=keys)
+        reads = execute(program, self.memory, batch, scalars_of(program, execution), session, keys, watch)
         self.step = step
         leaf = Leaf(
             step=step,

@@ -421,29 +421,29 @@ def resolve(func_name: str) -> OpOverload:
 
 def execute(
     numerics: str,
-    func_name: str,
+    func: OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
     entries: bytes | None,
     policy: Policy = _POLICY,
     bound: Bound = _BOUND,
+    keys: Callable[[], int] | None = None,
 ) -> Any:
     """Outputs of one ATen call, as a referee computes them.
 
     Args:
         numerics: as for ``recording``.
-        func_name: ATen overload, such as ``aten.mm.default``.
+        func: the overload, as ``resolve`` finds it by its name.
         args: positional arguments; in-place operators write into them.
         kwargs: keyword arguments.
         entries: the call's part of a rounding log (``Session.entries_of``); None takes this device's own decisions.
         policy: as for ``recording``.
-        bound: as for ``recording``.
+        bound, keys: as for ``recording``.
 
     Raises:
-        UnsupportedOperator: the name is not in the operator table.
+        UnsupportedOperator: the operator table does not admit the call.
         EvidenceError: the entries are malformed or contradict the arithmetic.
     """
-    func = resolve(func_name)
-    with _build(numerics, entries, policy, bound, None):
+    with _build(numerics, entries, policy, bound, None, keys):
         return func(*args, **kwargs)

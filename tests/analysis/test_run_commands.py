@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from analysis.cli import main
 from analysis.commands.runs import trust_path
@@ -225,3 +226,25 @@ def test_dispute_from_the_command_line(capsys, tmp_path):
     data = json.loads(out)
     assert (data["step"], data["guilty"], data["operators_executed"]) == (2, "b", 0)
     assert {"operator", "rounds", "bytes", "outcome"} <= set(data)
+
+
+def test_dispute_about_loops_from_the_command_line(capsys, tmp_path, record_loop):
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        optimizer.step()
+
+    for name, options in (("a", {}), ("b", {"lie": "wrong-operator", "lie_step": 2})):
+        model = torch.nn.Linear(3, 3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [torch.full((2, 3), 1.0 + step) for step in range(3)]
+        record_loop(model, optimizer, batches, body, name=name, lab=f"lab-{name}", **options)
+    words = ("dispute", tmp_path / "a", tmp_path / "b", "--json")
+    code, out, err = call(capsys, *words, "--trust", tmp_path / "a.trust.json", "--trust", tmp_path / "b.trust.json")
+    assert code == 1, err
+    data = json.loads(out)
+    assert (data["step"], data["guilty"], data["operators_executed"]) == (2, "b", 1)
+    assert data["operator"] == "aten.addmm.default"

@@ -1,0 +1,231 @@
+"""What a dispute is about: the task that both labs say they did, as the referee knows it without either of them.
+
+A preset's task declares everything beforehand. Of a loop, the agreement in the trust file names the initial states and
+the programs; batches and hyper-parameters are declared step by step, so that two labs may differ in them without either
+being wrong: such a dispute decides nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from firmware_sim.errors import CallerError, EvidenceError
+from inspector.loops import check_numbers
+from inspector.replay import initial_state
+from inspector.trust import Trust
+from monitor.loops.keys import RepeatedKeys
+from monitor.loops.program import Program
+from monitor.loops.steps import execution_of
+from monitor.loops.task import LoopTask
+from monitor.loops.tracing import specification
+from monitor.program import step_flop, step_specification
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = ["Disputed", "Ruling", "compare", "disputed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """Who is wrong, about which operator, and in which of the decision cases; nobody where nothing decides."""
+
+    guilty: tuple[str, ...]
+    operator: str | None
+    text: str
+    case: str
+    executed: int = 0
+
+
+def compare(right: Mapping[str, bool], operator: str, what: str) -> Ruling:
+    """Rule against each party that is not right about ``what``."""
+    guilty = tuple(name for name, is_right in right.items() if not is_right)
+    text = f"{', '.join(guilty) or 'nobody'} states another {what} of {operator} than the task gives"
+    return Ruling(guilty=guilty, operator=operator, text=text, case=what)
+
+
+class Disputed(ABC):
+    """The task of two runs.
+
+    Attributes:
+        steps, shards, numerics: as both declare them.
+    """
+
+    steps: int
+    shards: int
+    numerics: str
+
+    @abstractmethod
+    def claim_of(self, leaf: Leaf) -> Leaf:
+        """What a leaf claims, without what may differ between two labs that are both right, such as rounding logs."""
+
+    @abstractmethod
+    def starts_right(self, leaf: Leaf) -> bool:
+        """Whether step 0 holds a state from which this task may start."""
+
+    @abstractmethod
+    def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
+        """Rule on what the parties declare about a step beside its result; None if that is in order."""
+
+    @abstractmethod
+    def specification(self, step: int) -> list[dict[str, Any]]:
+        """What every honest prover's operators of a step are."""
+
+    @abstractmethod
+    def source(self, step: int, kind: str, name: str) -> Tensor:
+        """A tensor that a step reads and no operator made: of the batch, or a constant."""
+
+    def keys(self, step: int, index: int) -> RepeatedKeys | None:
+        """Keys for a random operator of a step; None where programs draw none."""
+        return None
+
+
+class _DisputedPreset(Disputed):
+    def __init__(self, first: RunFolder, second: RunFolder) -> None:
+        self._task = first.task
+        self.steps, self.shards, self.numerics = self._task.steps, self._task.shards, self._task.numerics
+        self._data = first.data()
+        if second.metadata.data != first.metadata.data:
+            raise CallerError("the runs commit to different data, so they are different tasks")
+
+    def claim_of(self, leaf: Leaf) -> Leaf:
+        return replace(leaf, log="")
+
+    def starts_right(self, leaf: Leaf) -> bool:
+        return leaf == Leaf(step=0, batch="", state=initial_state(self._task), log="", loss="", flop=0)
+
+    def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
+        batch, flop = self._data.batch_root(step).hex(), step_flop(self._task)
+        if len({(leaf.batch, leaf.flop) for leaf in leaves.values()}) == 1:
+            return None
+        right = {name: (leaf.batch, leaf.flop) == (batch, flop) for name, leaf in leaves.items()}
+        return compare(right, "batch", "batch or FLOP")
+
+    def specification(self, step: int) -> list[dict[str, Any]]:
+        return step_specification(self._task, step)
+
+    def source(self, step: int, kind: str, name: str) -> Tensor:
+        if kind != "batch":
+            raise EvidenceError(f"a preset's step reads no {kind}")
+        return self._data.batch(step)[name]
+
+
+class _DisputedLoop(Disputed):
+    def __init__(self, first: RunFolder, second: RunFolder, trust: Trust | None) -> None:
+        if trust is None:
+            raise CallerError("a dispute about loops needs the trust file, which names the agreed programs")
+        if first.loop.steps != second.loop.steps:
+            raise CallerError(f"the loops took {first.loop.steps} and {second.loop.steps} steps: different tasks")
+        self._task: LoopTask = first.loop
+        self.steps, self.shards, self.numerics = self._task.steps, self._task.shards, self._task.numerics
+        self._runs = (first, second)
+        self._trust = trust
+        self._program = lru_cache(maxsize=64)(first.program)
+
+    def claim_of(self, leaf: Leaf) -> Leaf:
+        """Batches are compared by their content, as each lab salts its own."""
+        return replace(leaf, log="", batch="")
+
+    def starts_right(self, leaf: Leaf) -> bool:
+        bare = Leaf(step=0, batch="", state=leaf.state, log="", loss="", flop=0)
+        return leaf == bare and str(leaf.state.root) in self._trust.initial_states
+
+    def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
+        for what, check in (
+            ("batch", _check_batch),
+            ("program", self._check_program),
+            ("FLOP", _check_flop),
+            ("numbers", self._check_numbers),
+        ):
+            right = {
+                name: _holds(check, run, leaf) for (name, leaf), run in zip(leaves.items(), self._runs, strict=True)
+            }
+            if not all(right.values()):
+                return compare(right, "the step", what)
+        batches = [run.batches().batch(step) for run in self._runs]
+        if not _equal(*batches):
+            return _undecided("train on different batches, and no order of data was agreed", "batch")
+        mine, theirs = (execution_of(leaf) for leaf in leaves.values())
+        if mine.program != theirs.program:
+            return _undecided("run different programs, both of them agreed", "program")
+        if replace(mine, reads="") != replace(theirs, reads=""):
+            return _undecided("declare different hyper-parameters, each in accord with its numbers", "numbers")
+        return None
+
+    def specification(self, step: int) -> list[dict[str, Any]]:
+        return specification(self._program_of(step), self._task, execution_of(self._runs[0].leaf(step)))
+
+    def source(self, step: int, kind: str, name: str) -> Tensor:
+        if kind == "batch":
+            return self._runs[0].batches().batch(step)[name]
+        if kind == "constant":
+            return self._program_of(step).constants[int(name)].tensor()
+        raise EvidenceError(f"a loop's step reads no {kind}")
+
+    def keys(self, step: int, index: int) -> RepeatedKeys | None:
+        keys = RepeatedKeys(self._task.seed, step)
+        keys.expect(self._program_of(step).calls[index]["draws"])
+        return keys
+
+    def _program_of(self, step: int) -> Program:
+        return self._program(execution_of(self._runs[0].leaf(step)).program)
+
+    def _check_program(self, run: RunFolder, leaf: Leaf) -> bool:
+        return execution_of(leaf).program in self._trust.programs
+
+    def _check_numbers(self, run: RunFolder, leaf: Leaf) -> bool:
+        check_numbers(run, leaf.step, self._trust)
+        return True
+
+
+def _check_batch(run: RunFolder, leaf: Leaf) -> bool:
+    return leaf.batch == run.batches().batch_root(leaf.step).hex()
+
+
+def _check_flop(run: RunFolder, leaf: Leaf) -> bool:
+    return leaf.flop == run.program(execution_of(leaf).program).flop
+
+
+def _holds(check: Callable[[RunFolder, Leaf], bool], run: RunFolder, leaf: Leaf) -> bool:
+    """Evidence of its own that a lab cannot show speaks against it."""
+    try:
+        return check(run, leaf)
+    except EvidenceError:
+        return False
+
+
+def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return set(first) == set(second) and all(
+        first[name].dtype == second[name].dtype
+        and first[name].shape == second[name].shape
+        and first[name].numpy().tobytes() == second[name].numpy().tobytes()
+        for name in first
+    )
+
+
+def _undecided(text: str, case: str) -> Ruling:
+    return Ruling(guilty=(), operator=None, text=f"the labs {text}: inspect both runs", case=case)
+
+
+def disputed(first: RunFolder, second: RunFolder, trust: Trust | None) -> Disputed:
+    """The task of two finished runs.
+
+    Raises:
+        CallerError: the runs are not of one task that can be disputed.
+    """
+    for run in (first, second):
+        if not run.finished:
+            raise CallerError(f"{run.folder.name} is not finished, so it has no result to dispute")
+    if first.folder.resolve() == second.folder.resolve():
+        raise CallerError("a run cannot be in dispute with itself")
+    if first.declared != second.declared:
+        raise CallerError("the runs declare different tasks; a dispute is about one task")
+    if first.declared.numerics == "native":
+        raise CallerError("runs with native numerics cannot be disputed: no two devices reach the same bits")
+    if isinstance(first.declared, LoopTask):
+        return _DisputedLoop(first, second, trust)
+    return _DisputedPreset(first, second)
