@@ -86,9 +86,9 @@ def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Fin
 
 
 def _read_programs(run: RunFolder, report: LoopReport) -> dict[str, Program]:
-    """Every program file is named by some step, and every named program is there."""
-    stored = run.programs()
-    unused = sorted(set(stored) - set(report.programs))
+    """Every program file is named by some step, or announced with the next one, and every named program is there."""
+    stored = {digest for digest, path in run.programs().items() if path in run.manifest.files}
+    unused = sorted(stored - set(report.programs))
     if unused:
         raise EvidenceError(f"program {unused[0][:16]}… is stored, but no step runs it")
     return {digest: run.program(digest) for digest in report.programs}

@@ -7,16 +7,17 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from firmware_sim import LabLie
 from firmware_sim.errors import CallerError, EvidenceError
@@ -32,16 +33,20 @@ from monitor.loops.keys import RecordedKeys, step_seed
 from monitor.loops.program import MAXIMUM_PROGRAMS, Program
 from monitor.loops.replaying import ProgramTraining
 from monitor.loops.slots import SlotRules, updates_before
-from monitor.loops.state import LoopState
-from monitor.loops.steps import ProgramSteps
-from monitor.loops.task import LoopTask
-from monitor.site import Site, new_site_config, site_path
+from monitor.loops.state import LoopState, same_bytes
+from monitor.loops.steps import ProgramSteps, execution_of
+from monitor.loops.task import LoopTask, class_name, hyper_of
+from monitor.sharding import StateDigest
+from monitor.site import Site, SiteConfig, new_site_config, site_path
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.batches import salt_commitment
 from monitor.transcript.layout import SALT, batch_path, checkpoint_path, log_path, program_path
 from monitor.transcript.state import decode_state
 
 __all__ = ["Recorder"]
+
+_SCHEDULED = "initial_lr"
+"""What a schedule of learning rates adds to each parameter group."""
 
 
 class Recorder:
@@ -74,6 +79,10 @@ class Recorder:
         CallerError: here and in every step, on anything that cannot be recorded; nothing is committed then.
     """
 
+    _state: Literal["ready", "open", "failed", "quoted", "finished"]
+    _loop: LoopState
+    _hook: RemovableHandle
+
     def __init__(
         self,
         model: nn.Module,
@@ -92,12 +101,10 @@ class Recorder:
         lie: str | None = None,
         lie_step: int = 1,
     ) -> None:
-        self.folder = Path(out)
-        if self.folder.exists():
-            raise CallerError(f"{self.folder} exists already; choose another folder")
-        _check_objects(model, optimizer)
-        check_subnormals()
-        self._conduct = _conduct_of(lie, lie_step)
+        folder = Path(out)
+        if folder.exists():
+            raise CallerError(f"{folder} exists already; choose another folder, or go on with Recorder.resume")
+        _conduct_of(lie, lie_step)
         begin = started or datetime.now(UTC).replace(microsecond=0)
         config = new_site_config(
             lab=lab,
@@ -109,36 +116,54 @@ class Recorder:
             started=begin,
             duration=timedelta(hours=hours),
         )
-        self._optimizer = optimizer
-        self._free_slots = free_slots
-        self._state: Literal["ready", "open", "failed", "finished"] = "ready"
-        self._groups = tuple(_hyper(group) for group in optimizer.param_groups)
-        self._loop = LoopState(model, optimizer, chips)
+        self._adopt(model, optimizer, folder, config, free_slots)
         self._task = LoopTask(
             numerics=numerics,
             seed=seed,
             checkpoint_every=checkpoint_every,
             shards=chips,
-            optimizer=f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            optimizer=class_name(optimizer),
             groups=self._groups,
             state=self._loop.entries,
         )
-        self._before = {name: tensor.clone() for name, tensor in self._loop.memory.export().items()}
         self._rules = SlotRules(self._task.optimizer, self._groups, updates_before(self._before))
-        self._programs: dict[str, Program] = {}
-        self._updates = 0
-        self._used: list[dict[str, Any]] = list(self._groups)
-        self._hook = optimizer.register_step_pre_hook(self._note_update)
-        self._salt = hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
-        self._site = Site.create(site_path(self.folder), config)
-        self._trust: dict[str, Any] = {
-            **Site.reference_values(config),
-            "programs": [],
-            "initial_states": [str(self._loop.memory.digest().root)],
-            "free_slots": [],
-        }
-        self._write_trust()
+        self._site = Site.create(site_path(folder), config)
+        self._write_trust(self._loop.memory.digest())
         self._begin(lab, begin, config.declared_end)
+
+    @classmethod
+    def resume(cls, model: nn.Module, optimizer: Optimizer, *, out: str | Path, free_slots: bool = False) -> Self:
+        """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
+
+        The loop goes on with batch ``recorder.steps``; its schedule of learning rates is the caller's to put forward.
+
+        Args:
+            model: made as for the first part of the run; its values are overwritten with the run's.
+            optimizer: likewise, with the same groups of hyper-parameters.
+            out: the run folder, with the lab's folder beside it.
+            free_slots: as for the first part.
+
+        Raises:
+            CallerError: the run is finished, or belongs to another model or optimizer.
+            EvidenceError: a committed step does not lead to its committed state again.
+        """
+        folder = Path(out)
+        lab_folder = site_path(folder)
+        config = Site.read_config(lab_folder)
+        key = Site.lab_key(config)
+        if not folder.is_dir():
+            raise CallerError(f"there is no run folder {folder}")
+        writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
+        run = RunFolder(folder, key.verifying)
+        recorder = cls.__new__(cls)
+        recorder._adopt(model, optimizer, folder, config, free_slots)
+        recorder._take_over(run, writer)
+        return recorder
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that are recorded."""
+        return self._writer.steps
 
     def step(self, batch: object) -> AbstractContextManager[None]:
         """Record the body of the ``with`` statement as the next step, which trains on ``batch``.
@@ -150,6 +175,10 @@ class Recorder:
 
     def finish(self) -> str:
         """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state."""
+        if self._state == "quoted":
+            self._writer.finish({})
+            self._state = "finished"
+            return str(self._loop.memory.digest().root)
         self._require_ready()
         steps = self._writer.steps
         if steps < 1:
@@ -164,6 +193,85 @@ class Recorder:
         self._hook.remove()
         self._state = "finished"
         return str(self._loop.memory.digest().root)
+
+    def _adopt(
+        self, model: nn.Module, optimizer: Optimizer, folder: Path, config: SiteConfig, free_slots: bool
+    ) -> None:
+        """Take the loop's objects into chip memory; nothing is on disk yet."""
+        _check_objects(model, optimizer)
+        check_subnormals()
+        self.folder = folder
+        self._optimizer = optimizer
+        self._free_slots = free_slots
+        self._conduct = _conduct_of(config.lie, config.lie_step)
+        self._state = "ready"
+        self._groups: tuple[Mapping[str, Any], ...] = tuple(hyper_of(group) for group in optimizer.param_groups)
+        self._loop = LoopState(model, optimizer, config.chips)
+        self._before = {name: tensor.clone() for name, tensor in self._loop.memory.export().items()}
+        self._programs: dict[str, Program] = {}
+        self._updates = 0
+        self._used: list[Mapping[str, Any]] = list(self._groups)
+        self._hook = optimizer.register_step_pre_hook(self._note_update)
+        self._salt = hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
+        self._reference = Site.reference_values(config)
+
+    def _take_over(self, run: RunFolder, writer: TranscriptWriter) -> None:
+        """Bring memory and chips to the last committed step of an unfinished run."""
+        leaves, _ = run.load_steps()
+        task, self._run_id, self._writer = run.loop, run.metadata.run_id, writer
+        mine = replace(task, optimizer=class_name(self._optimizer), state=self._loop.entries)
+        keys = [set(group) - {_SCHEDULED} for group in task.groups]  # a schedule may come before or after the recorder
+        if mine != task or [set(group) - {_SCHEDULED} for group in self._groups] != keys:
+            raise CallerError(f"{run.folder.name} was recorded with another model or optimizer")
+        self._task, self._groups, self._used = task, tuple(task.groups), list(task.groups)
+        if len(leaves) <= 1:
+            self._loop.require_start(leaves[0].state if leaves else None)
+        elif self._loop.numbers:
+            raise CallerError(
+                f"the optimizer keeps {self._loop.numbers[0]} outside tensors, where no checkpoint has it"
+            )
+        self._rules = SlotRules(
+            task.optimizer, self._groups, updates_before(run.checkpoint(0) if leaves else self._before)
+        )
+        for leaf in leaves[1:]:
+            execution = execution_of(leaf)
+            program = self._programs.setdefault(execution.program, run.program(execution.program))
+            self._rules.take(program, execution.slots, execution.hyper)
+        self._write_trust(leaves[0].state if leaves else self._loop.memory.digest())
+        if writer.holds_chip_evidence:
+            self._loop.memory.load(run.checkpoint(task.steps))
+            self._state = "quoted"
+            return
+        self._site = Site.reopen(site_path(run.folder))
+        self._site.remove_staging()
+        for leaf in leaves:
+            writer.tree.append(leaf.encoded())
+        self._repeat_committed(run, leaves)
+
+    def _repeat_committed(self, run: RunFolder, leaves: list[Leaf]) -> None:
+        """Show the chips the last checkpoint and the steps since then once more; the loop holds what they hold."""
+        start = max(len(leaves) - 1, 0) // self._task.checkpoint_every * self._task.checkpoint_every
+        if leaves:
+            self._loop.memory.load(run.checkpoint(start))
+        for chip, shard in zip(self._site.chips, self._loop.memory.shards, strict=True):
+            chip.attach(shard, self._run_id, start)
+        if not leaves:
+            self._commit_start()
+            return
+        self._announce(start)
+        steps = ProgramSteps(run, start, device=self._loop.memory.place)
+        for leaf in leaves[start + 1 :]:
+            reached, _ = steps.take(observer=self._conduct.observer(leaf.step))
+            if reached != leaf:
+                raise EvidenceError(
+                    f"step {leaf.step} does not lead to its committed state; this run cannot be resumed"
+                )
+            self._loop.memory.load(steps.training.memory.export())
+            self._announce(leaf.step)
+        if len(leaves) > 1:
+            commit = self._programs[execution_of(leaves[-1]).program].commit
+            self._loop.hold({name for name, place in commit.items() if place is not None})
+        self._remember()
 
     def _begin(self, lab: str, begin: datetime, declared_end: str) -> None:
         place = self._loop.memory.place
@@ -189,19 +297,23 @@ class Recorder:
         )
         for chip, shard in zip(self._site.chips, self._loop.memory.shards, strict=True):
             chip.attach(shard, self._run_id, 0)
+        self._commit_start()
+
+    def _commit_start(self) -> None:
         leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=0)
         self._commit(leaf, {checkpoint_path(0): encode_state(self._loop.memory.export())})
 
     def _note_update(self, *_: object) -> None:
         """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it."""
         self._updates += 1
-        self._used = [_hyper(group) for group in self._optimizer.param_groups]
+        self._used = [hyper_of(group) for group in self._optimizer.param_groups]
 
     def _require_ready(self) -> None:
         if self._state != "ready":
             reasons = {
                 "open": "a step is open; leave its with statement first",
-                "failed": "a step failed, so this run cannot go on; what was committed is an unfinished run",
+                "failed": "a step failed, so this recorder cannot go on; Recorder.resume can, from the last step",
+                "quoted": "the chips have given their evidence; only finish() is left",
                 "finished": "the run is finished",
             }
             raise CallerError(reasons[self._state])
@@ -212,7 +324,7 @@ class Recorder:
         if strays:
             raise CallerError(f"{strays[0]} was put elsewhere than in chip memory between steps")
         for name, tensor in self._loop.memory.export().items():
-            if not _same_bytes(tensor, self._before[name]):
+            if not same_bytes(tensor, self._before[name]):
                 raise CallerError(f"{name} was written between steps; only a recorded step may write the state")
 
     def _record(self, capture: Capture, content: bytes, log: bytes) -> None:
@@ -239,16 +351,18 @@ class Recorder:
         files = {log_path(step): log, batch_path(step): content}
         if is_new:
             self._programs[program.digest] = program
-            self._trust["programs"] = sorted(self._programs)
-            self._trust["free_slots"] = sorted(self._programs) if self._free_slots else []
             self._write_trust()
             files[program_path(program.digest)] = program.encoded
         if is_checkpoint:
             files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
+        self._remember()
+        self._commit(leaf, files)
+
+    def _remember(self) -> None:
+        """Keep the state, so that whatever writes it between steps is seen."""
         with torch.no_grad():
             for name, tensor in self._loop.memory.export().items():
                 self._before[name].copy_(tensor)
-        self._commit(leaf, files)
 
     def _name(self, captured: Program, capture: Capture) -> tuple[Program, Execution]:
         """The program that this step runs, an earlier one if there is one of its structure, and the step's values."""
@@ -316,20 +430,34 @@ class Recorder:
     def _require_equal(self, training: ProgramTraining, step: int) -> None:
         mine = self._loop.memory.export()
         for name, tensor in training.memory.export().items():
-            if not _same_bytes(tensor, mine[name]):
+            if not same_bytes(tensor, mine[name]):
                 raise CallerError(f"{name} was written in step {step} by something that is no recorded operator")
 
     def _commit(self, leaf: Leaf, files: dict[str, bytes]) -> None:
-        root = self._writer.append(leaf, files)
-        for chip in self._site.chips:
-            chip.commit(self._run_id, leaf.step, root)
-        for chip in self._site.chips:
-            chip.tick(self._run_id, leaf.step)
+        self._writer.append(leaf, files)
+        self._announce(leaf.step)
 
-    def _write_trust(self) -> None:
+    def _announce(self, step: int) -> None:
+        """Tell the chips the head of the log that ends with a committed step, and let one tick pass."""
+        for chip in self._site.chips:
+            chip.commit(self._run_id, step, self._writer.tree.root(step + 1))
+        for chip in self._site.chips:
+            chip.tick(self._run_id, step)
+
+    def _write_trust(self, start: StateDigest | None = None) -> None:
+        """Write what is agreed as far as the run came; ``start`` when it is known for the first time."""
+        if start is not None:
+            self._start = str(start.root)
+        programs = sorted(self._programs)
+        trust = {
+            **self._reference,
+            "programs": programs,
+            "initial_states": [self._start],
+            "free_slots": programs if self._free_slots else [],
+        }
         path = self.folder.resolve().with_name(self.folder.resolve().name + ".trust.json")
         draft = path.with_name(path.name + ".new")
-        draft.write_text(json.dumps(self._trust, indent=2) + "\n", encoding="utf-8")
+        draft.write_text(json.dumps(trust, indent=2) + "\n", encoding="utf-8")
         os.replace(draft, path)
 
 
@@ -366,12 +494,16 @@ class _Step(AbstractContextManager[None]):
         recorder = self._recorder
         recorder._state = "failed"
         try:
-            self._session.__exit__(kind, error, trace)
+            try:
+                self._session.__exit__(kind, error, trace)
+            finally:
+                torch.set_rng_state(self._random)
+            if kind is None:
+                recorder._record(self._capture, self._content, self._session.log)
+                recorder._state = "ready"
         finally:
-            torch.set_rng_state(self._random)
-        if kind is None:
-            recorder._record(self._capture, self._content, self._session.log)
-            recorder._state = "ready"
+            if recorder._state == "failed":
+                recorder._site.cut_power()
 
 
 def _conduct_of(lie: str | None, step: int) -> Conduct:
@@ -392,29 +524,3 @@ def _check_objects(model: object, optimizer: object) -> None:
             raise CallerError(f"{name or 'the model'} is compiled; record the model without torch.compile")
         if isinstance(module, torch.jit.ScriptModule):
             raise CallerError(f"{name or 'the model'} is a script module; record the model without torch.jit")
-
-
-def _hyper(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group's hyper-parameters as JSON has them."""
-    found = {}
-    for name, value in group.items():
-        if name == "params":
-            continue
-        if isinstance(value, Tensor):
-            raise CallerError(f"the optimizer's {name} is a tensor; give it as a plain number")
-        found[name] = [_plain(part) for part in value] if isinstance(value, tuple | list) else _plain(value)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's own, which JSON has."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Compare as bytes, so that NaN equals itself and -0 is not +0."""
-    if one.numel() == 0:
-        return True
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(one.dtype.itemsize, torch.int64)
-    mine, theirs = one.detach().reshape(-1).view(kind), other.detach().reshape(-1).view(kind)
-    return bool(torch.equal(mine, theirs.to(mine.device)))

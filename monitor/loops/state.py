@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.loops.task import StateEntry
-from monitor.sharding import ShardedMemory
+from monitor.sharding import ShardedMemory, StateDigest
 
-__all__ = ["LoopState"]
+__all__ = ["LoopState", "same_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ class _Binding:
 class LoopState:
     """All weights, buffers, gradients and optimizer state of a loop, as views into sharded memory.
 
+    Attributes:
+        entries: the tensors, in the order of memory.
+        numbers: names of what the optimizer keeps beside tensors, which no memory of a chip holds.
+
     Raises:
         CallerError: a tensor that cannot be adopted; it is named.
     """
@@ -41,7 +45,8 @@ class LoopState:
         self._model = model
         self._optimizer = optimizer
         self._names = _parameter_names(model, optimizer)
-        tensors, self._bindings = self._find(_forthcoming(optimizer, self._names))
+        forthcoming, self.numbers = _forthcoming(optimizer, self._names)
+        tensors, self._bindings = self._find(forthcoming)
         for (kind, name), tensor in tensors.items():
             if tensor.device.type == "meta":
                 raise CallerError(f"{kind} {name} lies on meta; a recorded loop has tensors with values")
@@ -99,6 +104,21 @@ class LoopState:
             for key, value in held.items():
                 if value is None:
                     self.memory.tensors[key].zero_()
+
+    def require_start(self, committed: StateDigest | None) -> None:
+        """CallerError unless memory holds the state that a run without steps began with, if it began."""
+        if committed is not None and self.memory.digest() != committed:
+            raise CallerError("the model or the optimizer does not hold the state that the run began with")
+
+    def hold(self, present: set[str]) -> None:
+        """Let the loop's objects hold these tensors of the state, and no gradient or optimizer state beside them."""
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        self._optimizer.state.clear()
+        with torch.no_grad():
+            for (kind, name), binding in self._bindings.items():
+                if f"{kind}/{name}" in present:
+                    binding.bind(self.memory.tensors[kind, name])
 
     def _find(
         self, forthcoming: dict[tuple[str, str], Tensor]
@@ -196,8 +216,13 @@ def _parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str
     return found
 
 
-def _forthcoming(optimizer: Optimizer, names: dict[Tensor, str]) -> dict[tuple[str, str], Tensor]:
-    """State that the optimizer will make in its first step, as zeros by (parameter, key); found on a copy of it."""
+def _forthcoming(
+    optimizer: Optimizer, names: dict[Tensor, str]
+) -> tuple[dict[tuple[str, str], Tensor], tuple[str, ...]]:
+    """State that the optimizer will make in its first step, as zeros by (parameter, key), and what is no tensor.
+
+    It is found on a copy of the optimizer.
+    """
     kind = type(optimizer).__name__
     try:
         twin = copy.deepcopy(optimizer)
@@ -211,6 +236,7 @@ def _forthcoming(optimizer: Optimizer, names: dict[Tensor, str]) -> dict[tuple[s
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CallerError(f"the state of optimizer {kind} cannot be found out by a trial step: {text}") from None
     found: dict[tuple[str, str], Tensor] = {}
+    numbers: list[str] = []
     for mine, theirs in zip(optimizer.param_groups, twin.param_groups, strict=True):
         for parameter, copied in zip(mine["params"], theirs["params"], strict=True):
             for key, value in twin.state.get(copied, {}).items():
@@ -218,4 +244,15 @@ def _forthcoming(optimizer: Optimizer, names: dict[Tensor, str]) -> dict[tuple[s
                     raise CallerError(f"optimizer {kind} keeps a {type(value).__name__} as {key}; tensors are recorded")
                 if isinstance(value, Tensor):
                     found[names[parameter], key] = torch.zeros_like(value)
-    return found
+                elif value is not None:
+                    numbers.append(f"{key} of {names[parameter]}")
+    return found, tuple(numbers)
+
+
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Compare as bytes, so that NaN equals itself and -0 is not +0."""
+    if one.numel() == 0:
+        return True
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(one.dtype.itemsize, torch.int64)
+    mine, theirs = one.detach().reshape(-1).view(kind), other.detach().reshape(-1).view(kind)
+    return bool(torch.equal(mine, theirs.to(mine.device)))

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from firmware_sim import REGION_KINDS
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor.sharding import ShardedMemory
 
-__all__ = ["LoopTask", "StateEntry"]
+__all__ = ["LoopTask", "StateEntry", "check_hyper", "class_name", "hyper_of"]
 
 _FORM = "loop/1"
 _KEYS = {"form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "state"}
@@ -145,6 +147,28 @@ class LoopTask:
             )
         except (CallerError, TypeError, ValueError) as error:
             raise EvidenceError(f"the loop in the metadata is invalid: {error}") from None
+
+
+def class_name(value: object) -> str:
+    """Full name of an object's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def hyper_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of an optimizer's parameter group as JSON has them; CallerError on a tensor among them."""
+    found = {}
+    for name, value in group.items():
+        if name == "params":
+            continue
+        if isinstance(value, Tensor):
+            raise CallerError(f"the optimizer's {name} is a tensor; give it as a plain number")
+        found[name] = [_plain(part) for part in value] if isinstance(value, tuple | list) else _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's own, which JSON has."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def check_hyper(group: object) -> None:

@@ -535,7 +535,7 @@ def test_failing_body_ends_the_run_and_what_is_on_disk_stays_whole(tmp_path):
     with pytest.raises(ZeroDivisionError):
         fail()
     for attempt in (lambda: recorder.step(third).__enter__(), recorder.finish):
-        with pytest.raises(CallerError, match="a step failed, so this run cannot go on"):
+        with pytest.raises(CallerError, match="a step failed, so this recorder cannot go on"):
             attempt()
     trust = Trust.load([tmp_path / "run.trust.json"])
     verdict = verify(tmp_path / "run", trust, now=STARTED)
@@ -585,7 +585,7 @@ def test_batch_without_usable_tensors_is_refused(tmp_path, batch):
         recorder.step(batch).__enter__()
 
 
-def test_killed_process_leaves_an_unfinished_run(tmp_path):
+def test_killed_process_leaves_an_unfinished_run_that_goes_on(tmp_path):
     program = f"""
         import os, signal, torch
         from datetime import UTC, datetime
@@ -609,3 +609,15 @@ def test_killed_process_leaves_an_unfinished_run(tmp_path):
     assert "2 steps are committed" in verdict.reasons[0].text
     late = verify(tmp_path / "run", trust, now=datetime(2026, 1, 3, tzinfo=UTC))
     assert late.outcome is Outcome.REJECT
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder.resume(model, optimizer, out=tmp_path / "run")
+    assert recorder.steps == 2
+    with recorder.step(torch.ones(2, 8)):
+        optimizer.zero_grad()
+        model(torch.zeros(2, 8)).sum().backward()
+        optimizer.step()
+    recorder.finish()
+    assert len(recorder._programs) == 1  # the new process runs the program of the old one
+    verdict = verify(tmp_path / "run", Trust.load([tmp_path / "run.trust.json"]), now=STARTED)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
