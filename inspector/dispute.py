@@ -82,20 +82,32 @@ def _party(name: str, claim: Claim, task: Disputed, traffic: Traffic) -> Party:
 
 
 def _first_difference(parties: tuple[Party, Party], task: Disputed, traffic: Traffic) -> int | None:
-    """Bisect: an agreed step followed by a disputed one; None if the results and the starts are equal."""
+    """Bisect: an agreed step followed by a disputed one; None if the results and the starts are equal.
 
-    def agree(step: int) -> bool:
+    Where the last states differ, states alone are compared: a lab that also states another loss somewhere before would
+    otherwise lead the search to a step in which both compute the same.
+    """
+
+    def leaves(step: int) -> tuple[Leaf, Leaf]:
         traffic.rounds += 1
-        return task.claim_of(parties[0].leaf(step)) == task.claim_of(parties[1].leaf(step))
+        return parties[0].leaf(step), parties[1].leaf(step)
 
-    if not agree(0):
+    def same_claim(first: Leaf, second: Leaf) -> bool:
+        return task.claim_of(first) == task.claim_of(second)
+
+    def same_state(first: Leaf, second: Leaf) -> bool:
+        return first.state == second.state
+
+    if not same_claim(*leaves(0)):
         return 0
-    if agree(task.steps):
+    last = leaves(task.steps)
+    if same_claim(*last):
         return None
+    same = same_claim if same_state(*last) else same_state
     agreed, different = 0, task.steps
     while different - agreed > 1:
         middle = (agreed + different) // 2
-        if agree(middle):
+        if same(*leaves(middle)):
             agreed = middle
         else:
             different = middle

@@ -21,6 +21,7 @@ from inspector.replay import initial_state
 from inspector.trust import Trust
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import Program
+from monitor.loops.replaying import scalars_of
 from monitor.loops.steps import execution_of
 from monitor.loops.task import LoopTask
 from monitor.loops.tracing import specification
@@ -152,8 +153,10 @@ class _DisputedLoop(Disputed):
         mine, theirs = (execution_of(leaf) for leaf in leaves.values())
         if mine.program != theirs.program:
             return _undecided("run different programs, both of them agreed", "program")
-        if replace(mine, reads="") != replace(theirs, reads=""):
-            return _undecided("declare different hyper-parameters, each in accord with its numbers", "numbers")
+        program = self._program(mine.program)
+        numbers = [[number.hex() for number in scalars_of(program, each)] for each in (mine, theirs)]
+        if numbers[0] != numbers[1]:
+            return _undecided("take different numbers, each in accord with its hyper-parameters", "numbers")
         return None
 
     def specification(self, step: int) -> list[dict[str, Any]]:

@@ -108,6 +108,31 @@ def test_other_decision_cases(right, record, tmp_path, lie, operator, case):
         assert evidence["operators_executed"] == 0
 
 
+def test_other_loss_before_does_not_hide_the_wrong_step(right, record, tmp_path, monkeypatch):
+    """Loss and operators of one step cannot tell who misstates the loss, so the search must not end there."""
+    from firmware_sim import LabLie
+    from monitor.conduct import LIES
+
+    honest = LIES[LabLie.WRONG_OPERATOR](4)
+
+    class TwoLies(type(honest)):
+        def declare(self, leaf):
+            return replace(leaf, loss="3f800000") if leaf.step in (2, 3) else leaf
+
+    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, TwoLies)
+    wrong = record_wrong(record, tmp_path, right, "wrong-operator", 4)
+    for claims in ([claim(right), claim(wrong)], [claim(wrong), claim(right)]):
+        evidence = settle(*claims).evidence
+        assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("wrong", 4, "output")
+    with monkeypatch.context() as patch:
+        patch.setattr(TwoLies, "observer", lambda self, step: None)
+        patch.setattr(TwoLies, "declare", lambda self, leaf: replace(leaf, loss="3f800000") if leaf.step > 1 else leaf)
+        misstated = record_wrong(record, tmp_path / "loss", right, "wrong-operator", 4)
+        verdict = settle(claim(right), claim(misstated))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert (verdict.evidence["step"], verdict.evidence["case"]) == (2, "loss")
+
+
 def test_forged_start_is_named(right, record, tmp_path):
     verdict = settle(claim(right), claim(record_wrong(record, tmp_path, right, "forged-initialisation", 1)))
     assert verdict.evidence["guilty"] == "wrong"

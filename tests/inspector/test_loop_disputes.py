@@ -285,6 +285,26 @@ def test_numbers_that_no_rule_gives_lose(exact_labs):
     assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 4, "numbers")
 
 
+def test_other_words_for_the_same_numbers_hide_nothing(exact_labs):
+    """The liar lists a step's numbers in another order and declares a hyper-parameter that decides nothing."""
+
+    def prepare(recorder):
+        original = recorder._name
+
+        def name(captured, capture):
+            program, execution = original(captured, capture)
+            slots = {text: tuple(reversed(numbers)) for text, numbers in execution.slots.items()}
+            return program, replace(execution, slots=slots, hyper=tuple({"maximize": 0} for _ in execution.hyper))
+
+        recorder._name = name
+
+    right = exact_labs.record("a")
+    wrong = exact_labs.record("b", lie="wrong-operator", lie_step=4, prepare=prepare)
+    assert right.run.leaf(3).execution.slots != wrong.run.leaf(3).execution.slots
+    evidence = exact_labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 4, "output")
+
+
 def test_under_reported_flop_loses(exact_labs):
     def prepare(recorder):
         original = recorder._commit

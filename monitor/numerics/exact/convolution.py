@@ -21,7 +21,7 @@ from monitor.numerics.exact.matmul import matmul
 __all__ = ["correlate", "grad_input", "grad_weight"]
 
 _TILE_ELEMENTS = 1 << 24
-_PATCHES = 256
+_PATCHES = 512
 _GATHERED_ELEMENTS = 1 << 20
 
 Pair = Sequence[int]
