@@ -59,9 +59,9 @@ def _error(value: Tensor, truth: Tensor) -> float:
 
 def _products(a: Tensor, b: Tensor) -> dict[str, Tensor]:
     return {
-        "exact": execute("exact", torch.ops.aten.mm.default, (a, b), {}, entries=None),
+        "exact": execute("exact", "aten.mm.default", (a, b), {}, entries=None),
         "exact without wide path": cpu_matmul(a[None], b[None], wide=False)[0],
-        "rounded": execute("rounded", torch.ops.aten.mm.default, (a, b), {}, entries=None),
+        "rounded": execute("rounded", "aten.mm.default", (a, b), {}, entries=None),
         "native": a @ b,
     }
 

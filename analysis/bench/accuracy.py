@@ -254,7 +254,7 @@ _TRUTHS: dict[str, Callable[..., Any]] = {
 
 def _result(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], numerics: str) -> list[Tensor]:
     """Tensors that a call returns; operators over lists that write in place return their first argument's."""
-    out = func(*args, **kwargs) if numerics == "native" else execute(numerics, func, args, kwargs, entries=None)
+    out = func(*args, **kwargs) if numerics == "native" else execute(numerics, str(func), args, kwargs, entries=None)
     return list(_tensors(args[0] if out is None else out))
 
 

@@ -421,7 +421,7 @@ def resolve(func_name: str) -> OpOverload:
 
 def execute(
     numerics: str,
-    func: OpOverload,
+    func: OpOverload | str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -434,7 +434,7 @@ def execute(
 
     Args:
         numerics: as for ``recording``.
-        func: the overload, as ``resolve`` finds it by its name.
+        func: ATen overload, or the name of a row of the operator table, such as ``aten.mm.default``.
         args: positional arguments; in-place operators write into them.
         kwargs: keyword arguments.
         entries: the call's part of a rounding log (``Session.entries_of``); None takes this device's own decisions.
@@ -442,8 +442,10 @@ def execute(
         bound, keys: as for ``recording``.
 
     Raises:
-        UnsupportedOperator: the operator table does not admit the call.
+        UnsupportedOperator: the operator table does not admit it.
         EvidenceError: the entries are malformed or contradict the arithmetic.
     """
+    if isinstance(func, str):
+        func = resolve(func)
     with _build(numerics, entries, policy, bound, None, keys):
         return func(*args, **kwargs)

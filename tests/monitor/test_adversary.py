@@ -19,7 +19,6 @@ import torch
 from monitor.adversary import EditKind, LogEdit, Rounding, Survey, apply_edit
 from monitor.numerics import Bound, LogContradiction, Policy, execute
 from monitor.numerics.rounding import codec
-from monitor.numerics.session import resolve
 from monitor.presets import preset
 from monitor.task import Task
 from monitor.training import Training
@@ -58,7 +57,7 @@ class Operator:
         self.held = {group.part: set(group.positions.tolist()) for group in groups}
 
     def execute(self, entries: bytes, bound: Bound = BOUND) -> list[torch.Tensor]:
-        out = execute("rounded", resolve(self.name), self._args, self._kwargs, entries=entries, bound=bound)
+        out = execute("rounded", self.name, self._args, self._kwargs, entries=entries, bound=bound)
         return [each for each in (out if isinstance(out, list | tuple) else [out]) if each is not None]
 
     def edits(self) -> list[tuple[LogEdit, float]]:
