@@ -54,8 +54,17 @@ class TranscriptWriter:
 
     @classmethod
     def reopen(cls, folder: Path, staging: Path, key: SigningKey) -> TranscriptWriter:
-        """Open an unfinished run after a crash, moving in what the manifest had announced."""
-        manifest = Manifest.open((folder / MANIFEST).read_bytes(), key.verifying)
+        """Open an unfinished run after a crash, moving in what the manifest had announced.
+
+        Raises:
+            CallerError: the run is finished.
+            EvidenceError: the manifest, or a file that it announced, is not there.
+        """
+        try:
+            sealed = (folder / MANIFEST).read_bytes()
+        except OSError as error:
+            raise EvidenceError(f"cannot read the manifest of {folder}: {error.strerror}") from None
+        manifest = Manifest.open(sealed, key.verifying)
         if manifest.finished:
             raise CallerError(f"{folder} is finished; there is nothing to resume")
         writer = cls(folder, staging, key, manifest, MerkleTree())

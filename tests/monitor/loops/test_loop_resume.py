@@ -19,7 +19,7 @@ from inspector.trust import Trust
 from inspector.verdict import Outcome
 from monitor import Recorder
 from monitor.site import Site
-from monitor.transcript.layout import batch_path
+from monitor.transcript.layout import MANIFEST, batch_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # it is put forward at once
 
@@ -180,4 +180,7 @@ def test_what_cannot_be_resumed(tmp_path, started):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     again = Loop("adamw")
     with pytest.raises(EvidenceError, match="altered"):
+        Recorder.resume(again.model, again.optimizer, out=run)
+    (run / MANIFEST).unlink()
+    with pytest.raises(EvidenceError, match="cannot read the manifest"):
         Recorder.resume(again.model, again.optimizer, out=run)
