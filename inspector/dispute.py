@@ -25,6 +25,7 @@ from inspector.messages import Failure, Party, Traffic
 from inspector.trust import Trust
 from inspector.verdict import Outcome, Reason, Verdict
 from monitor import numerics
+from monitor.loops.interpreter import UNSET
 from monitor.loops.program import operator_of
 from monitor.loops.tracing import ABSENT
 from monitor.prover import Prover
@@ -33,6 +34,9 @@ from monitor.trace import COMMIT_STATE, Node, gather, layout_of, restore_argumen
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["Claim", "settle"]
+
+_AS_STRIDED = "aten.as_strided.default"
+"""Reads its input's memory by absolute places, which the input's content does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +228,11 @@ def _state_digest(state: dict[str, Tensor], shards: int) -> StateDigest:
 def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], task: Disputed) -> Ruling:
     """Case 3: equal inputs, different outputs. Each party's own rounding entries are honoured if they are lawful."""
     first = nodes[parties[0].name]
+    if first.operator == _AS_STRIDED:
+        text = (
+            f"{_AS_STRIDED} reads memory that its input does not show, so nobody can execute it here: inspect both runs"
+        )
+        return Ruling(guilty=(), operator=first.operator, text=text, case="output")
     inputs = _agreed_inputs(parties, step, first)
     if first.operator == COMMIT_STATE:
         state = dict(zip(first.arguments["names"], inputs, strict=True))
@@ -274,6 +283,8 @@ def _outputs(node: Node, inputs: list[Tensor], task: Disputed, step: int, entrie
     func = operator_of(node.operator)
     keys = task.keys(step, node.index)
     out = numerics.execute(task.numerics, func, args, kwargs, entries=entries, keys=keys)
+    if node.operator in UNSET:
+        out.zero_()
     written = written_arguments(func, args, kwargs)
     results = [tensor for tensor in _flat(out) if not any(tensor is other for other in written)]
     return tuple(tensor_digest(tensor) for tensor in (*results, *written))

@@ -119,6 +119,8 @@ class _DisputedLoop(Disputed):
     def __init__(self, first: RunFolder, second: RunFolder, trust: Trust | None) -> None:
         if trust is None:
             raise CallerError("a dispute about loops needs the trust file, which names the agreed programs")
+        if not first.loop.steps:
+            raise CallerError(f"{first.folder.name} took no step, so it has no result to dispute")
         if first.loop.steps != second.loop.steps:
             raise CallerError(f"the loops took {first.loop.steps} and {second.loop.steps} steps: different tasks")
         self._task: LoopTask = first.loop

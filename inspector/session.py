@@ -360,11 +360,11 @@ def _acceptance(evidence: dict[str, Any]) -> str:
     turned = sum(replay.get("turned_decisions", 0) for replay in replays)
     if logged:
         text += f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
-    slots = [slot for run in evidence["runs"] for slot in run.get("loop", {}).get("slots", [])]
-    free = sum(slot["count"] for slot in slots if slot["explained_by"] == "nothing")
     if "known_chips" in evidence:
         known, drawn = len(evidence["known_chips"]), len(evidence["drawn_chips"])
         text += f"; {known} of {drawn} drawn chips go on from where an earlier inspection left them"
+    slots = [slot for run in evidence["runs"] for slot in run.get("loop", {}).get("slots", [])]
+    free = sum(slot["count"] for slot in slots if slot["explained_by"] == "nothing")
     if free:
         text += f"; {free} numbers change from step to step without a rule, as agreed"
     return text

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree
-from monitor._again import TracedStep, again
+from monitor._reexecution import TracedStep, reexecution_of
 from monitor.conduct import conduct
 from monitor.site import Site, site_path
 from monitor.trace import Node
@@ -75,7 +75,7 @@ class LabProver(Prover):
         self.folder = folder
         self._run = RunFolder(folder, Site.lab_key(config).verifying)
         self._leaves, self._tree = self._run.load_steps()
-        self._again = again(self._run, conduct(config.lie, config.lie_step))
+        self._reexecution = reexecution_of(self._run, conduct(config.lie, config.lie_step))
         self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
 
     def step(self, number: int) -> Opening:
@@ -99,7 +99,7 @@ class LabProver(Prover):
         return [x.cpu() for x in traced.inputs], [x.cpu() for x in traced.outputs]
 
     def state(self, step: int) -> dict[str, Tensor]:
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self._again.state(step).export().items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._reexecution.state(step).export().items()}
 
     def rounding_entries(self, step: int, index: int) -> bytes:
         return self._execute(step, capture=None).session.entries_of(index)
@@ -111,7 +111,7 @@ class LabProver(Prover):
         return self._traces[step]
 
     def _execute(self, step: int, *, capture: int | None) -> TracedStep:
-        traced = self._again.trace(step, capture)
+        traced = self._reexecution.trace(step, capture)
         if traced.leaf != self._leaves[step]:
             raise EvidenceError(f"step {step} does not run again to its committed state")
         return traced

@@ -16,9 +16,9 @@ from monitor.loops.program import ITEM, Program, build_arguments, operator_of
 from monitor.sharding import ShardedMemory
 from monitor.trace import layout_of, result_tensors, written_arguments
 
-__all__ = ["Watch", "execute"]
+__all__ = ["UNSET", "Watch", "execute"]
 
-_UNSET = frozenset(
+UNSET = frozenset(
     f"aten.{name}"
     for name in (
         *("empty.memory_format", "empty_like.default", "empty_strided.default"),
@@ -115,7 +115,7 @@ def _call(
     if [layout_of(tensor) for tensor in outputs] != call["results"]:
         raise EvidenceError(f"call {number} ({func}) returns tensors of another layout than its program says")
     with session.aside():
-        if call["operator"] in _UNSET:
+        if call["operator"] in UNSET:
             out.zero_()
         if watch is not None:
             watch.after(outputs)

@@ -81,6 +81,7 @@ class Recorder:
 
     _state: Literal["ready", "open", "failed", "quoted", "finished"]
     _loop: LoopState
+    _start: StateDigest
     _hook: RemovableHandle
 
     def __init__(
@@ -128,7 +129,8 @@ class Recorder:
         )
         self._rules = SlotRules(self._task.optimizer, self._groups, updates_before(self._before))
         self._site = Site.create(site_path(folder), config)
-        self._write_trust(self._loop.memory.digest())
+        self._start = self._loop.memory.digest()
+        self._write_trust()
         self._begin(lab, begin, config.declared_end)
 
     @classmethod
@@ -224,9 +226,9 @@ class Recorder:
         if mine != task or [set(group) - {_SCHEDULED} for group in self._groups] != keys:
             raise CallerError(f"{run.folder.name} was recorded with another model or optimizer")
         self._task, self._groups, self._used = task, tuple(task.groups), list(task.groups)
-        if len(leaves) <= 1:
-            self._loop.require_start(leaves[0].state if leaves else None)
-        elif self._loop.numbers:
+        if len(leaves) == 1:
+            self._loop.require_start(leaves[0].state)
+        elif leaves and self._loop.numbers:
             raise CallerError(
                 f"the optimizer keeps {self._loop.numbers[0]} outside tensors, where no checkpoint has it"
             )
@@ -237,7 +239,8 @@ class Recorder:
             execution = execution_of(leaf)
             program = self._programs.setdefault(execution.program, run.program(execution.program))
             self._rules.take(program, execution.slots, execution.hyper)
-        self._write_trust(leaves[0].state if leaves else self._loop.memory.digest())
+        self._start = leaves[0].state if leaves else self._loop.memory.digest()
+        self._write_trust()
         if writer.holds_chip_evidence:
             self._loop.memory.load(run.checkpoint(task.steps))
             self._state = "quoted"
@@ -444,15 +447,13 @@ class Recorder:
         for chip in self._site.chips:
             chip.tick(self._run_id, step)
 
-    def _write_trust(self, start: StateDigest | None = None) -> None:
-        """Write what is agreed as far as the run came; ``start`` when it is known for the first time."""
-        if start is not None:
-            self._start = str(start.root)
+    def _write_trust(self) -> None:
+        """Write what is agreed as far as the run came."""
         programs = sorted(self._programs)
         trust = {
             **self._reference,
             "programs": programs,
-            "initial_states": [self._start],
+            "initial_states": [str(self._start.root)],
             "free_slots": programs if self._free_slots else [],
         }
         path = self.folder.resolve().with_name(self.folder.resolve().name + ".trust.json")

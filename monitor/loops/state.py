@@ -105,9 +105,9 @@ class LoopState:
                 if value is None:
                     self.memory.tensors[key].zero_()
 
-    def require_start(self, committed: StateDigest | None) -> None:
-        """CallerError unless memory holds the state that a run without steps began with, if it began."""
-        if committed is not None and self.memory.digest() != committed:
+    def require_start(self, committed: StateDigest) -> None:
+        """CallerError unless memory holds the state that a run began with."""
+        if self.memory.digest() != committed:
             raise CallerError("the model or the optimizer does not hold the state that the run began with")
 
     def hold(self, present: set[str]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from monitor.loops.program import Program
 from monitor.loops.replaying import scalars_of
 from monitor.loops.task import LoopTask, StateEntry
-from monitor.trace import COMMIT_STATE, DIGEST_LAYOUT, Node, tensor_digest
+from monitor.trace import COMMIT_STATE, DIGEST_LAYOUT, Node, layout_of, tensor_digest
 from monitor.transcript.leaf import Execution
 
 __all__ = ["ABSENT", "ProgramTracer", "specification"]
@@ -59,10 +60,8 @@ def _with_numbers(value: Any, scalars: Sequence[float]) -> Any:
 
 
 def _absent(entry: StateEntry) -> dict[str, Any]:
-    stride = [1] * len(entry.shape)
-    for place in range(len(entry.shape) - 2, -1, -1):
-        stride[place] = stride[place + 1] * entry.shape[place + 1]
-    return {"source": ABSENT, "dtype": entry.dtype, "shape": list(entry.shape), "stride": stride, "offset": 0}
+    zeros = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
+    return {"source": ABSENT, **layout_of(zeros), "offset": 0}
 
 
 class ProgramTracer:

@@ -21,7 +21,9 @@ from inspector.dispute import Claim, settle
 from inspector.transcripts import open_run
 from inspector.trust import Trust
 from inspector.verdict import Outcome
+from monitor import Recorder
 from monitor.conduct import LIES
+from monitor.lab import chip_evidence
 from monitor.prover import LabProver
 from monitor.trace import COMMIT_STATE, tensor_digest
 
@@ -182,13 +184,13 @@ class Doctored(LabProver):
         return own, MerkleTree(node.encoded() for node in own)
 
 
-def doctor(labs, monkeypatch, right, find, node_of):
+def doctor(labs, monkeypatch, right, find, node_of, **options):
     """A lab whose last product is wrong in step 3 and that shows the first found node otherwise; and that node."""
     nodes, _ = right.prover._trace(3)
     lie = LIES[LabLie.WRONG_OPERATOR]
     late = max(node.index for node in nodes if node.operator == "aten.addcdiv_.default") - 3
     monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at: lie(at, late))
-    wrong = labs.record("b", lie="wrong-operator", lie_step=3)
+    wrong = labs.record("b", lie="wrong-operator", lie_step=3, **options)
     node = next(node for node in nodes if find(node))
     last = wrong.prover._trace(3)[0][-1]
     base = replace(last, inputs=nodes[-1].inputs) if node.operator == COMMIT_STATE else node
@@ -227,6 +229,50 @@ def test_referee_draws_what_a_random_operator_draws(labs, monkeypatch):
     assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 3, "output")
     assert evidence["operator"] == node.operator == "aten.bernoulli_.float"
     assert evidence["operators_executed"] == 1
+
+
+def unset(model, optimizer, batch):
+    """Copies the batch into memory that was not set."""
+    body(model, optimizer, {**batch, "x": torch.empty_like(batch["x"]).copy_(batch["x"])})
+
+
+def strided(model, optimizer, batch):
+    """Reads the batch by absolute places."""
+    body(model, optimizer, {**batch, "x": torch.as_strided(batch["x"], (6, 8), (8, 1))})
+
+
+def test_memory_that_an_operator_leaves_unset_reads_as_zeros(labs, monkeypatch):
+    right = labs.record("a", change=unset)
+    torch.use_deterministic_algorithms(True)  # fills such memory with NaN
+    try:
+        wrong, node = doctor(
+            labs,
+            monkeypatch,
+            right,
+            lambda each: each.operator == "aten.empty_like.default",
+            lambda each: replace(each, outputs=(tensor_digest(torch.ones(6, 8)),)),
+            change=unset,
+        )
+        evidence = labs.settle(right, wrong).evidence
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert node.outputs == (tensor_digest(torch.zeros(6, 8)),)
+    assert (evidence["guilty"], evidence["step"], evidence["operator"]) == ("b", 3, node.operator)
+
+
+def test_referee_does_not_execute_what_its_inputs_do_not_show(exact_labs, monkeypatch):
+    right = exact_labs.record("a", change=strided)
+    wrong, node = doctor(
+        exact_labs,
+        monkeypatch,
+        right,
+        lambda each: each.operator == "aten.as_strided.default",
+        lambda each: replace(each, outputs=(tensor_digest(torch.ones(6, 8)),)),
+        change=strided,
+    )
+    verdict = exact_labs.settle(right, wrong)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert (verdict.evidence["operator"], verdict.evidence["operators_executed"]) == (node.operator, 0)
 
 
 def test_program_that_nobody_agreed_to_loses(exact_labs):
@@ -323,5 +369,15 @@ def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop)
         settle(right, exact_labs.record("c", data=batches(4)), exact_labs.trust)
     with pytest.raises(CallerError, match="different tasks"):
         settle(right, exact_labs.record("d", seed=6), exact_labs.trust)
+    empty = []
+    for name in ("f", "g"):
+        folder = right.run.folder.with_name(name)
+        model = nn.Linear(2, 2)
+        recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=folder, chips=3)
+        recorder._writer.finish(chip_evidence(recorder._site, lambda _, evidence: evidence))
+        known = Trust.load([folder.with_name(f"{name}.trust.json")])
+        empty.append(Claim(run=open_run(folder, known), prover=LabProver(folder)))
+    with pytest.raises(CallerError, match="f took no step"):
+        settle(*empty, exact_labs.trust)
     with pytest.raises(CallerError, match="wrong-operator"):
         exact_labs.record("e", lie="change-sample")

@@ -73,10 +73,9 @@ def record(out, kind, numerics, recorded_at, **options):
 def go_on(out, kind):
     loop = Loop(kind)
     recorder = Recorder.resume(loop.model, loop.optimizer, out=out)
-    for _ in range(max(recorder.steps, 0)):
+    for _ in range(recorder.steps):
         loop.schedule.step()
-    if recorder._state != "quoted":
-        loop.train(recorder, make_batches()[recorder.steps :])
+    loop.train(recorder, make_batches()[recorder.steps :])
     return recorder.finish()
 
 
@@ -144,7 +143,7 @@ def test_dying_at_replacements_of_files(tmp_path, monkeypatch, started, kind, nu
     assert len(seen) >= 4, seen
 
 
-def test_a_step_that_fails_costs_no_other_step(tmp_path, started, devices):
+def test_a_step_that_fails_costs_no_other_step(tmp_path, started, devices, monkeypatch):
     """An error in the body, a new start, and the inspection of the whole run on another device."""
     digest = record(tmp_path / "whole", "adamw", "exact", started)
     run, loop, batches = tmp_path / "run", Loop("adamw"), make_batches()
@@ -155,6 +154,11 @@ def test_a_step_that_fails_costs_no_other_step(tmp_path, started, devices):
         _ = 1 / 0
     with pytest.raises(CallerError, match=r"Recorder\.resume can"):
         recorder.finish()
+    recorder = Recorder.resume(loop.model, loop.optimizer, out=run)  # with the very objects that failed
+    loop.train(recorder, batches[4:6])
+    monkeypatch.setattr(loop.optimizer, "zero_grad", lambda: 1 / 0)  # after the weights were written
+    with pytest.raises(ZeroDivisionError):
+        loop.train(recorder, batches[6:])
     assert go_on(run, "adamw") == digest
     settings = Settings(samples=2, seed="x", devices=("sse41",))
     verdict = inspect([run], trust_of(run), settings, now=started, worker=devices.run)

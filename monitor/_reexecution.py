@@ -1,4 +1,4 @@
-"""A lab takes its committed steps again as it took them then, lies included: what a dispute asks of it."""
+"""A lab executes its committed steps again as it took them then, lies included: what a dispute asks of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monitor.trace import Node, Tracer
 from monitor.training import Training
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["Again", "TracedStep", "again"]
+__all__ = ["Reexecution", "TracedStep", "reexecution_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class TracedStep:
     leaf: Leaf
 
 
-class Again(ABC):
-    """Takes steps of one run again."""
+class Reexecution(ABC):
+    """Executes steps of one run again."""
 
     @abstractmethod
     def state(self, step: int) -> ShardedMemory:
@@ -52,7 +52,7 @@ class Again(ABC):
         """Take a step with all its operators noted, and the tensors of one of them kept."""
 
 
-class _PresetAgain(Again):
+class _PresetReexecution(Reexecution):
     """A preset's run: its program is built and run."""
 
     def __init__(self, run: RunFolder, behaviour: Conduct) -> None:
@@ -106,7 +106,7 @@ class _PresetAgain(Again):
         return self._behaviour.batch(step, declared)
 
 
-class _LoopAgain(Again):
+class _LoopReexecution(Reexecution):
     """A loop's run: its programs are interpreted, so that the loop's own Python is not needed."""
 
     def __init__(self, run: RunFolder, behaviour: Conduct) -> None:
@@ -138,7 +138,7 @@ class _LoopAgain(Again):
         return steps
 
 
-def again(run: RunFolder, behaviour: Conduct) -> Again:
+def reexecution_of(run: RunFolder, behaviour: Conduct) -> Reexecution:
     """Whatever takes this run's steps again; CallerError if its numerics are not controlled."""
-    kind = _LoopAgain if isinstance(run.declared, LoopTask) else _PresetAgain
+    kind = _LoopReexecution if isinstance(run.declared, LoopTask) else _PresetReexecution
     return kind(run, behaviour)
