@@ -26,6 +26,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
     # law 2: busy ticks
+    "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     # law 4: the same bytes
     # law 5: declared numbers
