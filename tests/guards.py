@@ -34,6 +34,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "snapshot moment": (("inspector.commits.SnapshotMoment.take", _nothing),),
     # law 2: busy ticks
     "busy ticks": (("inspector.commits.BusyTicks.take", _nothing),),
+    "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     "fresh draw": (("inspector.session.secret_of", lambda settings: settings.seed or "0"),),
     "first segment": (("inspector.session.first_and_drawn", _draw_any),),
