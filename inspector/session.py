@@ -10,15 +10,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.answers import Answers
+from inspector.chances import chances
 from inspector.comparison import compare_initial, compare_replay
-from inspector.detection import detection, log_miss_without_replacement
 from inspector.devices import device, run_worker
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
@@ -31,7 +30,7 @@ from inspector.verdict import Outcome, Reason, Verdict
 from monitor.loops.task import LoopTask
 from monitor.transcript import RunFolder
 
-__all__ = ["Worker", "draw", "hidden_training", "hidden_training_detection", "inspect", "replay", "verify"]
+__all__ = ["Worker", "draw", "inspect", "replay", "verify"]
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Runs a job on the named device; ``inspector.devices.run_worker`` in production."""
@@ -56,45 +55,11 @@ def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
     return hasher.digest()
 
 
-def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int) -> float:
-    """Probability that an inspection sees training in the declared memory of all chips during ticks told as idle.
-
-    A chip holds an incriminating snapshot with probability 1 - (1 - rate)^ticks, and chips are drawn without
-    replacement (Shavit 2023, App. B).
-
-    Args:
-        rate: snapshots per chip and tick.
-    """
-    catch = float(1 - (1 - rate) ** ticks)
-    return float(detection(log_miss_without_replacement(chips=chips, used=chips, samples=drawn, catch=catch)))
-
-
-def hidden_training(chips: int, drawn: int, rate: Fraction) -> list[dict[str, Any]]:
-    """How likely this inspection is to see training that no transcript shows, by where it is and what chips are told.
-
-    Work that is told as work is counted by the chips, so that each drawn one shows it. Chips do not meter work that
-    the host does not tell them: that is never seen.
-
-    Args:
-        rate: snapshots per chip and tick.
-    """
-    rows: list[dict[str, Any]] = [{"where": "on every chip", "told_as": "work", "ticks": 1, "probability": 1.0}]
-    rows += [
-        {
-            "where": "in the declared memory of every chip",
-            "told_as": "idle time",
-            "ticks": ticks,
-            "probability": hidden_training_detection(chips, drawn, rate, ticks),
-        }
-        for ticks in (1, 2, 5, 10, 20, 50)
-    ]
-    return [*rows, {"where": "anywhere", "told_as": "nothing", "ticks": 0, "probability": 0.0}]
-
-
 NOT_COVERED = (
     "work that the lab tells no chip of",
     "evidence withheld until after the draw, or older than the challenge",
     "chips put back to a copy of an earlier state",
+    "false steps where no chip took a snapshot",
     "labs that declare nothing",
 )
 """What no verdict claims yet: it needs chips that meter their work, and a challenge after the lab's commitment."""
@@ -182,7 +147,13 @@ def inspect(
     evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
-    evidence["hidden_training"] = hidden_training(len(pool), len(drawn), trust.chip_trust.snapshot_rate)
+    shortest = min((item.run.declared.checkpoint_every for item in transcripts), default=1)
+    evidence["chances"] = chances(
+        chips=len(pool),
+        drawn=len(drawn),
+        rate=trust.chip_trust.snapshot_rate,
+        segment=shortest if settings.segments is None else None,
+    )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     if complete:
         # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
