@@ -195,6 +195,7 @@ class FirmwareChip(Chip):
 
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
         self._check_coordinate(run_id, step, 0)
+        memory = self._own_memory(memory)
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
         self._memory, self._copy = memory, None
         self._coordinate = (run_id, step, 0)
@@ -461,6 +462,14 @@ class FirmwareChip(Chip):
         if kind is RecordKind.SNAPSHOT:
             raise ChipFailure(ErrorCode.LOG_FULL, message)
         raise MailboxError(ErrorCode.QUOTA_EXCEEDED, message)
+
+    def _own_memory(self, memory: DeviceMemory) -> DeviceMemory:
+        if type(memory) is not DeviceMemory:
+            self._refuse(ErrorCode.BAD_ARGUMENT, "a memory is of type DeviceMemory")
+        try:
+            return memory.owned()
+        except CallerError as error:
+            self._refuse(ErrorCode.BAD_ARGUMENT, str(error))
 
     def _check_coordinate(self, run_id: bytes, step: int, op: int) -> None:
         if len(run_id) != 32:
