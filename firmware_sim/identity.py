@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -32,6 +32,7 @@ __all__ = [
     "IdentityError",
     "MakerCA",
     "check_firmware",
+    "check_image",
     "check_maker",
     "derive_key",
     "issue_alias",
@@ -58,13 +59,22 @@ class IdentityError(EvidenceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firmware:
-    """A firmware image, known by its measurement; `security_version` only rises from release to release."""
+    """A firmware image, known by its measurement; `security_version` only rises from release to release.
+
+    A chip boots an image only with its maker's `signature` (`MakerCA.sign_firmware`), so that nobody else can raise the
+    security version below which it boots none.
+    """
 
     name: str
     security_version: int
+    signature: bytes = field(default=b"", compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.security_version < 1 << 32:
+        if type(self.name) is not str or type(self.signature) is not bytes:
+            raise CallerError("a firmware's name is of type str, its signature of type bytes")
+        if not 0 < len(self.name) <= 200 or not self.name.isprintable():
+            raise CallerError("a firmware's name has 1 to 200 printable characters")
+        if type(self.security_version) is not int or not 0 <= self.security_version < 1 << 32:
             raise CallerError("a firmware's security version is in [0, 2^32)")
 
     @property
@@ -109,6 +119,11 @@ class DeviceSecrets:
     def certificate_digest(self) -> Digest:
         return _pem_digest(self.device_certificate)
 
+    @property
+    def maker_key(self) -> VerifyingKey:
+        """The key that firmware images for this chip are signed with."""
+        return _open(x509.load_pem_x509_certificate(self.maker_certificate)).key
+
 
 def derive_key(secret: bytes, *labels: str) -> bytes:
     """Return 32 bytes that only `secret` gives; other labels give unrelated ones."""
@@ -132,6 +147,10 @@ class MakerCA:
         """What an inspector trusts."""
         return _pem_digest(self.certificate)
 
+    def sign_firmware(self, firmware: Firmware) -> Firmware:
+        """Return the image with the signature without which this maker's chips do not boot it."""
+        return replace(firmware, signature=self._key.sign(_image_message(firmware)))
+
     def issue_device(self, chip_id: str, seed: bytes) -> DeviceSecrets:
         """Return a chip's secrets and certificate; the UDS depends on `seed` and `chip_id`.
 
@@ -149,6 +168,21 @@ class MakerCA:
             device_certificate=_pem(builder.sign(self._key.private_key, None)),
             maker_certificate=self.certificate,
         )
+
+
+def check_image(firmware: Firmware, secrets: DeviceSecrets) -> None:
+    """Check that the chip's maker signed the image.
+
+    Raises:
+        IdentityError: it did not.
+    """
+    try:
+        secrets.maker_key.verify(firmware.signature, _image_message(firmware))
+    except EvidenceError:
+        raise IdentityError(
+            f"firmware {firmware.name!r:.100} of security version {firmware.security_version} is not signed by the "
+            f"maker of chip {secrets.chip_id}"
+        ) from None
 
 
 def issue_alias(secrets: DeviceSecrets, firmware: Firmware) -> bytes:
@@ -229,6 +263,10 @@ def read_chain(chain_pem: bytes) -> ChipIdentity:
         measurement=measurement,
         security_version=security_version,
     )
+
+
+def _image_message(firmware: Firmware) -> bytes:
+    return length_prefixed("chipwitness/firmware-image/1", firmware.measurement.value)
 
 
 def _maker_builder(key: VerifyingKey) -> x509.CertificateBuilder:

@@ -25,6 +25,7 @@ from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 __all__ = [
     "EpochKey",
     "ScheduleError",
+    "Unaudited",
     "commit_epoch",
     "decode_epoch_keys",
     "derive_epoch_key",
@@ -44,6 +45,10 @@ _MAX_EPOCHS = 1 << 20
 
 class ScheduleError(EvidenceError):
     """Snapshots are missing or extra, or an epoch key does not open its commitment."""
+
+
+class Unaudited(ScheduleError):
+    """A log holds more ticks than an audit looks at: nothing is known against the chip, and nothing for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

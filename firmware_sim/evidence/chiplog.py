@@ -64,6 +64,7 @@ class RecordKind(enum.IntEnum):
     SNAPSHOT: the memory's digest at `tick`; the host claims the coordinate (run_id, step, op).
     BEACON: the digest of a Verifier-signed beacon; step is its time in seconds.
     QUOTE: the digest of the nonce and verifier id of the quote that covers this record.
+    SPENT: zero; the log is full, so the chip never works again, and each later quote covers the log up to here.
     """
 
     GENESIS = 1
@@ -77,6 +78,7 @@ class RecordKind(enum.IntEnum):
     SNAPSHOT = 9
     BEACON = 10
     QUOTE = 11
+    SPENT = 12
 
 
 _KINDS = {kind.value: kind for kind in RecordKind}
