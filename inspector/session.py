@@ -21,7 +21,7 @@ from inspector.detection import detection, log_miss_without_replacement
 from inspector.devices import device, run_worker
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
-from inspector.loops import examine_loop
+from inspector.loops import examine_loop, numbers_text
 from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
@@ -77,12 +77,9 @@ def verify(folder: Path, trust: Trust, *, now: datetime) -> Verdict:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
-    return Verdict.of(
-        findings.found,
-        findings.doubts,
-        evidence,
-        accept=f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed",
-    )
+    text = f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed"
+    text += numbers_text([evidence["loop"]] if "loop" in evidence else [])
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=text)
 
 
 def inspect(
@@ -363,8 +360,5 @@ def _acceptance(evidence: dict[str, Any]) -> str:
     if "known_chips" in evidence:
         known, drawn = len(evidence["known_chips"]), len(evidence["drawn_chips"])
         text += f"; {known} of {drawn} drawn chips go on from where an earlier inspection left them"
-    slots = [slot for run in evidence["runs"] for slot in run.get("loop", {}).get("slots", [])]
-    free = sum(slot["count"] for slot in slots if slot["explained_by"] == "nothing")
-    if free:
-        text += f"; {free} numbers change from step to step without a rule, as agreed"
+    text += numbers_text([run["loop"] for run in evidence["runs"] if "loop" in run])
     return text
