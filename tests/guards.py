@@ -23,12 +23,20 @@ def _nothing(*_: Any, **__: Any) -> None:
     """In place of a check that raises or records what it finds."""
 
 
+def _yes(*_: Any, **__: Any) -> bool:
+    """In place of a comparison."""
+    return True
+
+
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
     # law 2: busy ticks
     # law 3: draws
     # law 4: the same bytes
     # law 5: declared numbers
+    "numbers bound": (("inspector.loops._doubt_unbound", _nothing),),
+    "numbers equal": (("monitor.loops.slots._is_close", _yes),),
+    "changes declared": (("inspector.loops._doubt_changed", _nothing),),
     # law 6: bounds and printing
     # law 7: no host code in firmware
     # law 8: honest labs
