@@ -21,7 +21,7 @@ from inspector.comparison import compare_initial, compare_replay
 from inspector.devices import device, run_worker
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
-from inspector.loops import examine_loop
+from inspector.loops import NOT_REVIEWED, examine_loop, numbers_text
 from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
@@ -84,13 +84,9 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
-    return Verdict.of(
-        findings.found,
-        findings.doubts,
-        evidence,
-        accept=f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed",
-        scope=_scope([transcript]),
-    )
+    text = f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed"
+    text += numbers_text([evidence["loop"]] if "loop" in evidence else [])
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=_scope([transcript]))
 
 
 def inspect(
@@ -400,10 +396,7 @@ def _acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
-    slots = [slot for run in evidence["runs"] for slot in run.get("loop", {}).get("slots", [])]
-    free = sum(slot["count"] for slot in slots if slot["explained_by"] == "nothing")
-    if free:
-        text += f"; {free} numbers change from step to step without a rule, as agreed"
+    text += numbers_text([run["loop"] for run in evidence["runs"] if "loop" in run])
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
@@ -411,9 +404,9 @@ def _acceptance(evidence: dict[str, Any]) -> str:
 
 def _scope(transcripts: Sequence[Transcript]) -> str:
     """What an acceptance does not say."""
-    limits = [*NOT_COVERED, "FLOP as the lab counts"]
+    limits = list(NOT_COVERED)
     if any(transcript.loop is not None for transcript in transcripts):
-        limits.append("paths from batches to weights not reviewed")
+        limits += NOT_REVIEWED
     return "not covered: " + "; ".join(limits)
 
 

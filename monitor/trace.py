@@ -33,6 +33,7 @@ __all__ = [
     "result_tensors",
     "tensor_digest",
     "written_arguments",
+    "written_positions",
 ]
 
 COMMIT_STATE = "chipwitness.commit_state"
@@ -280,14 +281,14 @@ class Tracer:
 def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the arguments that the call writes, each once, in the order of the schema."""
     found: list[Tensor] = []
-    for position, name in _written_positions(func):
+    for position, name in written_positions(func):
         value = args[position] if position < len(args) else kwargs.get(name)
         found += [tensor for tensor in _tensors(value) if not any(tensor is other for other in found)]
     return found
 
 
 @lru_cache(maxsize=4096)
-def _written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
+def written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
     """Place and name of each argument that the operator writes."""
     hidden = _HIDDEN_WRITES.get(str(func), ())
     return tuple(

@@ -29,6 +29,11 @@ def _draw_any(wanted: list[Any], count: int, seed: bytes) -> list[Any]:
     return sorted(wanted, key=lambda segment: hashlib.sha256(seed + str(segment.index).encode()).digest())[:count]
 
 
+def _yes(*_: Any, **__: Any) -> bool:
+    """In place of a comparison."""
+    return True
+
+
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.commits.SnapshotMoment.take", _nothing),),
@@ -42,6 +47,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "verified manifest": (("inspector.session.verified_manifest", _nothing),),
     # law 5: declared numbers
     "agreed data": (("inspector.transcripts.check_agreed_data", lambda *_: True),),
+    "numbers bound": (("inspector.loops._doubt_unbound", _nothing),),
+    "numbers equal": (("monitor.loops.slots._is_close", _yes),),
+    "changes declared": (("inspector.loops._doubt_changed", _nothing),),
     # law 6: bounds and printing
     # law 7: no host code in firmware
     # law 8: honest labs

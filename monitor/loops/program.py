@@ -48,7 +48,7 @@ MAXIMUM_BYTES = 256 << 20
 _MOST_CALLS = 1 << 20
 _MOST_UPDATES = 64
 _MOST_ELEMENTS = 1 << 36
-_FORM = "chipwitness/program/1"
+_FORM = "chipwitness/program/2"
 _KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates"}
 _CALL_KEYS = {"operator", "arguments", "sources", "results", "draws"}
 _PLACE_KEYS = {"source", "dtype", "shape", "stride", "offset"}
@@ -83,7 +83,7 @@ class Program:
         batch: dtype and shape of each declared batch tensor.
         constants: in the order of their first use.
         commit: for each tensor of the state, where its new value lies; None where it is absent, which counts as zeros.
-        updates: how often the optimizer's ``step`` ran.
+        updates: for each run of the optimizer's ``step``, its first call and the one after its last.
     """
 
     calls: tuple[Mapping[str, Any], ...]
@@ -91,7 +91,7 @@ class Program:
     batch: Mapping[str, Mapping[str, Any]]
     constants: tuple[Constant, ...]
     commit: Mapping[str, Mapping[str, Any] | None]
-    updates: int
+    updates: tuple[tuple[int, int], ...]
 
     def structure(self) -> tuple[Any, ...]:
         """Everything but scalars and the constants' values: what two runs of one program share."""
@@ -110,7 +110,7 @@ class Program:
                 for constant in self.constants
             ],
             "commit": {name: None if place is None else dict(place) for name, place in self.commit.items()},
-            "updates": self.updates,
+            "updates": [list(update) for update in self.updates],
         }
 
     @cached_property
@@ -159,8 +159,7 @@ class Program:
         calls, scalars, updates = raw["calls"], raw["scalars"], raw["updates"]
         if not isinstance(calls, list) or len(calls) > _MOST_CALLS or not isinstance(scalars, list):
             raise EvidenceError("a program's calls or scalars are malformed")
-        if type(updates) is not int or not 0 <= updates <= _MOST_UPDATES:
-            raise EvidenceError("a program's number of updates is malformed")
+        _check_updates(updates, len(calls))
         for text in scalars:
             parse_hex(text)
         if not isinstance(raw["constants"], list) or not isinstance(raw["batch"], dict):
@@ -186,7 +185,7 @@ class Program:
             batch=raw["batch"],
             constants=constants,
             commit=raw["commit"],
-            updates=updates,
+            updates=tuple((first, last) for first, last in updates),
         )
 
 
@@ -280,6 +279,20 @@ def _constant(data: object) -> Constant:
     if len(content) % DTYPE_SIZES[data["dtype"]] or base64.b64encode(content).decode() != data["data"]:
         raise EvidenceError("a program's constant is malformed")
     return Constant(data["dtype"], content)
+
+
+def _check_updates(updates: object, calls: int) -> None:
+    """Updates are stretches of calls, one after the other."""
+    if not isinstance(updates, list) or len(updates) > _MOST_UPDATES:
+        raise EvidenceError("a program's updates are malformed")
+    end = 0
+    for update in updates:
+        if not isinstance(update, list) or [type(bound) for bound in update] != [int, int]:
+            raise EvidenceError("a program's updates are malformed")
+        first, last = update
+        if not end <= first <= last <= calls:
+            raise EvidenceError("a program's updates do not lie among its calls in order")
+        end = last
 
 
 def _check_call(call: object, known: set[str]) -> None:

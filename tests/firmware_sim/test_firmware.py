@@ -368,8 +368,11 @@ def test_altered_chip_does_not_boot_as_if_nothing_had_happened(world, name):
         path.write_bytes(altered)
         try:
             again = FirmwareChip.power_on(path.parent)
-        except (EvidenceError, MailboxError) as error:
-            assert isinstance(error, EvidenceError) or error.code is ErrorCode.FIRMWARE_UNSIGNED
+        except EvidenceError:
+            path.write_bytes(good[path])
+        except MailboxError as refusal:
+            if refusal.code is not ErrorCode.FIRMWARE_UNSIGNED:
+                raise
             path.write_bytes(good[path])
         else:
             data = again.log_bytes()
