@@ -16,11 +16,18 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from firmware_sim import ScheduleError
+
 __all__ = ["GUARDS", "off"]
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """In place of a check that raises or records what it finds."""
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    """In place of a check that says whether something may be done."""
+    return True
 
 
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
@@ -32,7 +39,22 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 5: declared numbers
     # law 6: bounds and printing
     # law 7: no host code in firmware
+    "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
+    "exact arguments": tuple(
+        (f"firmware_sim.firmware.check_{name}", _nothing)
+        for name in ("coordinate", "digest", "request", "sealed", "ticks")
+    ),
+    "one command at a time": (
+        ("firmware_sim._commands.Gate.enter", _nothing),
+        ("firmware_sim._commands.Gate.leave", _nothing),
+    ),
+    "own process": (("firmware_sim._commands.Gate.check_process", _nothing),),
+    "unlocked by its process": (("firmware_sim._silicon.Silicon.is_own", False),),
+    "signed firmware": (("firmware_sim.firmware.FirmwareChip._check_signature", _nothing),),
     # law 8: honest labs
+    "room for evidence": (("firmware_sim.firmware.FirmwareChip._has_room", _always),),
+    "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
+    "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 
