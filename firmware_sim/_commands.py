@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
-from firmware_sim.mailbox import ErrorCode, MailboxError
+from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 
 __all__ = ["Gate", "check_coordinate", "check_digest", "check_request", "check_sealed", "check_ticks", "command"]
 
@@ -55,26 +55,39 @@ class Gate:
         self._lock.release()
 
 
-class _Gated(Protocol):
+class _Commanded(Protocol):
+    gate: Gate
+
     @property
-    def gate(self) -> Gate: ...
+    def changes(self) -> int: ...
+
+    def lose_power(self) -> None: ...
 
 
-_Chip = TypeVar("_Chip", bound=_Gated)
+_Chip = TypeVar("_Chip", bound=_Commanded)
 
 
 def command(
     method: Callable[Concatenate[_Chip, _Arguments], _Result],
 ) -> Callable[Concatenate[_Chip, _Arguments], _Result]:
-    """Make a method a command: it goes through the chip's gate."""
+    """Make a method a command: it goes through the chip's gate, and is done, refused or the end of this boot.
+
+    A refusal has changed nothing. Whatever else stops a command, an interrupt too, may have come between two changes
+    that belong together, so the chip loses its power: the next boot finds out from the storage what was done.
+    """
 
     @functools.wraps(method)
     def through_gate(self: _Chip, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         gate = self.gate
         gate.check_process()
         gate.enter()
+        before = self.changes
         try:
             return method(self, *args, **kwargs)
+        except BaseException as error:
+            if not isinstance(error, (MailboxError, ChipFailure)) or self.changes != before:
+                self.lose_power()
+            raise
         finally:
             gate.leave()
 
@@ -98,9 +111,7 @@ def check_digest(chip_id: str, digest: object) -> None:
 def check_ticks(chip_id: str, ticks: object) -> None:
     """Refuse what is no number of ticks to idle."""
     if type(ticks) is not int or not 0 <= ticks <= MAX_IDLE_TICKS:
-        _refuse(
-            chip_id, ErrorCode.BAD_ARGUMENT, f"can't idle for {_number(ticks)} ticks, only for 0 to {MAX_IDLE_TICKS}"
-        )
+        _refuse(chip_id, ErrorCode.BAD_ARGUMENT, f"it can idle for 0 to {MAX_IDLE_TICKS} ticks, of type int")
 
 
 def check_sealed(chip_id: str, signed: object) -> None:
@@ -121,10 +132,6 @@ def check_request(chip_id: str, nonce: object, verifier_id: object) -> None:
 
 def _length(value: object) -> str:
     return str(len(value)) if type(value) is bytes else f"a {type(value).__name__!r:.100}"
-
-
-def _number(value: object) -> str:
-    return f"{value:#x}" if type(value) is int else f"a {type(value).__name__!r:.100}"
 
 
 def _refuse(chip_id: str, code: ErrorCode, message: str) -> NoReturn:

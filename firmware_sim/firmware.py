@@ -336,6 +336,15 @@ class FirmwareChip(Chip):
     def cut_power(self) -> None:
         self._finalizer()
 
+    @property
+    def changes(self) -> int:
+        """The monotonic counter: how often the persistent state has changed."""
+        return self._silicon.nvram.sequence
+
+    def lose_power(self) -> None:
+        """End at once, in the middle of a command; a snapshot under way shows as a power gap that names its tick."""
+        self._finalizer()
+
     def _advance(self, ticks: int, *, busy: int) -> SnapshotEvent | None:
         """Advance by `ticks`, or to the first of them that holds a snapshot, and take it; `busy` of them are work.
 
@@ -355,11 +364,7 @@ class FirmwareChip(Chip):
         return is_scheduled(self._epoch_key, self._boot, tick, self._limit)
 
     def _snapshot(self) -> SnapshotEvent:
-        try:
-            digest, hashed = self._memory_digest()
-        except BaseException:
-            self._finalizer()  # a snapshot that can't be taken must show: as a power gap that names this tick
-            raise
+        digest, hashed = self._memory_digest()
         run_id, step, op = self._coordinate
         record = self._append(RecordKind.SNAPSHOT, run_id=run_id, step=step, op=op, digest=digest.value)
         self._snapshots += 1
@@ -496,22 +501,14 @@ class FirmwareChip(Chip):
             pending=False if kind in (RecordKind.SNAPSHOT, RecordKind.POWER_GAP) else state.pending,
             security_floor=state.security_floor if security_floor is None else security_floor,
         )
-        try:
-            self._silicon.append(following)
-        except BaseException:
-            self._finalizer()  # what reached the disk is unknown: only a boot can tell
-            raise
+        self._silicon.append(following)
         self._counts[kind] += 1
         self._registers = self._registers.extend(record)
         return record
 
     def _store(self, state: State) -> None:
         self._require_power()
-        try:
-            self._silicon.store(state)
-        except BaseException:
-            self._finalizer()
-            raise
+        self._silicon.store(state)
 
     def _require_power(self) -> None:
         if not self._finalizer.alive:

@@ -99,12 +99,9 @@ class RegionEntry:
 class Region:
     """A slice of a live tensor: `elements` from `offset` on in the flattened `tensor`.
 
-    `tensor` is a torch tensor (any device with memory) or a numpy array, no subclass of either, dense and contiguous,
-    of `dtype` and `shape`; it is looked at anew at each snapshot, so `tensor.data = …` is seen. bfloat16, float16, bool
-    and integers are read as bytes.
-
-    Raises:
-        CallerError: the tensor is none of these, or its bytes can't be read.
+    `tensor` is a torch tensor (any device) or a numpy array, no subclass of either, contiguous, of `dtype` and `shape`;
+    it is looked at anew at each snapshot, so `tensor.data = …` is seen. bfloat16, float16, bool and integers are read
+    as bytes. A region over the meta device describes memory and has none: `view` and `check_readable` refuse it.
     """
 
     name: str
@@ -118,7 +115,6 @@ class Region:
     def __post_init__(self) -> None:
         with without_overrides():
             _check_tensor(self.entry, self.tensor)
-            _check_readable(self.name, self.tensor)
 
     @classmethod
     def of(
@@ -150,7 +146,19 @@ class Region:
         """
         with without_overrides():
             _check_tensor(self.entry, self.tensor)
+            _check_present(self.name, self.tensor)
             return _flat_bytes(self.tensor, self.offset, self.elements)
+
+    def check_readable(self) -> None:
+        """Read no element as a snapshot would read some; wrapped and lazily conjugated tensors fail here.
+
+        Raises:
+            CallerError: the tensor has no bytes of its own.
+        """
+        with without_overrides():
+            _check_tensor(self.entry, self.tensor)
+            _check_present(self.name, self.tensor)
+            _check_readable(self.name, self.tensor)
 
 
 class MemoryCopy:
@@ -219,13 +227,15 @@ class DeviceMemory:
         return self._regions
 
     def owned(self) -> DeviceMemory:
-        """Return the same memory as an object that nobody else holds.
+        """Return the same memory as an object that nobody else holds, ready for a snapshot.
 
         Raises:
-            CallerError: a region is no `Region`.
+            CallerError: a region is no `Region`, or can't be read.
         """
-        if any(type(region) is not Region for region in self._regions):
-            raise CallerError("a device memory consists of objects of type Region")
+        for region in self._regions:
+            if type(region) is not Region:
+                raise CallerError("a device memory consists of objects of type Region")
+            region.check_readable()
         return DeviceMemory(self._regions)
 
     @property
@@ -312,8 +322,8 @@ def _region_digest(entry: RegionEntry, data: _Bytes, algorithm: str) -> Digest:
     )
 
 
-def check_plain(name: str, tensor: object) -> None:
-    """Check that a tensor is what it is by type: neither a subclass, whose methods are the host's, nor without bytes.
+def check_plain(name: str, tensor: Any) -> None:
+    """Check that a tensor is what it is by type, and no subclass, whose methods are the host's.
 
     Raises:
         CallerError: it is anything else.
@@ -326,8 +336,9 @@ def check_plain(name: str, tensor: object) -> None:
         raise CallerError(
             f"region {name!r}: is of type {kind.__name__!r:.100}, not a plain NumPy array or torch tensor"
         )
-    if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type == "meta":  # type: ignore[attr-defined]
-        raise CallerError(f"region {name!r}: tensor is sparse, nested or without memory")
+
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        raise CallerError(f"region {name!r}: tensor is sparse or nested")
 
 
 def _dtype_name(tensor: Any) -> str:
@@ -361,8 +372,14 @@ def _flat(tensor: Any, offset: int, elements: int) -> Any:
     return _torch().Tensor.detach(tensor).reshape(-1)[offset : offset + elements].view(_torch().uint8)
 
 
+def _check_present(name: str, tensor: Any) -> None:
+    if isinstance(tensor, np.ndarray):
+        return
+    if tensor.device.type == "meta":
+        raise CallerError(f"region {name!r}: tensor has no memory")
+
+
 def _check_readable(name: str, tensor: Any) -> None:
-    """Read no element of a tensor as a snapshot would read some; wrapped and lazily conjugated tensors fail here."""
     if isinstance(tensor, np.ndarray):
         return
     try:

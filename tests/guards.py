@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from firmware_sim import ScheduleError
+
 __all__ = ["GUARDS", "off"]
 
 
@@ -29,8 +31,8 @@ def _draw_any(wanted: list[Any], count: int, seed: bytes) -> list[Any]:
     return sorted(wanted, key=lambda segment: hashlib.sha256(seed + str(segment.index).encode()).digest())[:count]
 
 
-def _yes(*_: Any, **__: Any) -> bool:
-    """In place of a comparison."""
+def _always(*_: Any, **__: Any) -> bool:
+    """In place of a check that says whether something is so."""
     return True
 
 
@@ -48,15 +50,30 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 5: declared numbers
     "agreed data": (("inspector.transcripts.check_agreed_data", lambda *_: True),),
     "numbers bound": (("inspector.loops._doubt_unbound", _nothing),),
-    "numbers equal": (("monitor.loops.slots._is_close", _yes),),
+    "numbers equal": (("monitor.loops.slots._is_close", _always),),
     "changes declared": (("inspector.loops._doubt_changed", _nothing),),
     # law 6: bounds and printing
     # law 7: no host code in firmware
+    "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
+    "exact arguments": tuple(
+        (f"firmware_sim.firmware.check_{name}", _nothing)
+        for name in ("coordinate", "digest", "request", "sealed", "ticks")
+    ),
+    "one command at a time": (
+        ("firmware_sim._commands.Gate.enter", _nothing),
+        ("firmware_sim._commands.Gate.leave", _nothing),
+    ),
+    "own process": (("firmware_sim._commands.Gate.check_process", _nothing),),
+    "unlocked by its process": (("firmware_sim._silicon.Silicon.is_own", False),),
+    "signed firmware": (("firmware_sim.firmware.FirmwareChip._check_signature", _nothing),),
     # law 8: honest labs
     "answers outside runs": (("inspector.answers.Answers.holds", lambda self, chip: False),),
     "evidence of the chip's own lab": (
         ("inspector.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
     ),
+    "room for evidence": (("firmware_sim.firmware.FirmwareChip._has_room", _always),),
+    "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
+    "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 

@@ -231,8 +231,10 @@ NOT_PLAIN = {
     "tensor subclass": (lambda: torch.zeros(3).as_subclass(HostTensor), "is of type 'HostTensor'"),
     "fake tensor": (lambda: FAKE, "is of type 'FakeTensor'"),
     "list": (lambda: [1.0], "is of type 'list'"),
-    "meta": (lambda: torch.empty(3, device="meta"), "sparse, nested or without memory"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), "sparse, nested or without memory"),
+    "meta": (lambda: torch.empty(3, device="meta"), "has no memory"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "sparse or nested"),
+    "sparse rows": (lambda: torch.eye(3).to_sparse_csr(), "sparse or nested"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]), "sparse or nested"),
     "negated": (lambda: torch._neg_view(torch.ones(3)), "can't be read"),
     "structured": (lambda: np.zeros(3, dtype="f4,i4"), "unknown dtype"),
     "objects": (lambda: np.zeros(3, dtype=object), "unknown dtype"),
@@ -241,17 +243,25 @@ NOT_PLAIN = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR|The PyTorch API of nested")
 @pytest.mark.parametrize("name", NOT_PLAIN)
 def test_only_plain_arrays_and_tensors_are_memory(name):
     make, message = NOT_PLAIN[name]
-    with pytest.raises(CallerError, match=f"(region 'x': .*)?{message}"):
-        Region.of("x", make())
+    with pytest.raises(CallerError, match=message):
+        DeviceMemory([Region.of("x", make())]).owned()
+
+
+def test_memory_that_is_only_described_is_not_read():
+    memory = DeviceMemory([Region.of("x", torch.empty(3, device="meta"))])
+    assert memory.table_digest() == DeviceMemory([Region.of("x", torch.empty(3))]).table_digest()
+    with pytest.raises(CallerError, match="region 'x': tensor has no memory"):
+        memory.digest()
 
 
 def test_batched_tensors_are_refused_before_a_snapshot_needs_them():
     def attach(value):
         with pytest.raises(CallerError, match="region 'x': the bytes of its tensor can't be read"):
-            Region.of("x", value)
+            DeviceMemory([Region.of("x", value)]).owned()
         return value
 
     torch.vmap(attach)(torch.ones(2, 3))
