@@ -27,18 +27,8 @@ import numpy as np
 
 from firmware_sim.errors import CallerError, DeviceError
 from inspector._logspace import Floats, reals
-from inspector._schedule import (
-    AS_DECLARED,
-    Evasion,
-    PlannedRun,
-    Problem,
-    Response,
-    Site,
-    Visits,
-    best_response,
-    false_alarm,
-    tolerating,
-)
+from inspector._responses import Response, best_response, false_alarm, tolerating
+from inspector._schedule import AS_DECLARED, Evasion, PlannedRun, Problem, Site, Visits
 from inspector.detection import CHIPS_PER_INSPECTOR, DAYS_PER_YEAR, ChipsTooFewError, OutOfReachError
 
 __all__ = [
@@ -346,7 +336,9 @@ def _out_of_reach(problem: Problem) -> str:
     best = min(responses, key=lambda each: each.detection).evasion
     rate = problem.honest_refusal_rate
     honest = f" with false alarms of {problem.false_alarms:g} at most and honest refusals of {rate:g}" if rate else ""
+    # Without honest refusals a census at the shortest period is the most that can be done; with them it need not be.
+    found = "found that " if rate else ""
     return (
-        f"no schedule reaches {problem.confidence:g}{honest}: examining every chip every {min(problem.periods):g} days "
+        f"no schedule {found}reaches {problem.confidence:g}{honest}: examining every chip every {min(problem.periods):g} days "
         f"does not catch the best evasion, {best!r}"
     )
