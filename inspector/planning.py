@@ -339,6 +339,6 @@ def _out_of_reach(problem: Problem) -> str:
     # Without honest refusals a census at the shortest period is the most that can be done; with them it need not be.
     found = "found that " if rate else ""
     return (
-        f"no schedule {found}reaches {problem.confidence:g}{honest}: examining every chip every {min(problem.periods):g} days "
-        f"does not catch the best evasion, {best!r}"
+        f"no schedule {found}reaches {problem.confidence:g}{honest}: examining every chip every "
+        f"{min(problem.periods):g} days does not catch the best evasion, {best!r}"
     )

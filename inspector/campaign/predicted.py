@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from inspector.alarms import log_tolerated
 from inspector.campaign.counts import overlap
 from inspector.campaign.plan import Plan, Stratum, forgets
 from inspector.detection import log_miss_without_replacement
@@ -158,11 +159,7 @@ def _urn_log_miss(plan: Plan, urn: int, period: int) -> float:
 
 
 def _honest_log_miss(samples: int, broken: float, allowed: int) -> float:
-    if broken == 0:
-        return 0.0
-    from scipy.stats import binom
-
-    return float(binom.logcdf(allowed, samples, broken))
+    return float(log_tolerated(rate=broken, checks=samples, allowed=allowed))
 
 
 def _drawn_once(groups: list[tuple[int, float]]) -> LogSeries:
