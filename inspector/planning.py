@@ -48,6 +48,7 @@ __all__ = [
 
 _ROUNDS = 200
 _MOST_TRIMS = 3
+_INFEASIBLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,8 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
         responses = [best_response(problem, best, each) for each in possible]
         programme.cut(responses)
         visits, bound = programme.solve(bound, _work(problem, best))
+        if visits is None:
+            break
         trial = [best_response(problem, visits, each) for each in possible]
         programme.cut(trial)
         repaired = _scaled(problem, visits)
@@ -221,11 +224,11 @@ class _Programme:
                 row[place] = -times * math.log1p(-min(1.0, used[place] / site.chips) * shown)
             self._rows.append(row)
 
-    def solve(self, bound: float, work: float) -> tuple[list[Visits], float]:
+    def solve(self, bound: float, work: float) -> tuple[list[Visits] | None, float]:
         """Return the cheapest schedule under the constraints so far, and the lower bound that it proves.
 
         ``work`` is that of a schedule known to hold: a better one spends no more on any site, which bounds the samples
-        there and keeps the link between samples and visits well scaled.
+        there and keeps the link between samples and visits well scaled. None, and ``work``, where there is no better.
         """
         from scipy.optimize import linprog
 
@@ -247,6 +250,8 @@ class _Programme:
             b_ub=np.concatenate([np.zeros(number), np.ones(sites), -np.ones(len(caught) + sum(self._needed))]),
             bounds=(0, 1),
         )
+        if result.get("status") == _INFEASIBLE:
+            return None, work
         if result.x is None:
             raise DeviceError(f"the solver found no schedule: {result.message}")
         samples = np.ceil(result.x[:number] * most - 1e-9).astype(int).reshape(sites, periods)
