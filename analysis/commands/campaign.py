@@ -127,6 +127,8 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
     from analysis.figures import EvasionBar, Origin, evasion_figure
 
     options = {name: str(getattr(arguments, name)) for name in ("trials", "seed", "engine", "confidence")}
+    if arguments.false_alarms is not None:
+        options["false-alarms"] = str(arguments.false_alarms)
     flags = [word for name, value in options.items() for word in (f"--{name}", value)]
     command = shlex.join(["chipwitness", "campaign", arguments.scenario, *flags])
     evasion_figure(

@@ -53,6 +53,9 @@ def size(
     """
     if not inspection.redraw:
         return _none("chips are not drawn again, so there is no closed form")
+    evident = _evident(inspection, plan, most)
+    if evident is not None and not alarms.within_cap(wanted - evident, cap):
+        return _none(f"drawing all {most:,} chips finds evidence with {evident:.4g} only")
     allowed = 0 if chooses else inspection.refusals_allowed
     while True:
         regime = dataclasses.replace(inspection, refusals_allowed=allowed, capacity=None)
@@ -92,6 +95,12 @@ def fewest_refusals(inspection: Inspection, honest: PlanOf, cap: float) -> int |
         return false_alarm(honest(dataclasses.replace(inspection, refusals_allowed=allowed)))
 
     return alarms.fewest_tolerated(alarm, most=inspection.samples_done(), cap=cap)
+
+
+def _evident(inspection: Inspection, plan: PlanOf, most: int) -> float | None:
+    """Return how often a census finds evidence; detection exceeds it by the false alarm at most."""
+    census = dataclasses.replace(inspection, samples=most, capacity=None, honest_refusal_rate=0.0, refusals_allowed=0)
+    return predict(plan(census)).detection
 
 
 def _none(reason: str) -> Sizing:

@@ -142,12 +142,13 @@ def test_figure_holds_command_and_seed(
     kind: str, start: bytes, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / f"figure.{kind}"
-    code, _, _ = run(capsys, "campaign", small, "--trials", 200, "--seed", 17, "--out", figure)
+    code, _, _ = run(capsys, "campaign", small, "--trials", 200, "--seed", 17, "--false-alarms", 0.02, "--out", figure)
     assert code == 0
     data = figure.read_bytes()
     assert data.startswith(start)
     if kind != "pdf":
         assert b"--seed 17" in data
+        assert b"--false-alarms 0.02" in data
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:

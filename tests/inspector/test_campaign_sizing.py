@@ -8,10 +8,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from scipy.stats import binom
 
 from firmware_sim.errors import CallerError
 from inspector.campaign import NoScheduleError, Scenario, ScenarioError, load_scenario, predict
 from inspector.campaign.sizing import false_alarm
+from inspector.detection import log_miss_without_replacement
 
 PERIODS = 4
 TEXT = """\
@@ -137,8 +139,21 @@ def test_what_a_fixed_threshold_cannot_do_is_said(load: Callable[..., Scenario])
 
 
 def test_a_lie_that_nobody_sees_is_not_caught_by_false_alarms(load: Callable[..., Scenario]) -> None:
-    with pytest.raises(NoScheduleError, match=r"drawing all 400 chips reaches|however many refusals"):
+    with pytest.raises(NoScheduleError, match="drawing all 400 chips finds evidence with 0 only"):
         load(("undeclared-run = 1.0", "undeclared-run = 0.0"))
+
+
+@pytest.mark.parametrize(("samples", "allowed"), [(300, 12), (390, 40), (400, 9), (400, 400)])
+def test_many_tolerated_refusals_by_a_direct_sum(samples: int, allowed: int, load: Callable[..., Scenario]) -> None:
+    """Broken chips are a random part of the draw, so the others are a smaller draw of their own."""
+    scenario = load(("confidence = 0.9", f"samples = {samples}"), ('"fewest"', str(allowed)))
+    quiet = sum(
+        binom.pmf(broken, samples, 0.02)
+        * math.exp(log_miss_without_replacement(chips=400, used=20, samples=samples - broken, catch=-math.expm1(-3.0)))
+        for broken in range(allowed + 1)
+    )
+    found = predict(scenario.plan(scenario.strategies[0])).by_period[0]
+    assert found == pytest.approx(math.log(quiet), rel=1e-9)
 
 
 def test_losses_may_use_up_the_cap(load: Callable[..., Scenario]) -> None:
