@@ -74,6 +74,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "room for evidence": (("firmware_sim.firmware.FirmwareChip._has_room", _always),),
     "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
     "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
+    "false-alarm cap": (("inspector.alarms.within_cap", lambda *_: True),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 

@@ -160,6 +160,10 @@ class Table:
         """Return whether the key is there."""
         return key in self._data
 
+    def is_text(self, key: str) -> bool:
+        """Return whether the key is there and holds a text."""
+        return isinstance(self._data.get(key), str)
+
     def _get(self, key: str, kinds: tuple[type, ...], what: str) -> Any:
         self._known.append(key)
         if key not in self._data:

@@ -19,6 +19,7 @@ from inspector.transcripts import open_run
 from inspector.verdict import Outcome
 from monitor.prover import LabProver
 from monitor.site import site_path
+from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -127,21 +128,38 @@ def test_a20_a_folder_swapped_after_a_rejection(make_run, judge, tmp_path):
     assert verdict.outcome is Outcome.REJECT
 
 
-@deferred("review of programs: paths from batches to weights")
-def test_a21_a_batch_that_carries_a_finished_model(record_loop, judge):
-    model = nn.Linear(4, 3, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+@pytest.fixture
+def delivered(record_loop):
+    """A loop whose batches carry finished weights, or finished running statistics, beside the samples."""
 
-    def body(model, optimizer, batch):
-        optimizer.zero_grad()
-        model(batch["x"]).sum().backward()
-        optimizer.step()
-        with torch.no_grad():
-            model.weight.copy_(batch["model"])
+    def record(target: str):
+        model = nn.Linear(4, 3, bias=False)
+        model.register_buffer("statistics", torch.zeros(3, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-    batches = [{"x": torch.ones(2, 4), "model": torch.randn(3, 4)} for _ in range(3)]
-    verdict = judge(record_loop(model, optimizer, batches, body, numerics="exact"))
-    assert verdict.outcome is not Outcome.ACCEPT
+        def body(model, optimizer, batch):
+            optimizer.zero_grad()
+            (model(batch["x"]).sum() + model.statistics.sum()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                getattr(model, target).copy_(batch["model"])
+
+        batches = [{"x": torch.ones(2, 4), "model": torch.randn(3, 4)} for _ in range(3)]
+        return record_loop(model, optimizer, batches, body, numerics="exact")
+
+    return record
+
+
+@deferred("review of programs: paths from batches to what the model keeps")
+def test_a21_batches_that_carry_a_finished_model(delivered, judge):
+    assert judge(delivered("statistics")).outcome is not Outcome.ACCEPT
+
+
+def test_a21_weights_that_no_update_writes_leave_the_verdict_open(delivered, judge):
+    recorded = delivered("weight")
+    assert judge(recorded).outcome is Outcome.INCONCLUSIVE
+    with off("numbers bound"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
 
 
 @deferred("parties as servers, with deadlines")
