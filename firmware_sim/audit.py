@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from firmware_sim import bounds
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
 from firmware_sim.schedule import EpochKey, ScheduleError, commit_epoch, scheduled_ticks
 
 __all__ = ["MAX_AUDITED_TICKS", "EpochSpan", "ScheduleAudit", "audit_schedule", "check_epoch_keys", "epoch_spans"]
 
-MAX_AUDITED_TICKS = 1 << 24
+MAX_AUDITED_TICKS = bounds.AUDITED_TICKS.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def audit_schedule(
     ended = [span for span in spans if span.ended is not None]
     if not ended:
         raise ScheduleError(f"chip {chip}: no epoch has ended, so no snapshot can be audited")
-    ticks = sum(span.end - span.start for span in ended)
+    ticks = sum(max(span.end - span.start, 0) for span in ended)
     if ticks > max_ticks:
         raise ScheduleError(f"chip {chip}: log claims {ticks} ticks, more than {max_ticks}")
     for span in ended:

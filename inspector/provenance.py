@@ -20,6 +20,7 @@ from firmware_sim import (
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
+from inspector.admission import admitted
 from inspector.commits import CommitOrder
 from inspector.findings import Findings
 from inspector.guards import Guard
@@ -113,6 +114,8 @@ def examine_chip(
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     before = len(findings.found)
     for name, check in CHIP_GUARDS.items():
+        if name == "schedule" and len(findings.found) > before:
+            break  # what already fails could claim any number of ticks
         findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
     report.sound = len(findings.found) == before
     _match(report, case.records, transcripts, findings)
@@ -154,7 +157,7 @@ def _open_case(chip: str, holder: Transcript, trust: Trust, last: LogPosition | 
         last=None if last == LogPosition.of(opened) else last,
         identity=identity,
         quote=opened,
-        records=parse_log(log, chip=chip),
+        records=parse_log(admitted(log, identity, trust.chip_trust, chip=chip), chip=chip),
         keys=decode_epoch_keys(epochs),
     )
 
