@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import hmac
 import re
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
 
+from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
@@ -41,7 +43,6 @@ __all__ = [
 ]
 
 _CHAIN_LENGTH = 3
-_MAX_CHAIN_BYTES = 16384
 _MAKER_NAME = "Chipwitness maker"
 _NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
@@ -335,13 +336,16 @@ class _Certificate:
 
 
 def _load_chain(chain_pem: bytes) -> list[_Certificate]:
-    if len(chain_pem) > _MAX_CHAIN_BYTES:
-        raise IdentityError(f"certificate chain has {len(chain_pem)} bytes, more than {_MAX_CHAIN_BYTES}")
+    most = bounds.CHAIN_BYTES.most
+    if len(chain_pem) > most:
+        raise IdentityError(f"certificate chain has {len(chain_pem)} bytes, more than {most}")
     try:
-        chain = x509.load_pem_x509_certificates(chain_pem)
-        encoded = b"".join(_pem(certificate) for certificate in chain)
-        opened = [_open(certificate) for certificate in chain]
-    except EvidenceError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what the parser only warns of, such as negative serial numbers
+            chain = x509.load_pem_x509_certificates(chain_pem)
+            encoded = b"".join(_pem(certificate) for certificate in chain)
+            opened = [_open(certificate) for certificate in chain]
+    except (EvidenceError, MemoryError):
         raise
     except Exception as error:  # the parser's errors on hostile bytes have no common class
         raise IdentityError(f"certificate chain can't be parsed: {error}".splitlines()[0]) from None

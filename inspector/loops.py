@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
+from inspector import agreement
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.trust import Trust
@@ -84,17 +85,19 @@ def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Fin
         text = "step 0: the initial state is not one that was agreed"
         findings.add(Guard.INITIALISATION, text, step=0, **where)
     report.programs = Counter(leaf.execution.program for leaf in leaves if leaf.execution is not None)
-    programs = findings.read(lambda: _read_programs(run, report), **where)
+    programs = findings.read(lambda: _read_programs(run, report, trust, findings), **where)
     if programs is None:
         return report
     report.constant_bytes = sum(len(each.data) for program in programs.values() for each in program.constants)
-    report.executable = True
-    strangers = [digest for digest in sorted(programs) if digest not in trust.programs]
+    report.executable = agreement.may_load(leaves[0], trust, findings)
+    strangers = [digest for digest in sorted(report.programs) if digest not in trust.programs]
     if strangers and findings.is_on(Guard.PROGRAM):
         report.executable = False
         steps = [leaf.step for leaf in leaves if leaf.execution is not None and leaf.execution.program in strangers]
         text = f"step {steps[0]}: runs program {strangers[0][:16]}…, which was not agreed"
         findings.add(Guard.PROGRAM, text, step=steps[0], **where)
+    if not agreement.may_load(leaves[0], trust, findings) or len(programs) < len(report.programs):
+        return report  # what was not agreed is not opened, so nothing more can be said
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
@@ -105,13 +108,16 @@ def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Fin
     return report
 
 
-def _read_programs(run: RunFolder, report: LoopReport) -> dict[str, Program]:
-    """Every program file is named by some step, or announced with the next one, and every named program is there."""
+def _read_programs(run: RunFolder, report: LoopReport, trust: Trust, findings: Findings) -> dict[str, Program]:
+    """The agreed programs that steps name; every file is named, or announced with the next step, and each is there."""
     stored = {digest for digest, path in run.programs().items() if path in run.manifest.files}
     unused = sorted(stored - set(report.programs))
     if unused:
         raise EvidenceError(f"program {unused[0][:16]}… is stored, but no step runs it")
-    return {digest: run.program(digest) for digest in report.programs}
+    missing = sorted(set(report.programs) - set(run.programs()))
+    if missing:
+        raise EvidenceError(f"program {missing[0][:16]}… is run by a step, but not stored")
+    return {digest: run.program(digest) for digest in report.programs if agreement.may_decode(digest, trust, findings)}
 
 
 def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]) -> bool:
@@ -130,7 +136,10 @@ def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program
 def check_numbers(run: RunFolder, last: int, trust: Trust) -> None:
     """EvidenceError if a number that a step up to ``last`` takes is not what its declared hyper-parameters give."""
     leaves = run.load_steps()[0][: last + 1]
-    programs = {digest: run.program(digest) for digest in {execution_of(leaf).program for leaf in leaves[1:]}}
+    if not agreement.may_load(leaves[0], trust):
+        raise EvidenceError("the initial state is not one that was agreed")
+    named = {execution_of(leaf).program for leaf in leaves[1:]}
+    programs = {digest: agreement.agreed_program(run, digest, trust) for digest in named}
     _check_steps(run, leaves, programs)
     _follow(run, leaves, programs, trust, LoopReport())
 

@@ -5,7 +5,6 @@ Nothing under a run folder is ever an anchor (Shavit 2023, section 3 and S6 of P
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,9 +12,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from firmware_sim import bounds
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import Digest, VerifyingKey
+from firmware_sim.evidence import Digest, VerifyingKey, canonical
 from monitor.loops.task import is_hyper_name
 
 __all__ = ["Trust"]
@@ -33,6 +33,7 @@ _KEYS = {
     "verifier",
     "nonce",
 }
+_RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
 _AGREEMENT_KEYS = {"programs", "initial_states", "free", "data"}
 
 
@@ -85,11 +86,11 @@ class Trust:
                         f"the trust file {path} lies inside the run {run}: a lab cannot vouch for itself"
                     )
             try:
-                data = json.loads(path.read_text(encoding="utf-8"))
+                data = canonical.parse(bounds.read_file(path, bounds.TRUST_BYTES), most=bounds.TRUST_BYTES)
             except OSError as error:
                 raise CallerError(f"cannot read the trust file {path}: {error.strerror}") from None
-            except (ValueError, RecursionError):
-                raise CallerError(f"the trust file {path} is not JSON") from None
+            except EvidenceError as error:
+                raise CallerError(f"the trust file {path} is not JSON that can be read: {error}") from None
             parsed = cls.from_json(data, str(path))
             merged = parsed if merged is None else merged.merge(parsed)
         if merged is None:
@@ -168,6 +169,12 @@ class Trust:
             texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
             texts += [data[name] for name in ("verifier", "nonce", "snapshot_rate", "snapshot_algorithm")]
             if not all(isinstance(text, str) for text in texts) or type(data["minimum_security_version"]) is not int:
+                raise ValueError
+            for lab in data["labs"]:
+                bounds.check_lab(lab)
+            for chip in data["chips"]:
+                bounds.check_chip_id(chip)
+            if not _RATE.fullmatch(data["snapshot_rate"]):
                 raise ValueError
             names = [data["nonce"], *data["programs"], *(name for name in data["free"] if not is_hyper_name(name))]
             if not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in names):

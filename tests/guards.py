@@ -11,6 +11,7 @@ A guard is one function of the product that stands between a piece of evidence a
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,8 @@ from typing import Any
 from unittest import mock
 
 from firmware_sim import ScheduleError
+from firmware_sim.bounds import Bound
+from firmware_sim.errors import EvidenceError
 
 __all__ = ["GUARDS", "off"]
 
@@ -36,6 +39,15 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
+def _unbounded_shape(shape: list[int]) -> None:
+    """In place of the check of a shape: its size, whatever its rank."""
+    if math.prod(shape) > _ANY:
+        raise EvidenceError("a tensor's size is impossible")
+
+
+_ANY = 1 << 62
+"""In place of a limit."""
+
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.commits.SnapshotMoment.take", _nothing),),
@@ -53,6 +65,15 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "numbers equal": (("monitor.loops.slots._is_close", _always),),
     "changes declared": (("inspector.loops._doubt_changed", _nothing),),
     # law 6: bounds and printing
+    "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),
+    "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),
+    "tensor shapes": (("firmware_sim.bounds.check_shape", _unbounded_shape),),
+    "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
+    "steps have files": (("monitor.transcript.manifest.check_steps", _nothing),),
+    "agreed before opened": (("inspector.agreement.may_decode", _always),),
+    "lab names": (("firmware_sim.bounds.check_lab", _nothing),),
+    "visible text": (("analysis.commands._common.visible", str),),
+    "answered tensors": (("inspector.messages.check_materialised", _nothing),),
     # law 7: no host code in firmware
     "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
     "exact arguments": tuple(

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.numerics import UnsupportedOperator
@@ -44,10 +45,8 @@ ITEM = "aten._local_scalar_dense.default"
 """The call by which Python reads a value; its result is a number, not a tensor."""
 
 MAXIMUM_PROGRAMS = 64
-MAXIMUM_BYTES = 256 << 20
 _MOST_CALLS = 1 << 20
 _MOST_UPDATES = 64
-_MOST_ELEMENTS = 1 << 36
 _FORM = "chipwitness/program/2"
 _KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates"}
 _CALL_KEYS = {"operator", "arguments", "sources", "results", "draws"}
@@ -146,7 +145,7 @@ class Program:
     @classmethod
     def decode(cls, data: bytes) -> Program:
         """Parse; EvidenceError on any other form, an unknown operator, or a source that does not come before."""
-        raw = canonical.decode(data, max_bytes=MAXIMUM_BYTES)
+        raw = canonical.decode(data, most=bounds.PROGRAM_BYTES, items=bounds.AGREED_ITEMS)
         try:
             return cls._parse(raw)
         except _MISFITS:
@@ -319,7 +318,7 @@ def _check_place(place: object, known: set[str]) -> None:
     _check_layout(place, _PLACE_KEYS)
     assert isinstance(place, dict)
     source, offset = place["source"], place["offset"]
-    if type(offset) is not int or abs(offset) > _MOST_ELEMENTS:
+    if type(offset) is not int or abs(offset) > bounds.TENSOR_ELEMENTS.most:
         raise EvidenceError("a place's offset is malformed")
     if not isinstance(source, str) or _SOURCE.fullmatch(source) is None:
         raise EvidenceError("a place's source is malformed")
@@ -331,10 +330,13 @@ def _check_layout(layout: object, keys: set[str]) -> None:
     if not isinstance(layout, dict) or set(layout) != keys or layout["dtype"] not in DTYPE_SIZES:
         raise EvidenceError("a tensor's layout in a program is malformed")
     lists = [layout[name] for name in ("shape", "stride") if name in keys]
+    bounds.check_shape(layout["shape"])
     for sizes in lists:
-        if not isinstance(sizes, list) or not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for size in sizes):
+        if not isinstance(sizes, list) or not all(
+            type(size) is int and 0 <= size <= bounds.TENSOR_ELEMENTS.most for size in sizes
+        ):
             raise EvidenceError("a tensor's layout in a program is malformed")
-    if len({len(sizes) for sizes in lists}) != 1 or math.prod(layout["shape"]) > _MOST_ELEMENTS:
+    if len({len(sizes) for sizes in lists}) != 1:
         raise EvidenceError("a tensor's layout in a program is malformed")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from firmware_sim import REGION_KINDS
+from firmware_sim import REGION_KINDS, bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor.sharding import ShardedMemory
@@ -22,9 +22,7 @@ __all__ = ["LoopTask", "StateEntry", "check_hyper", "class_name", "hyper_of", "i
 
 _FORM = "loop/2"
 _KEYS = {"form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "parameters", "state"}
-_MOST_TENSORS = 1 << 18
 _MOST_GROUPS = 1 << 10
-_MOST_DIMENSIONS = 32
 _HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -43,9 +41,10 @@ class StateEntry:
         if not all(isinstance(text, str) and text for text in texts):
             raise EvidenceError("the declared state has a tensor whose kind, name or type is no text")
         if self.kind not in REGION_KINDS or self.dtype not in DTYPE_SIZES:
-            raise EvidenceError(f"the declared state has an impossible tensor: {self.kind} {self.name!r} {self.dtype}")
-        if len(self.shape) > _MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in self.shape):
-            raise EvidenceError(f"the declared state holds a tensor of impossible shape: {self.name!r} {self.shape}")
+            raise EvidenceError(
+                f"the declared state has an impossible tensor: {self.kind!r:.40} {self.name!r:.100} {self.dtype!r:.40}"
+            )
+        bounds.check_shape(self.shape)
 
     @property
     def byte_count(self) -> int:
@@ -87,8 +86,8 @@ class LoopTask:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise CallerError(f"{name} must be at least 1 and at most {most}, not {value!r}")
-        if not 1 <= len(self.state) <= _MOST_TENSORS:
-            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {_MOST_TENSORS} can be recorded")
+        if not 1 <= len(self.state) <= bounds.TENSORS.most:
+            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {bounds.TENSORS.most} can be recorded")
         if not 1 <= len(self.groups) <= _MOST_GROUPS:
             raise CallerError(
                 f"the optimizer has {len(self.groups)} parameter groups; 1 … {_MOST_GROUPS} can be recorded"
@@ -101,6 +100,11 @@ class LoopTask:
         weights = {entry.name for entry in self.state if entry.kind == "weight"}
         if len(self.parameters) != len(self.groups) or len(set(names)) != len(names) or not set(names) <= weights:
             raise CallerError("the parameter groups do not name weights of the state, each at most once")
+        values = sum(1 + _count(value) for group in self.groups for value in group.values())
+        if values > bounds.HYPER_VALUES.most:
+            raise CallerError(
+                f"the optimizer has {values} hyper-parameters; at most {bounds.HYPER_VALUES.most} can be recorded"
+            )
 
     @property
     def byte_count(self) -> int:
@@ -161,6 +165,10 @@ class LoopTask:
             )
         except (CallerError, TypeError, ValueError) as error:
             raise EvidenceError(f"the loop in the metadata is invalid: {error}") from None
+
+
+def _count(value: object) -> int:
+    return len(value) if isinstance(value, list | tuple) else 0
 
 
 def class_name(value: object) -> str:
