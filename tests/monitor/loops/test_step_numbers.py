@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ OPTIMIZERS = {
     "rmsprop": (torch.optim.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.1}),
     "adagrad": (torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.2}),
     "adadelta": (torch.optim.Adadelta, {"weight_decay": 0.1, "rho": 0.8}),
-    "rprop": (torch.optim.Rprop, {"etas": (0.4, 1.3)}),
+    "asgd": (torch.optim.ASGD, {"foreach": True}),
 }
 
 
@@ -242,6 +243,32 @@ def examine(run: RunFolder, programs) -> StepNumbers:
             programs(run.program(leaf.execution.program), leaf.step), leaf.execution.slots, leaf.execution.hyper
         )
     return numbers
+
+
+HYPER = [
+    *({"lr": value} for value in ("fast", None, [], 10**400, -(10**400), 1e308, True)),
+    *({"betas": value} for value in ([], [0.9], [0.9, "x"], [1, 1], [2.0, 3.0], [10**400, 0.5], 0.9, "ab")),
+    *({"eps": None}, {"eps": 10**400}, {"weight_decay": "x"}, {"weight_decay": [1.0]}, {"amsgrad": 3}),
+    *({"maximize": "x"}, {"foreach": "x"}, {"fused": True}, {"capturable": True}, {"differentiable": True}),
+    *({"params": "x"}, {"params": []}, {"decoupled_weight_decay": False}),
+]
+
+
+@pytest.mark.parametrize("hyper", HYPER, ids=lambda hyper: str(hyper)[:30])
+@pytest.mark.parametrize("place", ["declared", "step"])
+def test_other_hyper_parameters_are_an_error_or_leave_the_numbers_unbound(run, hyper, place):
+    task = run.loop
+    if place == "declared":
+        task = replace(task, groups=tuple({**group, **hyper} for group in task.groups))
+    numbers = StepNumbers(task, run.checkpoint(0))
+    leaf = run.leaf(1)
+    changes = [hyper if place == "step" else {} for _ in task.groups]
+    try:
+        numbers.take(run.program(leaf.execution.program), leaf.execution.slots, changes)
+    except EvidenceError:
+        return
+    without_effect = [{"maximize": "x"}, {"amsgrad": 3}]  # as true as the value that they stand for
+    assert numbers.unbound or hyper in without_effect
 
 
 @pytest.mark.parametrize("factor", [1 + 2.0**-40, -1.0, 0.0, 2.0])
