@@ -338,3 +338,46 @@ def test_changed_call_of_an_update_is_never_bound(run):
         unbound += 1
     assert refused + unbound > 390
     assert unbound > 60
+
+
+WRITES = {
+    "the weight": ("state:weight/first.weight", None),
+    "the state": ("state:optimizer/scale/step", None),
+    "a view": ("", "aten.view.default"),
+    "an unsafe view": ("", "aten._unsafe_view.default"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_write_outside_the_updates_is_found_through_views(run, name):
+    """A program that no recorder makes: it writes after its update, by the memory's name or by a view's."""
+    source, view = WRITES[name]
+    whole = json.loads(run.program(run.leaf(3).execution.program).encoded)
+    weight = {"dtype": "float32", "shape": [5, 6], "stride": [6, 1]}
+    line = {"dtype": "float32", "shape": [30], "stride": [1]}
+    count = len(whole["calls"])
+    if view is not None:
+        taken = {"args": [{"$tensor": 0}, [30]], "kwargs": {}}
+        place = {"source": "state:weight/first.weight", **weight, "offset": 0}
+        call = {"operator": view, "arguments": taken, "sources": [place], "results": [line], "draws": []}
+        whole["calls"].append(call)
+        source = f"node:{count}:0"
+    layout = {"dtype": "float32", "shape": [], "stride": []} if name == "the state" else line
+    place = {"source": source, **layout, "offset": 0}
+    taken = {"args": [{"$tensor": 0}], "kwargs": {}}
+    call = {
+        "operator": "aten.zero_.default",
+        "arguments": taken,
+        "sources": [place],
+        "results": [layout],
+        "draws": [],
+    }
+    whole["calls"].append(call)
+    other = Program.decode(canonical.encode(whole))
+    numbers = examine(run, lambda program, step: other if step == 3 else program)
+    assert numbers.unbound["lr"].startswith("step 3: ")
+    assert ("names a view" in numbers.unbound["lr"]) == (view is not None)
+
+
+def test_program_without_the_other_writes_is_bound(run):
+    assert examine(run, lambda program, _: program).unbound == {}
