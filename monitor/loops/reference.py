@@ -26,8 +26,7 @@ CLASSES: Mapping[str, type[Optimizer]] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (
         *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RAdam),
-        *(torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta),
-        *(torch.optim.Rprop, torch.optim.ASGD),
+        *(torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
     )
 }
 """Optimizers whose numbers depend on hyper-parameters and the count of updates alone, never on a tensor's shape."""
