@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_tensor
+from monitor.numerics import strides
 
 __all__ = [
     "COMMIT_STATE",
@@ -144,9 +145,9 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
 
 
 def layout_of(tensor: Tensor) -> dict[str, Any]:
-    """Type, shape and stride as JSON-able values."""
+    """Type, shape and canonical strides as JSON-able values: equal for tensors whose elements lie alike in memory."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(tensor.stride())}
+    return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(strides.canonical_strides(tensor))}
 
 
 def reach(shape: list[int], stride: list[int]) -> int:

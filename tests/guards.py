@@ -32,6 +32,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 6: bounds and printing
     # law 7: no host code in firmware
     # law 8: honest labs
+    "equal layouts": (("monitor.numerics.strides.canonical_strides", lambda tensor: tensor.stride()),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 
