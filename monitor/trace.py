@@ -182,7 +182,9 @@ class Tracer:
         self._inner = inner
         self._writers: dict[int, list[_Written]] = {}
         self._known: list[StorageWeakRef] = []
-        self._open: tuple[Any, list[dict[str, Any]], list[str], list[Tensor]] | None = None
+        self._open: tuple[Any, list[dict[str, Any]], list[str]] | None = None
+        self._inputs: list[Tensor] = []
+        self._written: list[Tensor] = []
 
     def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
         """Say what exists before the step: the state and the batch, and nothing else."""
@@ -200,15 +202,16 @@ class Tracer:
         sources = [self._source_of(tensor, str(func)) for tensor in tensors]
         if index == self._capture:
             self.captured_inputs = [tensor.detach().clone() for tensor in tensors]
-        self._open = (arguments, sources, [self._digest(tensor) for tensor in tensors], tensors)
+        self._open = (arguments, sources, [self._digest(tensor) for tensor in tensors])
+        self._inputs = tensors
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call wrote, and finish its node."""
         if self._inner is not None:
             self._inner.after(index, func, args, kwargs, out)
         assert self._open is not None
-        arguments, sources, inputs, _ = self._open
-        written = written_arguments(func, args, kwargs)
+        arguments, sources, inputs = self._open
+        self._written = written = written_arguments(func, args, kwargs)
         results = result_tensors(out, written)
         for tensor in written:
             self._record_write(tensor, f"node:{index}:{len(results) + _position(tensor, written)}")

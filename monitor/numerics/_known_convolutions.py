@@ -1,8 +1,8 @@
 """Known answers of convolutions over one channel: the result and both gradients, for batches of 1 to 128 samples.
 
 One channel, few samples and many are where kernels take different paths and lay out results differently. The operands
-are whole numbers, so that every sum is one below 2^53; the answers are those sums over the elements of the filter, taken
-in int64 and rounded once to FP32.
+are whole numbers, so that every sum is one below 2^53; the answers are those sums, taken in int64 over the elements of
+the filter and rounded once to FP32.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _operands() -> tuple[Tensor, Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def _answers() -> tuple[Tensor, Tensor, Tensor]:
-    """Results (n, o, h, w), gradients in the images (n, 1, h, w), and in the filters for each sample (n, o, 1, k, k)."""
+    """Results (n, o, h, w), and gradients in images (n, 1, h, w) and in filters, sample by sample (n, o, 1, k, k)."""
     x, w, grad = (value.to(torch.int64) for value in _operands())
     padded = torch.constant_pad_nd(x, [_PADDING] * 4)
     out, to_padded = torch.zeros_like(grad), torch.zeros_like(padded)
