@@ -33,6 +33,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 7: no host code in firmware
     # law 8: honest labs
     "equal layouts": (("monitor.numerics.strides.canonical_strides", lambda tensor: tensor.stride()),),
+    "watched memory": (("monitor.loops.watching.unwritten", lambda now, copy: True),),
+    "repeated steps": (("monitor.loops.recorder._is_picked", lambda seed, step, one_in: False),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 

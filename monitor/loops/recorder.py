@@ -400,7 +400,7 @@ class Recorder:
         )
         is_checkpoint = step % self._task.checkpoint_every == 0
         is_new = program.digest not in self._programs
-        if is_new or is_checkpoint or step_seed(self._task.seed, step) % self._one_in == 0:
+        if is_new or is_checkpoint or _is_picked(self._task.seed, step, self._one_in):
             self._repeat(program, leaf, batch, root, log)
         files = {log_path(step): log, batch_path(step): content}
         if is_new:
@@ -565,6 +565,11 @@ class _Step(AbstractContextManager[None]):
         finally:
             if recorder._state == "failed":
                 recorder._site.cut_power()
+
+
+def _is_picked(seed: int, step: int, one_in: int) -> bool:
+    """Whether a step that need not be repeated is."""
+    return step_seed(seed, step) % one_in == 0
 
 
 def _one_in(check_writes: object) -> int:
