@@ -18,6 +18,7 @@ from monitor.loops.capture import Capture
 from monitor.loops.keys import RecordedKeys
 from monitor.loops.program import Program
 from monitor.loops.task import LoopTask
+from monitor.loops.watching import WriteWatch
 from monitor.numerics.session import is_counted
 
 __all__ = ["CLASSES", "IMPLEMENTATION", "SCHEDULES", "NotBound", "ReferenceOptimizer", "Update"]
@@ -115,7 +116,7 @@ class ReferenceOptimizer:
             NotBound: the class refuses the hyper-parameters.
         """
         self._settle(present)
-        capture = Capture(RecordedKeys(0, 0))
+        capture = Capture(RecordedKeys(0, 0), WriteWatch(0))
         capture.declare_inputs(self._held(), {})
         ranges = []
         try:
