@@ -396,7 +396,7 @@ def grind(world: World, pick: int) -> None:
     world.fresh_draw = True
     world.tell("A4", told=lambda: False)
     assert world.trust is not None
-    for _ in range(6):
+    for _ in range(4):
         verdict = inspect([world.run], world.trust, world.settings(), now=world.now, worker=world.worker)
         if verdict.outcome is not Outcome.REJECT:
             break

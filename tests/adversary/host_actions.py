@@ -31,7 +31,7 @@ def _some(world: World, rng: random.Random) -> list[Puppet]:
 @action("training", honest=True)
 def step(world: World, pick: int) -> None:
     """Train a step."""
-    if world.step < 6:
+    if world.step < 5:
         world.train()
 
 

@@ -167,13 +167,13 @@ def lying_sequence(seed: int) -> tuple[Scene, list[Step]]:
         lying += ["other_data", "show_old", "preset_lie"] * 4
     count = 1 if rng.random() < 0.6 else rng.randint(2, 4)
     names = [rng.choice(lying) for _ in range(count)]
-    if sampled and rng.random() < 0.25:
+    if sampled and rng.random() < 0.15:
         names = [rng.choice(["extra_ticks", "hidden_busy", "other_head"]), "grind"]
     if "swap_folder" in names or "other_seed" in names:
         scene = _replaced(scene, model="dropout")
         names = ["other_seed", *names] + (["swap_folder"] if rng.random() < 0.7 else [])
     names += [rng.choice(_ODD) for _ in range(rng.choice([0, 0, 0, 0, 1, 2]))]
-    names += [rng.choice(_HONEST) for _ in range(rng.randint(0, 4))]
+    names += [rng.choice(_HONEST) for _ in range(rng.choice([0, 0, 1, 1, 2, 3]))]
     return scene, _arranged(rng, names, kind)
 
 
