@@ -187,6 +187,7 @@ def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> 
         job = {
             "action": "drift",
             "run": str(folder.resolve()),
+            "manifest": run.manifest_digest,
             "lab_key": trust.key_of(run.metadata.lab).raw.hex(),
             "logs": [log.hex() for log in logs],
         }

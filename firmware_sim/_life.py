@@ -17,9 +17,9 @@ def check_life(records: Sequence[LogRecord], *, chip: str) -> None:
     """Check that the records can be the life of one chip.
 
     Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
-    stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks never fall, and snapshots
-    have rising ticks. At most one epoch is open; work, commitments and quotes happen in an open epoch only. Beacons
-    never go back in time.
+    stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks and busy ticks start at 0 and
+    never fall, busy ticks grow by at most as much as ticks, and snapshots have rising ticks. At most one epoch is open;
+    time passes and work, commitments and quotes happen in an open epoch only. Beacons never go back in time.
 
     Raises:
         LogError: names the record and its field.
@@ -35,6 +35,7 @@ class _Life:
     last: RecordKind | None = None
     boot: int = 0
     tick: int = 0
+    busy: int = 0
     epochs: int = 0
     open_epoch: LogRecord | None = None
     snapshot_tick: int = 0
@@ -47,17 +48,19 @@ class _Life:
         if self.last is None or kind is RecordKind.GENESIS:
             self._require(self.last is None and kind is RecordKind.GENESIS, "kind", f"is {kind.name} at this place")
             self._require((record.boot, record.tick) == (0, 0), "boot", "is not 0 in the first record")
+            self._require(record.busy == 0, "busy", f"is {record.busy} in the first record, expected 0")
         elif self.last in _OFF:
             self._require(kind is RecordKind.BOOT, "kind", f"is {kind.name} while the chip is off")
             self._take_boot(record)
         else:
             self._take_running(record)
         self.last = kind
-        self.boot, self.tick = record.boot, record.tick
+        self.boot, self.tick, self.busy = record.boot, record.tick, record.busy
 
     def _take_boot(self, record: LogRecord) -> None:
         self._require(record.boot == self.boot + 1, "boot", f"is {record.boot}, expected {self.boot + 1}")
         self._require(record.tick == 0, "tick", f"is {record.tick} at boot, expected 0")
+        self._require(record.busy == 0, "busy", f"is {record.busy} at boot, expected 0")
         clean = int(self.last in _CLEAN)
         self._require(record.op == clean, "op", f"is {record.op}, expected {clean} for how the last boot ended")
         self.snapshot_tick = 0
@@ -65,7 +68,7 @@ class _Life:
     def _take_running(self, record: LogRecord) -> None:
         kind = record.kind
         self._require(record.boot == self.boot, "boot", f"is {record.boot}, expected {self.boot}")
-        self._require(record.tick >= self.tick, "tick", f"is {record.tick}, below {self.tick} of the record before")
+        self._take_time(record)
         if kind is RecordKind.BOOT:
             self._require(False, "kind", "is BOOT, and neither shutdown nor power gap stands before it")
         elif kind is RecordKind.EPOCH:
@@ -82,22 +85,30 @@ class _Life:
         else:
             self._take_work(record)
 
+    def _take_time(self, record: LogRecord) -> None:
+        ticks, busy = record.tick - self.tick, record.busy - self.busy
+        self._require(ticks >= 0, "tick", f"is {record.tick}, below {self.tick} of the record before")
+        self._require(busy >= 0, "busy", f"is {record.busy}, below {self.busy} of the record before")
+        self._require(busy <= ticks, "busy", f"grows by {busy} in {ticks} ticks")
+        stands = self.open_epoch is not None or ticks == 0
+        self._require(stands, "tick", f"is {record.tick}, and no epoch is open since tick {self.tick}")
+
     def _take_close(self, record: LogRecord) -> None:
         opened = self._opened(record)
         self._require(record.step == opened.step, "step", f"is epoch {record.step}, expected {opened.step}")
         self._require(record.digest == opened.digest, "digest", "is not the commitment of the open epoch")
-        ticks = record.tick - opened.tick
-        self._require(record.op <= ticks, "op", f"is {record.op} busy ticks, more than the {ticks} of the epoch")
+        busy = record.busy - opened.busy
+        self._require(record.op == busy, "op", f"is {record.op} busy ticks, expected the {busy} of the epoch")
         self.open_epoch = None
 
     def _take_gap(self, record: LogRecord) -> None:
         lost = ZERO_DIGEST if self.open_epoch is None else self.open_epoch.digest
-        self._require(record.tick == self.tick, "tick", f"is {record.tick}, expected {self.tick}")
         self._require(record.digest == lost, "digest", "is not the commitment of the epoch that lost its power")
         epoch = max(self.epochs - 1, 0)
         self._require(record.step == epoch, "step", f"is epoch {record.step}, expected {epoch}")
-        cut = record.op == 0 or record.op > self.snapshot_tick
-        self._require(cut, "op", f"is tick {record.op}, which already holds a snapshot")
+        if record.op:
+            self._require(record.op == record.tick, "op", f"is tick {record.op}, expected 0 or {record.tick}")
+            self._require(record.op > self.snapshot_tick, "op", f"is tick {record.op}, which already holds a snapshot")
         self.open_epoch = None
 
     def _take_work(self, record: LogRecord) -> None:

@@ -23,30 +23,35 @@ from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError
 __all__ = ["Fuses", "Silicon", "State", "create_silicon"]
 
 _FUSES, _FIRMWARE, _NVRAM, _LOG, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "log.bin", "power.lock"
-_STATE = struct.Struct(">Q32sQI")
+_STATE = struct.Struct(">Q32sI?QQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """The chip's persistent state; all the rest follows from the log, which it acknowledges up to `log_size`.
 
-    `pending` is the tick of a snapshot under way, or 0; `security_floor` the highest security version ever booted.
+    `tick` and `busy` are this boot's time and busy ticks; `pending` says that the snapshot of `tick` is under way;
+    `security_floor` is the highest security version ever booted.
     """
 
     log_size: int = 0
     log_head: bytes = bytes(32)
-    pending: int = 0
+    pending: bool = False
     security_floor: int = 0
+    tick: int = 0
+    busy: int = 0
 
     def to_bytes(self) -> bytes:
-        return _STATE.pack(self.log_size, self.log_head, self.pending, self.security_floor)
+        return _STATE.pack(self.log_size, self.log_head, self.security_floor, self.pending, self.tick, self.busy)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
         if len(data) != _STATE.size:
             raise NvramError(f"chip state has {len(data)} bytes, not {_STATE.size}")
-        log_size, log_head, pending, security_floor = _STATE.unpack(data)
-        return cls(log_size=log_size, log_head=log_head, pending=pending, security_floor=security_floor)
+        log_size, log_head, security_floor, pending, tick, busy = _STATE.unpack(data)
+        return cls(
+            log_size=log_size, log_head=log_head, pending=pending, security_floor=security_floor, tick=tick, busy=busy
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

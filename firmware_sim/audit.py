@@ -9,7 +9,15 @@ from fractions import Fraction
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
 from firmware_sim.schedule import EpochKey, ScheduleError, commit_epoch, scheduled_ticks
 
-__all__ = ["MAX_AUDITED_TICKS", "EpochSpan", "ScheduleAudit", "audit_schedule", "check_epoch_keys", "epoch_spans"]
+__all__ = [
+    "MAX_AUDITED_TICKS",
+    "EpochSpan",
+    "ScheduleAudit",
+    "audit_schedule",
+    "check_epoch_keys",
+    "check_open_epoch",
+    "epoch_spans",
+]
 
 MAX_AUDITED_TICKS = 1 << 24
 
@@ -18,7 +26,7 @@ MAX_AUDITED_TICKS = 1 << 24
 class EpochSpan:
     """One epoch as logged: its ticks are (start, end]; `ended` is the record that ended it, None while it is open.
 
-    Where the power went, `end` is the last tick that the log knows; `cut_tick` is that of a snapshot then under way.
+    Where the power went, `end` is the last tick that began; `cut_tick` is that of a snapshot then under way.
     """
 
     epoch: int
@@ -33,7 +41,7 @@ class EpochSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleAudit:
-    """What the audit covered. Ticks after the last record before a power gap are unknown and in no count."""
+    """What the audit covered: every tick of the chip's life up to the quote."""
 
     epochs: int
     ticks: int
@@ -41,7 +49,6 @@ class ScheduleAudit:
     snapshots: int
     power_gaps: int
     cut_snapshots: tuple[LogRecord, ...]
-    unaudited_snapshots: int
 
 
 def epoch_spans(records: Sequence[LogRecord]) -> list[EpochSpan]:
@@ -95,20 +102,22 @@ def audit_schedule(
     chip: str,
     max_ticks: int = MAX_AUDITED_TICKS,
 ) -> ScheduleAudit:
-    """Check that each ended epoch holds a snapshot at exactly its scheduled ticks.
+    """Check that every tick of the log lies in an ended epoch, which holds a snapshot at exactly its scheduled ticks.
 
-    The open epoch can't be audited yet (close it before the quote); a snapshot that a power cut interrupted is
-    counted, not condemned. Needs records that passed `check_life`; the keys are checked by `check_epoch_keys`.
+    The chip closes its epoch right before the quote, so the open one covers nothing; a snapshot that a power cut
+    interrupted is counted, not condemned. Needs records that passed `check_life`; the keys are checked by
+    `check_epoch_keys`.
 
     Raises:
-        ScheduleError: a snapshot is missing or extra, naming chip, boot, tick and record; no epoch has ended; or the
-            log claims more than `max_ticks` ticks.
+        ScheduleError: a snapshot is missing or extra, naming chip, boot, tick and record; no epoch has ended, or the
+            open one covers ticks; or the log claims more than `max_ticks` ticks.
     """
     revealed = {key.epoch: key.key for key in keys}
     spans = epoch_spans(records)
     ended = [span for span in spans if span.ended is not None]
     if not ended:
         raise ScheduleError(f"chip {chip}: no epoch has ended, so no snapshot can be audited")
+    check_open_epoch(spans[-1], chip=chip)
     ticks = sum(span.end - span.start for span in ended)
     if ticks > max_ticks:
         raise ScheduleError(f"chip {chip}: log claims {ticks} ticks, more than {max_ticks}")
@@ -120,16 +129,26 @@ def audit_schedule(
     return ScheduleAudit(
         epochs=len(ended),
         ticks=ticks,
-        busy_ticks=sum(r.op for r in records if r.kind is RecordKind.CLOSE_EPOCH),
+        busy_ticks=sum(span.ended.busy - span.opened.busy for span in spans if span.ended is not None),
         snapshots=sum(len(span.snapshots) for span in ended),
         power_gaps=sum(r.kind is RecordKind.POWER_GAP for r in records),
         cut_snapshots=tuple(span.ended for span in ended if span.ended is not None and span.cut_tick is not None),
-        unaudited_snapshots=sum(len(span.snapshots) for span in spans if span.ended is None),
     )
+
+
+def check_open_epoch(span: EpochSpan, *, chip: str) -> None:
+    """Check that an epoch whose key is not out yet covers no tick and no snapshot."""
+    if span.ended is None and (span.end > span.start or span.snapshots):
+        raise ScheduleError(
+            f"chip {chip}: epoch {span.epoch} is still open and covers ticks {span.start + 1} to {span.end}: "
+            "its schedule cannot be audited"
+        )
 
 
 def _audit_span(span: EpochSpan, key: bytes, rate: Fraction, chip: str) -> None:
     found = {record.tick: record for record in span.snapshots}
+    if span.ended is not None and span.cut_tick is not None:
+        found[span.cut_tick] = span.ended
     for tick in scheduled_ticks(key, span.boot, span.start, span.end, rate):
         if found.pop(tick, None) is None:
             after = max(

@@ -120,7 +120,7 @@ class _ReplaySnapshot(FirmwareChip):
 class _RollBackLog(FirmwareChip):
     """Restores, when the epoch is closed for the second inspection, everything to how the boot left it."""
 
-    _fields = ("_counts", "_registers", "_tick", "_epoch", "_epoch_key", "_epoch_busy", "_beacon_time")
+    _fields = ("_counts", "_registers", "_epoch", "_epoch_key", "_opened_busy", "_beacon_time")
     _saved: dict[str, Any]
     _quoted = False
 
@@ -182,9 +182,11 @@ class _SpliceLogs(FirmwareChip):
         self._donor = FirmwareChip.power_on(_donor_folder(self._silicon.folder))
         super()._start()
 
-    def _advance(self) -> SnapshotEvent | None:
-        self._donor.idle(1)
-        return super()._advance()
+    def _advance(self, ticks: int, *, busy: int) -> SnapshotEvent | None:
+        before = self.time
+        event = super()._advance(ticks, busy=busy)
+        self._donor.idle(self.time - before)
+        return event
 
     def close_epoch(self) -> int:
         self._donor.close_epoch()

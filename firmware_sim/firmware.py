@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn, Self
 
-from firmware_sim._silicon import Fuses, Silicon, create_silicon
+from firmware_sim._silicon import Fuses, Silicon, State, create_silicon
 from firmware_sim.beacon import beacon_digest, open_beacon
 from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
 from firmware_sim.errors import CallerError, EvidenceError
@@ -82,8 +82,8 @@ class FirmwareChip(Chip):
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
         self._registers = Registers()
-        self._boot = self._tick = self._epoch = self._beacon_time = 0
-        self._busy = self._epoch_busy = self._snapshots = self._bytes_hashed = 0
+        self._boot = self._epoch = self._beacon_time = 0
+        self._opened_busy = self._snapshots = self._bytes_hashed = 0
         self._epoch_key = b""
 
     @classmethod
@@ -181,13 +181,14 @@ class FirmwareChip(Chip):
     @property
     def time(self) -> int:
         """The current tick of this boot."""
-        return self._tick
+        return self._silicon.state.tick
 
     @property
     def utilisation(self) -> Utilisation:
+        state = self._silicon.state
         return Utilisation(
-            busy_ticks=self._busy,
-            idle_ticks=self._tick - self._busy,
+            busy_ticks=state.busy,
+            idle_ticks=state.tick - state.busy,
             snapshots=self._snapshots,
             bytes_hashed=self._bytes_hashed,
         )
@@ -207,16 +208,21 @@ class FirmwareChip(Chip):
 
     def tick(self, run_id: bytes, step: int, op: int = 0) -> SnapshotEvent | None:
         self._check_coordinate(run_id, step, op)
+        self._require_space(RecordKind.SNAPSHOT)
         self._coordinate = (run_id, step, op)
-        event = self._advance()
-        self._busy += 1
-        self._epoch_busy += 1
-        return event
+        return self._advance(1, busy=1)
 
     def idle(self, ticks: int) -> list[SnapshotEvent]:
         if ticks < 0:
             self._refuse(ErrorCode.BAD_ARGUMENT, f"can't idle for {ticks} ticks")
-        return [event for _ in range(ticks) if (event := self._advance()) is not None]
+        target = self.time + ticks
+        events = []
+        while self.time < target:
+            self._require_space(RecordKind.SNAPSHOT)
+            event = self._advance(target - self.time, busy=0)
+            if event is not None:
+                events.append(event)
+        return events
 
     def beacon(self, signed: bytes) -> LogRecord:
         if self._fuses.beacon_key is None:
@@ -234,7 +240,7 @@ class FirmwareChip(Chip):
     def close_epoch(self) -> int:
         self._require_space(RecordKind.EPOCH)
         closed = self._epoch
-        self._append(RecordKind.CLOSE_EPOCH, step=closed, op=self._epoch_busy, digest=self._commitment())
+        self._end_epoch()
         self._open_epoch(closed + 1)
         return closed
 
@@ -254,7 +260,7 @@ class FirmwareChip(Chip):
             measurement=self._firmware.measurement,
             security_version=self._firmware.security_version,
             boot=self._boot,
-            tick=self._tick,
+            tick=self.time,
             epoch=self._epoch,
             counter=self._silicon.nvram.sequence,
             log_size=self._silicon.state.log_size,
@@ -277,23 +283,32 @@ class FirmwareChip(Chip):
 
     def power_off(self) -> None:
         self._require_space(RecordKind.POWER_OFF)
-        self._append(RecordKind.CLOSE_EPOCH, step=self._epoch, op=self._epoch_busy, digest=self._commitment())
+        self._end_epoch()
         self._append(RecordKind.POWER_OFF)
         self._finalizer()
 
     def cut_power(self) -> None:
         self._finalizer()
 
-    def _advance(self) -> SnapshotEvent | None:
-        self._require_space(RecordKind.SNAPSHOT)
-        self._tick += 1
-        return self._snapshot() if self._is_due(self._tick) else None
+    def _advance(self, ticks: int, *, busy: int) -> SnapshotEvent | None:
+        """Advance by `ticks`, or to the first of them that holds a snapshot, and take it; `busy` of them are work.
+
+        Time is in NVRAM before anything else happens, so that a power cut hides no tick that has begun.
+        """
+        state = self._silicon.state
+        end = state.tick + ticks
+        due = next((tick for tick in range(state.tick + 1, end + 1) if self._is_due(tick)), None)
+        self._store(
+            dataclasses.replace(
+                state, tick=end if due is None else due, busy=state.busy + busy, pending=due is not None
+            )
+        )
+        return None if due is None else self._snapshot()
 
     def _is_due(self, tick: int) -> bool:
         return is_scheduled(self._epoch_key, self._boot, tick, self._limit)
 
     def _snapshot(self) -> SnapshotEvent:
-        self._store(pending=self._tick)
         try:
             digest, hashed = self._memory_digest()
         except BaseException:
@@ -328,6 +343,10 @@ class FirmwareChip(Chip):
     def _commitment(self) -> bytes:
         return commit_epoch(self._fused_id, self._epoch, self._epoch_key).value
 
+    def _end_epoch(self) -> None:
+        busy = self._silicon.state.busy - self._opened_busy
+        self._append(RecordKind.CLOSE_EPOCH, step=self._epoch, op=busy, digest=self._commitment())
+
     def _start(self) -> None:
         """Check the log against the state, then boot: genesis, power gap, BOOT, EPOCH, as far as they are due."""
         records = self._read_log()
@@ -339,9 +358,9 @@ class FirmwareChip(Chip):
         last = records[-1].kind if records else RecordKind.GENESIS
         if last not in _NO_GAP:
             lost = self._lost_epoch(records)
-            self._append(RecordKind.POWER_GAP, step=self._epoch, op=self._silicon.state.pending, digest=lost)
+            state = self._silicon.state
+            self._append(RecordKind.POWER_GAP, step=self._epoch, op=state.tick if state.pending else 0, digest=lost)
         self._boot += 1
-        self._tick = 0
         floor = max(self._silicon.state.security_floor, self._firmware.security_version)
         self._append(
             RecordKind.BOOT,
@@ -367,7 +386,7 @@ class FirmwareChip(Chip):
     def _take_in(self, record: LogRecord) -> None:
         self._counts[record.kind] += 1
         self._registers = self._registers.extend(record)
-        self._boot, self._tick = record.boot, record.tick
+        self._boot = record.boot
         if record.kind is RecordKind.EPOCH:
             self._epoch = record.step
         elif record.kind is RecordKind.BEACON:
@@ -385,7 +404,7 @@ class FirmwareChip(Chip):
     def _open_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         self._epoch_key = derive_epoch_key(self._fuses.schedule_secret, epoch)
-        self._epoch_busy = 0
+        self._opened_busy = self._silicon.state.busy
         self._append(RecordKind.EPOCH, step=epoch, digest=self._commitment())
 
     def _append(
@@ -400,15 +419,17 @@ class FirmwareChip(Chip):
     ) -> LogRecord:
         self._require_space(kind)
         state = self._silicon.state
+        if kind is RecordKind.BOOT:
+            state = dataclasses.replace(state, tick=0, busy=0)
         record = LogRecord(
-            counter=state.log_size, kind=kind, boot=self._boot, tick=self._tick, run_id=run_id, step=step, op=op,
-            digest=digest, previous=state.log_head,
+            counter=state.log_size, kind=kind, boot=self._boot, tick=state.tick, busy=state.busy, run_id=run_id,
+            step=step, op=op, digest=digest, previous=state.log_head,
         )  # fmt: skip
         following = dataclasses.replace(
             state,
             log_size=state.log_size + 1,
             log_head=record.hash(),
-            pending=0 if kind in (RecordKind.SNAPSHOT, RecordKind.POWER_GAP) else state.pending,
+            pending=False if kind in (RecordKind.SNAPSHOT, RecordKind.POWER_GAP) else state.pending,
             security_floor=state.security_floor if security_floor is None else security_floor,
         )
         try:
@@ -420,9 +441,10 @@ class FirmwareChip(Chip):
         self._registers = self._registers.extend(record)
         return record
 
-    def _store(self, *, pending: int) -> None:
+    def _store(self, state: State) -> None:
+        self._require_power()
         try:
-            self._silicon.store(dataclasses.replace(self._silicon.state, pending=pending))
+            self._silicon.store(state)
         except BaseException:
             self._finalizer()
             raise

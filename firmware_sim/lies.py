@@ -44,7 +44,19 @@ class LabLie(_Lie):
 
     CHANGE_SAMPLE = "change-sample", "trains on one other sample than it declares"
     REORDER_DATA = "reorder-data", "trains on the declared samples in another order"
-    EXTRA_STEPS = "extra-steps", "trains steps that the transcript does not show"
+    EXTRA_STEPS = (
+        "extra-steps",
+        "trains steps that the transcript does not show, while its chips are told that they idle",
+    )
+    EXTRA_TICKS = "extra-ticks", "lets its chips work on something that the transcript does not show"
+    UNTOLD_STEPS = "untold-steps", "trains steps that the transcript does not show, and tells its chips nothing"
+    STALE_SNAPSHOTS = (
+        "stale-snapshots",
+        "shows the initial weights at every snapshot and says so; later ones are made up",
+    )
+    EARLY_TICKS = "early-ticks", "lets its chips work without memory before the run"
+    PAUSED_TICKS = "paused-ticks", "shuts its chips down in mid-run, lets them work without memory, and goes on"
+    OTHER_DATA = "other-data", "declares one sample of noise over and over in place of the preset's data"
     OTHER_LEARNING_RATE = "other-learning-rate", "trains with another learning rate than it declares"
     FORGED_INITIALISATION = "forged-initialisation", "starts from weights that the declared seed does not give"
     CHAINED_RUNS = "chained-runs", "declares one long run as several short ones"

@@ -43,12 +43,18 @@ def main() -> int:
     return 0
 
 
+def _open(job: dict[str, Any]) -> RunFolder:
+    """Open the very run that the job's sender verified, whatever lies in its place by now."""
+    key = VerifyingKey(bytes.fromhex(job["lab_key"]))
+    return RunFolder(Path(job["run"]), key, manifest=job["manifest"])
+
+
 def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
     return {"engines": require_engines("exact", "rounded", device=str(accelerator()))}
 
 
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
-    run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
+    run = _open(job)
     require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
     replays = [replay_segment(run, index, check_rounding=check).to_json() for index in job["segments"]]
@@ -56,7 +62,7 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drift(job: dict[str, Any]) -> dict[str, Any]:
-    run = RunFolder(Path(job["run"]), VerifyingKey(bytes.fromhex(job["lab_key"])))
+    run = _open(job)
     require_engines("rounded", device=str(accelerator()))
     data = run.data()
     weights, digests = native_weights(run.task, data, run.task.steps)

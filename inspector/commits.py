@@ -1,11 +1,20 @@
-"""The order in which a chip must hear of a run: memory first, then each step's head, with time between steps."""
+"""What an honest host makes a chip write, and when: memory first, then each step's head with one tick of work."""
 
 from __future__ import annotations
 
-from firmware_sim import LogRecord, RecordKind
+from collections.abc import Container
+
+from firmware_sim import EMPTY_MEMORY, NO_RUN, LogRecord, RecordKind
 from firmware_sim.errors import EvidenceError
 
-__all__ = ["CommitOrder"]
+__all__ = ["BusyTicks", "CommitOrder", "SnapshotMoment", "is_empty_snapshot"]
+
+_EXACT = frozenset({RecordKind.COMMIT, RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF})
+
+
+def is_empty_snapshot(record: LogRecord) -> bool:
+    """Tell whether a snapshot was taken of a chip without memory, for no run."""
+    return record.digest == EMPTY_MEMORY.value and record.run_id == NO_RUN
 
 
 class CommitOrder:
@@ -14,8 +23,6 @@ class CommitOrder:
     - A run's memory is attached once in each boot, before anything else is said of the run.
     - Heads come for step 0, 1, 2, … in this order. After a boot they may go back to a step that was committed before,
       since the run resumes from its last checkpoint.
-    - At least one tick passes after each head, so that every committed state could have been snapshotted: heads that
-      are all committed at once, when the lab knows already which ticks held a snapshot, prove nothing.
     """
 
     def __init__(self, chip: str) -> None:
@@ -23,42 +30,102 @@ class CommitOrder:
         self._attached: set[bytes] = set()
         self._last: dict[bytes, int] = {}
         self._resumed: set[bytes] = set()
-        self._waiting: tuple[int, int] | None = None
 
     def take(self, record: LogRecord) -> None:
         """Check one record; EvidenceError says what is out of order."""
         if record.kind is RecordKind.BOOT:
             self._attached.clear()
             self._resumed = set(self._last)
-            self._waiting = None
         elif record.kind is RecordKind.REGIONS:
             if record.run_id in self._attached:
-                raise self._error(record, "the run's memory was attached again in the same boot")
+                raise _error(self._chip, record, "the run's memory was attached again in the same boot")
             self._attached.add(record.run_id)
         elif record.kind is RecordKind.COMMIT:
             self._commit(record)
-        elif record.kind is RecordKind.SNAPSHOT and any(record.run_id) and record.run_id not in self._attached:
-            raise self._error(record, "a snapshot names a run whose memory is not attached")
-        elif record.kind is RecordKind.CLOSE_EPOCH:
-            waiting, self._waiting = self._waiting, None
-            self._require_tick(record, waiting)
 
     def _commit(self, record: LogRecord) -> None:
         last = self._last.get(record.run_id, -1)
         resumes = record.run_id in self._resumed and record.step <= last
-        waiting, self._waiting = self._waiting, (record.step, record.tick)
         self._resumed.discard(record.run_id)
         self._last[record.run_id] = record.step
         if record.run_id not in self._attached:
-            raise self._error(record, f"step {record.step} was committed before the run's memory was attached")
-        self._require_tick(record, waiting)
+            raise _error(self._chip, record, f"step {record.step} was committed before the run's memory was attached")
         if record.step != last + 1 and not resumes:
-            raise self._error(record, f"step {record.step} was committed after step {last}")
+            raise _error(self._chip, record, f"step {record.step} was committed after step {last}")
 
-    def _require_tick(self, record: LogRecord, waiting: tuple[int, int] | None) -> None:
-        """Time must have passed since the last head, if there was one in this boot."""
-        if waiting is not None and record.tick <= waiting[1]:
-            raise self._error(record, f"no tick passed after step {waiting[0]} was committed")
 
-    def _error(self, record: LogRecord, what: str) -> EvidenceError:
-        return EvidenceError(f"chip {self._chip}, record {record.counter}: {what}")
+class SnapshotMoment:
+    """A snapshot is evidence about the moment at which it was taken, which the host cannot choose.
+
+    Its coordinate is the newest step that was committed in this boot, of the run whose memory was attached last. A
+    chip without memory shows it for no run, and only before any memory was attached.
+    """
+
+    def __init__(self, chip: str) -> None:
+        self._chip = chip
+        self._attached: bytes | None = None
+        self._newest: dict[bytes, int] = {}
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; EvidenceError says which other moment a snapshot claims."""
+        if record.kind is RecordKind.BOOT:
+            self._attached = None
+            self._newest.clear()
+        elif record.kind is RecordKind.REGIONS:
+            self._attached = record.run_id
+        elif record.kind is RecordKind.COMMIT:
+            self._newest[record.run_id] = record.step
+        elif record.kind is RecordKind.SNAPSHOT:
+            self._snapshot(record)
+
+    def _snapshot(self, record: LogRecord) -> None:
+        if self._attached is None:
+            if not is_empty_snapshot(record):
+                raise _error(self._chip, record, "a snapshot shows memory that was not attached in this boot")
+        elif record.run_id != self._attached:
+            raise _error(self._chip, record, "a snapshot names another run than the one whose memory is attached")
+        elif (newest := self._newest.get(record.run_id)) is None:
+            raise _error(self._chip, record, f"step {record.step} was not committed before its snapshot")
+        elif record.step != newest:
+            raise _error(
+                self._chip, record, f"the snapshot claims step {record.step}, but step {newest} was the newest then"
+            )
+
+
+class BusyTicks:
+    """Every tick of work is explained by one committed step of a declared run, and every such step by one tick.
+
+    A step that is repeated after a crash is committed again, and explains its tick again. Between two records no tick
+    is without an explanation, so that extra work shows in the interval in which it was done.
+
+    Args:
+        runs: ids of the declared runs.
+    """
+
+    def __init__(self, chip: str, runs: Container[bytes]) -> None:
+        self._chip = chip
+        self._runs = runs
+        self._explained = 0
+        self._newest: int | None = None
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; EvidenceError says how many ticks are without a step, or which step without a tick."""
+        if record.kind is RecordKind.BOOT:
+            self._explained, self._newest = 0, None
+        if record.busy > self._explained:
+            extra, self._explained = record.busy - self._explained, record.busy
+            raise _error(self._chip, record, f"{extra} busy ticks before it are explained by no committed step")
+        if record.kind in _EXACT and record.busy < self._explained:
+            self._explained = record.busy
+            self._count(record)
+            raise _error(self._chip, record, f"no busy tick passed after step {self._newest} was committed")
+        self._count(record)
+
+    def _count(self, record: LogRecord) -> None:
+        if record.kind is RecordKind.COMMIT and record.run_id in self._runs:
+            self._explained += 1
+            self._newest = record.step
+
+
+def _error(chip: str, record: LogRecord, what: str) -> EvidenceError:
+    return EvidenceError(f"chip {chip}, record {record.counter}: {what}")

@@ -20,7 +20,9 @@ class Guard(enum.Enum):
     COMMITMENT = "commitment"
     """The chips recorded the run's metadata, memory layout and log heads as the run states them."""
     SNAPSHOT = "snapshot"
-    """Each snapshot is explained by exactly one (run, step, shard)."""
+    """Each snapshot is explained by exactly one (run, step, shard), the newest when it was taken."""
+    TIME = "time"
+    """Each busy tick of a chip is explained by one committed step of a declared run, and each such step by one tick."""
     DATA = "data"
     """The samples open the commitment in the metadata, and each step trains on its declared batch."""
     INITIALISATION = "initialisation"
@@ -44,7 +46,8 @@ class Settings:
 
     Attributes:
         samples: number of chips to draw from the registry.
-        seed: the verifier's secret text; the draw also depends on the evidence, so the lab cannot foresee it.
+        seed: the verifier's secret text, so that a simulated draw can be repeated; None draws from the system's
+            randomness, as every draw must that anybody profits from.
         devices: names of the replay devices.
         segments: at most so many segments are replayed on each device, drawn at random; None replays all that
             hold a snapshot of a drawn chip, and the first.
@@ -53,7 +56,7 @@ class Settings:
     """
 
     samples: int
-    seed: str
+    seed: str | None
     devices: tuple[str, ...]
     segments: int | None = None
     guards: frozenset[Guard] = ALL_GUARDS

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from firmware_sim import (
-    EMPTY_MEMORY,
-    NO_RUN,
     LogPosition,
     LogRecord,
     RecordKind,
@@ -20,14 +18,15 @@ from firmware_sim import (
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
-from inspector.commits import CommitOrder
+from inspector.answers import Answers
+from inspector.commits import BusyTicks, CommitOrder, SnapshotMoment, is_empty_snapshot
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.transcripts import Transcript
 from inspector.trust import Trust
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
-__all__ = ["ChipReport", "examine_chip"]
+__all__ = ["ChipReport", "examine_chip", "runs_of_owner"]
 
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
@@ -47,6 +46,8 @@ class ChipReport:
     Attributes:
         sound: whether identity, quote, log and schedule of the chip passed; whether runs explain its log is another
             question.
+        extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
+            where this chip was not seen before.
         snapshots: (run id, step) of each explained snapshot, in the order of the log.
         gaps: power gaps, as record numbers.
     """
@@ -59,6 +60,7 @@ class ChipReport:
     log_counter: int = 0
     log_size: int = 0
     log_head: str = ""
+    extends: bool | None = None
     snapshots: list[tuple[str, int]] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
@@ -74,10 +76,19 @@ class ChipReport:
             "log_counter": self.log_counter,
             "log_size": self.log_size,
             "log_head": self.log_head,
+            "extends": self.extends,
             "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where a chip's evidence lies: a run of the chip's own lab, or the answers of chips that take part in none."""
+
+    name: str
+    read: Callable[[str], bytes]
 
 
 def examine_chip(
@@ -86,64 +97,89 @@ def examine_chip(
     trust: Trust,
     findings: Findings,
     *,
+    answers: Answers | None = None,
     last: LogPosition | None = None,
 ) -> ChipReport:
-    """Read a chip's evidence and match every record of its log to the declared runs.
+    """Read a chip's evidence and match every record of its log to the runs that its lab declares.
 
-    A chip of the registry without evidence is a refusal, and counts as a failure.
+    What another lab's run says of the chip counts for nothing. A chip of the registry without evidence is a refusal,
+    and counts as a failure.
 
     Args:
+        answers: evidence of chips that answered outside of any run.
         last: where the chip's log ended at an earlier inspection, which it must extend; None if there was none.
     """
     report = ChipReport(chip=chip)
-    holders = [item for item in transcripts if chip_path(chip, CHIP_FILES[0]) in item.run.files]
-    if not holders:
+    own = runs_of_owner(chip, transcripts, trust)
+    sources = _sources(chip, own, answers)
+    if not sources:
         findings.read(lambda: _refused(chip), chip=chip)
         return report
-    holder = findings.read(lambda: _latest(chip, holders), chip=chip)
-    if holder is None:
+    source = findings.read(lambda: _latest(chip, sources), chip=chip)
+    if source is None:
         return report
-    report.run = holder.run.folder.name
-    case = findings.read(partial(_open_case, chip, holder, trust, last), chip=chip)
+    report.run = source.name
+    case = findings.read(partial(_open_case, chip, source, trust, last), chip=chip)
     if case is None:
         return report
     report.certificate = str(case.identity.certificate_digest)
     report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
     report.log_head = case.quote.log_head.hex()
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
+    if last is not None:
+        report.extends = case.last is not None
     before = len(findings.found)
     for name, check in CHIP_GUARDS.items():
         findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
     report.sound = len(findings.found) == before
-    _match(report, case.records, transcripts, findings)
+    _match(report, case.records, own, findings)
     return report
+
+
+def runs_of_owner(chip: str, transcripts: Sequence[Transcript], trust: Trust) -> list[Transcript]:
+    """The runs of the lab to which the registry gives the chip."""
+    return [item for item in transcripts if item.run.metadata.lab == trust.chips.get(chip)]
+
+
+def _sources(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[_Source]:
+    sources = [
+        _Source(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
+        for item in transcripts
+        if chip_path(chip, CHIP_FILES[0]) in item.run.files
+    ]
+    if answers is not None and answers.holds(chip):
+        sources.append(_Source(name="", read=partial(answers.read, chip)))
+    return sources
+
+
+def _read_from_run(item: Transcript, chip: str, name: str) -> bytes:
+    return item.run.read(chip_path(chip, name))
 
 
 def _refused(chip: str) -> None:
     raise EvidenceError(f"chip {chip} was drawn, but no evidence of it was handed over: a refusal counts as a failure")
 
 
-def _latest(chip: str, holders: Sequence[Transcript]) -> Transcript:
-    """The run that holds the chip's longest log; every other run's log of it must be a beginning of that one.
+def _latest(chip: str, sources: Sequence[_Source]) -> _Source:
+    """The source with the chip's longest log; every other log of it must be a beginning of that one.
 
     Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
     """
-    logs = [(item.run.read(chip_path(chip, "log.bin")), item) for item in holders]
+    logs = [(source.read("log.bin"), source) for source in sources]
     longest, latest = max(logs, key=lambda entry: len(entry[0]))
-    for log, item in logs:
+    for log, source in logs:
         if not longest.startswith(log):
-            raise EvidenceError(
-                f"chip {chip}: its logs in {latest.run.folder.name} and {item.run.folder.name} contradict each other"
-            )
+            names = " and ".join(each.name or "its answer outside of any run" for each in (latest, source))
+            raise EvidenceError(f"chip {chip}: its logs in {names} contradict each other")
     return latest
 
 
-def _open_case(chip: str, holder: Transcript, trust: Trust, last: LogPosition | None) -> ChipCase:
+def _open_case(chip: str, source: _Source, trust: Trust, last: LogPosition | None) -> ChipCase:
     """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
 
-    The very quote that an earlier inspection ended with is no news, and need not extend itself.
+    Inspecting the very quote of an earlier inspection again is allowed: it need not extend itself.
     """
-    chain, epochs, log, quote = (holder.run.read(chip_path(chip, name)) for name in CHIP_FILES)
+    chain, epochs, log, quote = (source.read(name) for name in CHIP_FILES)
     identity = read_chain(chain)
     opened = open_quote(quote, identity.alias_key)
     return ChipCase(
@@ -165,14 +201,19 @@ def _match(
     """Each record must belong to exactly one declared run, and come when an honest host makes the chip write it."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
-    order = CommitOrder(report.chip)
+    laws = (
+        (Guard.COMMITMENT, CommitOrder(report.chip)),
+        (Guard.SNAPSHOT, SnapshotMoment(report.chip)),
+        (Guard.TIME, BusyTicks(report.chip, runs)),
+    )
     cut = 0
     for record in records:
-        findings.check(Guard.COMMITMENT, partial(order.take, record), chip=report.chip, record=record.counter)
+        for guard, law in laws:
+            findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
         cut += record.kind is RecordKind.POWER_GAP and record.op != 0
         if record.kind not in (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT):
             continue
-        if record.kind is RecordKind.SNAPSHOT and record.digest == EMPTY_MEMORY.value and record.run_id == NO_RUN:
+        if record.kind is RecordKind.SNAPSHOT and is_empty_snapshot(record):
             continue
         where = {"chip": report.chip, "record": record.counter, "step": record.step}
         transcript = runs.get(record.run_id)
@@ -188,9 +229,6 @@ def _match(
             committed.add((record.run_id, record.step))
             _match_commitment(report, record, transcript, findings)
         else:
-            if (record.run_id, record.step) not in committed:
-                text = f"chip {report.chip}, record {record.counter}: step {record.step} was not committed before it"
-                findings.add(Guard.COMMITMENT, text, **where)
             _match_snapshot(report, record, transcript, findings)
     text = f"chip {report.chip}: power was cut {cut} times in the middle of a snapshot"
     if cut > 1:

@@ -16,6 +16,7 @@ from typing import Any
 
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from inspector.answers import Answers
 from inspector.comparison import compare_initial, compare_replay
 from inspector.detection import detection, log_miss_without_replacement
 from inspector.devices import device, run_worker
@@ -26,11 +27,11 @@ from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
 from inspector.trust import Trust
-from inspector.verdict import Reason, Verdict
+from inspector.verdict import Outcome, Reason, Verdict
 from monitor.loops.task import LoopTask
 from monitor.transcript import RunFolder
 
-__all__ = ["Worker", "draw", "hidden_training_detection", "inspect", "replay", "verify"]
+__all__ = ["Worker", "draw", "hidden_training", "hidden_training_detection", "inspect", "replay", "verify"]
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Runs a job on the named device; ``inspector.devices.run_worker`` in production."""
@@ -39,6 +40,11 @@ Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 def draw(items: Iterable[str], count: int, seed: bytes) -> list[str]:
     """Draw ``count`` different items: those with the smallest SHA-256(seed ‖ item), which anyone can check."""
     return sorted(items, key=lambda item: hashlib.sha256(seed + item.encode()).digest())[:count]
+
+
+def secret_of(settings: Settings) -> str:
+    """The verifier's secret for the draw: fresh from the system's randomness, unless a simulation fixes it."""
+    return os.urandom(32).hex() if settings.seed is None else settings.seed
 
 
 def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
@@ -51,10 +57,10 @@ def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
 
 
 def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int) -> float:
-    """Probability that an inspection sees training that was hidden on all chips for some ticks.
+    """Probability that an inspection sees training in the declared memory of all chips during ticks told as idle.
 
     A chip holds an incriminating snapshot with probability 1 - (1 - rate)^ticks, and chips are drawn without
-    replacement (PAPERS S2).
+    replacement (Shavit 2023, App. B).
 
     Args:
         rate: snapshots per chip and tick.
@@ -63,9 +69,45 @@ def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int
     return float(detection(log_miss_without_replacement(chips=chips, used=chips, samples=drawn, catch=catch)))
 
 
-def verify(folder: Path, trust: Trust, *, now: datetime) -> Verdict:
-    """Check everything of one run that needs no re-execution, on all chips that the registry gives to its lab."""
-    settings = Settings(samples=0, seed="", devices=())
+def hidden_training(chips: int, drawn: int, rate: Fraction) -> list[dict[str, Any]]:
+    """How likely this inspection is to see training that no transcript shows, by where it is and what chips are told.
+
+    Work that is told as work is counted by the chips, so that each drawn one shows it. Chips do not meter work that
+    the host does not tell them: that is never seen.
+
+    Args:
+        rate: snapshots per chip and tick.
+    """
+    rows: list[dict[str, Any]] = [{"where": "on every chip", "told_as": "work", "ticks": 1, "probability": 1.0}]
+    rows += [
+        {
+            "where": "in the declared memory of every chip",
+            "told_as": "idle time",
+            "ticks": ticks,
+            "probability": hidden_training_detection(chips, drawn, rate, ticks),
+        }
+        for ticks in (1, 2, 5, 10, 20, 50)
+    ]
+    return [*rows, {"where": "anywhere", "told_as": "nothing", "ticks": 0, "probability": 0.0}]
+
+
+NOT_COVERED = (
+    "work that the lab tells no chip of",
+    "evidence withheld until after the draw, or older than the challenge",
+    "chips put back to a copy of an earlier state",
+    "labs that declare nothing",
+)
+"""What no verdict claims yet: it needs chips that meter their work, and a challenge after the lab's commitment."""
+
+
+def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path] = ()) -> Verdict:
+    """Check everything of one run that needs no re-execution, on all chips that the registry gives to its lab.
+
+    Args:
+        answers: folders with the evidence of chips that take part in no run.
+    """
+    settings = Settings(samples=0, seed=None, devices=())
+    outside = Answers(answers)
     findings = Findings(settings)
     evidence: dict[str, Any] = {"run": folder.name}
     transcript = _open(folder, trust, findings, now)
@@ -75,13 +117,14 @@ def verify(folder: Path, trust: Trust, *, now: datetime) -> Verdict:
     _check_registered(transcript, trust, findings)
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
-        reports = [examine_chip(chip, [transcript], trust, findings) for chip in chips]
+        reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
     return Verdict.of(
         findings.found,
         findings.doubts,
         evidence,
         accept=f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed",
+        scope=_scope([transcript]),
     )
 
 
@@ -93,6 +136,7 @@ def inspect(
     now: datetime,
     worker: Worker = run_worker,
     memory: Mapping[str, LogPosition] | None = None,
+    answers: Sequence[Path] = (),
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
 
@@ -100,7 +144,9 @@ def inspect(
         folders: all runs that the lab (or the labs) declare.
         now: the time of the inspection; a run that is unfinished after its declared end is rejected.
         memory: where each chip's log ended at earlier inspections (inspector.memory); it must go on from there, and
-            the verdict says how many of the drawn chips were known. None for an inspector who remembers nothing.
+            the verdict says how many of the drawn chips did. None for an inspector who remembers nothing.
+        answers: folders with the evidence of chips that take part in no run.
+
     Raises:
         CallerError: no run, no device, or more samples than the registry has chips.
     """
@@ -111,6 +157,7 @@ def inspect(
     for name in settings.devices:
         device(name)
     findings = Findings(settings)
+    outside = Answers(answers)
     evidence: dict[str, Any] = {"runs": []}
     transcripts = []
     for folder in folders:
@@ -129,29 +176,34 @@ def inspect(
     if len(transcripts) < len(folders):
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
-    seed = challenge_seed(settings.seed, [transcript.run for transcript in transcripts])
+    secret = secret_of(settings)
+    seed = challenge_seed(secret, [transcript.run for transcript in transcripts])
     drawn = draw(pool, settings.samples, seed)
+    evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
-    if memory is not None:
-        evidence["known_chips"] = sorted(set(drawn) & set(memory))
-    rate = trust.chip_trust.snapshot_rate
-    evidence["catches_hidden_training"] = [
-        {"ticks": ticks, "probability": hidden_training_detection(len(pool), len(drawn), rate, ticks)}
-        for ticks in (1, 2, 5, 10, 20, 50)
-    ]
+    evidence["hidden_training"] = hidden_training(len(pool), len(drawn), trust.chip_trust.snapshot_rate)
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     if complete:
         # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
         told = {chip for item in complete for chip in item.run.metadata.chips}
         busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
         asked = [chip for chip in sorted(drawn) if chip not in busy]
-        reports = [examine_chip(chip, transcripts, trust, findings, last=(memory or {}).get(chip)) for chip in asked]
+        known = memory or {}
+        reports = [
+            examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip)) for chip in asked
+        ]
         evidence["chips"] = [report.to_json() for report in reports]
+        if memory is not None:
+            evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
+            evidence["extended_chips"] = [report.chip for report in reports if report.extends]
         if not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
         _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=_acceptance(evidence))
+    evidence["labs"] = outcomes_by_lab(findings, transcripts, trust)
+    return Verdict.of(
+        findings.found, findings.doubts, evidence, accept=_acceptance(evidence), scope=_scope(transcripts)
+    )
 
 
 def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:
@@ -165,7 +217,7 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
     segment = segment_of(run.declared, index)
-    findings = Findings(Settings(samples=0, seed="", devices=(name,)))
+    findings = Findings(Settings(samples=0, seed=None, devices=(name,)))
     leaves, tree = run.load_steps()
     if len(leaves) <= segment.stop:
         raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
@@ -187,10 +239,16 @@ def _job(transcript: Transcript, trust: Trust, chosen: list[Segment], findings: 
     return {
         "action": "replay",
         "run": str(transcript.run.folder.resolve()),
+        "manifest": verified_manifest(transcript.run),
         "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
         "segments": [segment.index for segment in chosen],
         "check_rounding": findings.is_on(Guard.ROUNDING),
     }
+
+
+def verified_manifest(run: RunFolder) -> str:
+    """SHA-256 of the manifest that this process verified, which every device must find again."""
+    return run.manifest_digest
 
 
 def _check_registered(transcript: Transcript, trust: Trust, findings: Findings) -> None:
@@ -301,7 +359,7 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
 
 
 def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> list[Segment]:
-    """Segments that hold a snapshot of a drawn chip, and the first; at most ``settings.segments`` of them, drawn."""
+    """The first segment, and those that hold a snapshot of a drawn chip: ``settings.segments`` in all, drawn."""
     every = segments(transcript.run.declared)
     steps = {step for report in reports for run_id, step in report.snapshots if run_id == transcript.run.manifest.run}
     wanted = [every[0]] + [segment for segment in every[1:] if any(step in segment for step in steps)]
@@ -309,8 +367,13 @@ def _choose(transcript: Transcript, reports: list[ChipReport], settings: Setting
         return wanted
     if settings.segments < 1:
         raise CallerError("at least one segment must be replayed")
-    names = draw([str(segment.index) for segment in wanted], settings.segments, seed)
-    return sorted(every[int(name)] for name in names)
+    return first_and_drawn(wanted, settings.segments, seed)
+
+
+def first_and_drawn(wanted: list[Segment], count: int, seed: bytes) -> list[Segment]:
+    """The first of the segments, where a forged start would show, and ``count`` - 1 drawn among the others."""
+    drawn = set(draw([str(segment.index) for segment in wanted[1:]], count - 1, seed))
+    return [wanted[0], *(segment for segment in wanted[1:] if str(segment.index) in drawn)]
 
 
 def _judge(
@@ -361,10 +424,43 @@ def _acceptance(evidence: dict[str, Any]) -> str:
     if logged:
         text += f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
     if "known_chips" in evidence:
-        known, drawn = len(evidence["known_chips"]), len(evidence["drawn_chips"])
-        text += f"; {known} of {drawn} drawn chips go on from where an earlier inspection left them"
+        known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
+        text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"
+        text += " left them"
+        if known > extended:
+            text += f", {known - extended} showed what was seen then and nothing newer"
     slots = [slot for run in evidence["runs"] for slot in run.get("loop", {}).get("slots", [])]
     free = sum(slot["count"] for slot in slots if slot["explained_by"] == "nothing")
     if free:
         text += f"; {free} numbers change from step to step without a rule, as agreed"
+    if evidence.get("draw", {}).get("simulated"):
+        text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
+
+
+def _scope(transcripts: Sequence[Transcript]) -> str:
+    """What an acceptance does not say."""
+    limits = [*NOT_COVERED, "FLOP as the lab counts"]
+    if any(transcript.loop is not None for transcript in transcripts):
+        limits.append("paths from batches to weights not reviewed")
+    return "not covered: " + "; ".join(limits)
+
+
+def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust: Trust) -> dict[str, str]:
+    """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it."""
+    signers = {item.run.folder.name: item.run.metadata.lab for item in transcripts}
+
+    def blamed(where: Mapping[str, Any]) -> str | None:
+        return where.get("lab") or signers.get(where.get("run", "")) or trust.chips.get(where.get("chip", ""))
+
+    guilty = {blamed(reason.where) for reason in findings.found}
+    open_points = {blamed(reason.where) for reason in findings.doubts}
+    outcomes = {}
+    for lab in sorted(set(signers.values())):
+        outcome = Outcome.ACCEPT
+        if open_points & {lab, None}:
+            outcome = Outcome.INCONCLUSIVE
+        if guilty & {lab, None}:
+            outcome = Outcome.REJECT
+        outcomes[lab] = outcome.value
+    return outcomes

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
+from inspector.agreed_data import check_agreed_data
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.loops import LoopReport, examine_loop
@@ -69,6 +70,10 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on."""
     where = {"run": run.folder.name}
     if findings.read(run.check_files, **where) is None:
+        return None
+    if not isinstance(run.declared, LoopTask) and not findings.read(
+        lambda: check_agreed_data(run, trust, findings), **where
+    ):
         return None
     steps = findings.read(run.load_steps, **where)
     data = findings.read(run.batches, **where)

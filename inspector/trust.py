@@ -32,7 +32,7 @@ _KEYS = {
     "verifier",
     "nonce",
 }
-_AGREEMENT_KEYS = {"programs", "initial_states", "free_slots"}
+_AGREEMENT_KEYS = {"programs", "initial_states", "free_slots", "data"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class Trust:
         programs: SHA-256, in hex, of each program that a loop of a lab's own may run.
         initial_states: digests of the states that such a loop may start from.
         free_slots: those among the programs that may change numbers from step to step which no rule explains.
+        data: digests of samples and orders, other than a preset's own, that lab and inspector agreed on.
     """
 
     chip_trust: ChipTrust
@@ -57,6 +58,7 @@ class Trust:
     programs: frozenset[str] = frozenset()
     initial_states: frozenset[str] = frozenset()
     free_slots: frozenset[str] = frozenset()
+    data: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
@@ -119,6 +121,7 @@ class Trust:
             programs=self.programs | other.programs,
             initial_states=self.initial_states | other.initial_states,
             free_slots=self.free_slots | other.free_slots,
+            data=self.data | other.data,
         )
 
     def key_of(self, lab: str) -> VerifyingKey:
@@ -132,7 +135,7 @@ class Trust:
         return sorted(chip for chip, owner in self.chips.items() if owner == lab)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-able values; agreements about loops only where there are any."""
+        """Return JSON-able values; agreements about programs, states and data only where there are any."""
         data: dict[str, Any] = {
             "format": FORMAT,
             "makers": sorted(str(digest) for digest in self.chip_trust.ca_digests),
@@ -145,10 +148,11 @@ class Trust:
             "verifier": self.verifier,
             "nonce": self.nonce.hex(),
         }
-        if self.programs or self.initial_states or self.free_slots:
+        if self.programs or self.initial_states or self.free_slots or self.data:
             data["programs"] = sorted(self.programs)
             data["initial_states"] = sorted(self.initial_states)
             data["free_slots"] = sorted(self.free_slots)
+            data["data"] = sorted(self.data)
         return data
 
     @classmethod
@@ -184,6 +188,7 @@ class Trust:
                 programs=frozenset(data["programs"]),
                 initial_states=frozenset(str(Digest.parse(text)) for text in data["initial_states"]),
                 free_slots=frozenset(data["free_slots"]),
+                data=frozenset(str(Digest.parse(text)) for text in data["data"]),
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None

@@ -45,15 +45,29 @@ class Verdict:
 
     @classmethod
     def of(
-        cls, findings: Iterable[Reason], doubts: Iterable[Reason], evidence: dict[str, Any], *, accept: str
+        cls,
+        findings: Iterable[Reason],
+        doubts: Iterable[Reason],
+        evidence: dict[str, Any],
+        *,
+        accept: str,
+        scope: str = "",
     ) -> Verdict:
-        """REJECT if anything was found, else INCONCLUSIVE if anything is open, else ACCEPT with that sentence."""
+        """REJECT if anything was found, else INCONCLUSIVE if anything is open, else ACCEPT.
+
+        Args:
+            accept: what an acceptance says.
+            scope: what it does not say, as a second reason.
+        """
         found, open_points = tuple(findings), tuple(doubts)
         if found:
             return cls(outcome=Outcome.REJECT, reasons=found + open_points, evidence=evidence)
         if open_points:
             return cls(outcome=Outcome.INCONCLUSIVE, reasons=open_points, evidence=evidence)
-        return cls(outcome=Outcome.ACCEPT, reasons=(Reason(guard="all", text=accept),), evidence=evidence)
+        reasons = [Reason(guard="all", text=accept)]
+        if scope:
+            reasons.append(Reason(guard="scope", text=scope))
+        return cls(outcome=Outcome.ACCEPT, reasons=tuple(reasons), evidence=evidence)
 
     def to_json(self) -> dict[str, Any]:
         """Return ``outcome``, ``reasons`` (text with guard and place) and ``evidence``."""

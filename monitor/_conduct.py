@@ -13,6 +13,7 @@ from monitor.numerics import Bound
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from monitor.declared_data import DeclaredData
     from monitor.numerics import Observer
     from monitor.recorder import PresetRecorder
     from monitor.site import Site, SiteConfig
@@ -39,6 +40,10 @@ class Conduct:
 
     def check(self, task: Task, config: SiteConfig) -> None:
         """Raise CallerError if this lie cannot be told in that task by that lab."""
+
+    def declare_data(self, data: DeclaredData) -> DeclaredData:
+        """Return the samples and their order that the lab declares and trains on."""
+        return data
 
     def before_run(self, task: Task, data: RunData, site: Site) -> None:
         """Called once before the chips hold the run's memory."""
@@ -78,6 +83,10 @@ class Conduct:
     def head(self, step: int, shard: int, recorder: PresetRecorder) -> bytes:
         """Return the root of the log of steps that the chip with a shard is told after a step."""
         return recorder.root(step)
+
+    def tick(self, step: int, recorder: PresetRecorder) -> None:
+        """Let the tick pass in which the chips hold the state after a step."""
+        recorder.tick_chips(step)
 
     def after_step(self, step: int, recorder: PresetRecorder) -> None:
         """Called after a step was committed and the chips have seen it."""

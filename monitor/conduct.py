@@ -198,9 +198,33 @@ class _HiddenSteps(Conduct):
         batch = undeclared(recorder.data.batch(step))
         for _ in range(self._hidden):
             training.take_step(batch)
-            recorder.tick_chips(step)
+            self.tell_chips(step, recorder)
         training.memory.load(saved)
         training.step = number
+
+    def tell_chips(self, step: int, recorder: PresetRecorder) -> None:
+        """What the chips hear of a hidden step."""
+        recorder.idle_chips()
+
+
+class _UntoldSteps(_HiddenSteps):
+    """Trains hidden extra steps while no time passes on its chips. Nothing that they record shows it."""
+
+    def tell_chips(self, step: int, recorder: PresetRecorder) -> None:
+        """Nothing."""
+
+
+class _ExtraTicks(Conduct):
+    """Lets the chips work for some ticks after one step, on something that lies outside of the declared memory."""
+
+    def __init__(self, step: int, ticks: int = 6) -> None:
+        self._step = step
+        self._ticks = ticks
+
+    def after_step(self, step: int, recorder: PresetRecorder) -> None:
+        if step == self._step:
+            for _ in range(self._ticks):
+                recorder.tick_chips(step)
 
 
 class _EditLog(_HiddenSteps):
@@ -312,6 +336,8 @@ LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.CHANGE_SAMPLE: _ChangeSample,
     LabLie.REORDER_DATA: _ReorderData,
     LabLie.EXTRA_STEPS: _HiddenSteps,
+    LabLie.EXTRA_TICKS: _ExtraTicks,
+    LabLie.UNTOLD_STEPS: _UntoldSteps,
     LabLie.EDITED_CHIP_LOG: _EditLog,
     LabLie.FORGED_INITIALISATION: _ForgeInitialisation,
     LabLie.OTHER_LEARNING_RATE: _OtherLearningRate,

@@ -1,4 +1,4 @@
-"""Lies about which training the chips take part in: other runs, other chips, other logs, other models."""
+"""Lies about which training the chips take part in: other runs, other chips, other logs, other models, other data."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from firmware_sim import LabLie
+from firmware_sim import NO_RUN, LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from monitor._conduct import Conduct, undeclared
 from monitor.presets import preset
 from monitor.site import Site, SiteConfig
 from monitor.training import Training
-from monitor.transcript import RunFolder, to_batch
+from monitor.transcript import RunFolder, encode_arrays, to_batch
+from monitor.transcript.layout import ORDER, SAMPLES
 
 if TYPE_CHECKING:
+    from monitor.declared_data import DeclaredData
     from monitor.recorder import PresetRecorder
     from monitor.task import Task
     from monitor.transcript import Leaf, RunData
@@ -129,6 +132,91 @@ class _ChainedRuns(Conduct):
         training.memory.load(run.checkpoint(run.task.steps))
 
 
+class _StaleSnapshots(Conduct):
+    """Commits every head, then shows W_0 at the tick and says "step 0"; from step 2 on the weights are noise.
+
+    Where snapshots may name any committed step, only the first segment is ever replayed.
+    """
+
+    def __init__(self, step: int) -> None:
+        """The lie is told from step 2 on, whatever ``step`` is."""
+        self._shown: dict[str, Tensor] = {}
+
+    def check(self, task: Task, config: SiteConfig) -> None:
+        if task.checkpoint_every != 1:
+            raise CallerError("the first segment must end before the weights are made up; give --checkpoint-every 1")
+
+    def before_commit(self, step: int, training: Training) -> None:
+        if step < 2:
+            return
+        generator = torch.Generator().manual_seed(step)
+        with torch.no_grad():
+            for (kind, _), tensor in training.memory.tensors.items():
+                if kind == "weight":
+                    tensor.detach().copy_(torch.randn(tensor.shape, generator=generator))
+
+    def tick(self, step: int, recorder: PresetRecorder) -> None:
+        memory = recorder.training.memory
+        held = {name: tensor.clone() for name, tensor in memory.export().items()}
+        self._shown = self._shown or held
+        memory.load(self._shown)
+        recorder.tick_chips(0)
+        memory.load(held)
+
+
+class _EarlyTicks(Conduct):
+    """Lets the chips work for many ticks before any memory is attached."""
+
+    def __init__(self, step: int, ticks: int = 300) -> None:
+        """The lie is told before the first step, whatever ``step`` is."""
+        self._ticks = ticks
+
+    def before_run(self, task: Task, data: RunData, site: Site) -> None:
+        _work_without_memory(site, self._ticks)
+
+
+class _PausedTicks(Conduct):
+    """Shuts the chips down in order after a step, lets them work without memory, and attaches the memory again."""
+
+    def __init__(self, step: int, ticks: int = 200) -> None:
+        self._step = step
+        self._ticks = ticks
+        self._site: Site | None = None
+
+    def before_run(self, task: Task, data: RunData, site: Site) -> None:
+        self._site = site
+
+    def after_step(self, step: int, recorder: PresetRecorder) -> None:
+        if step == self._step and self._site is not None:
+            self._site.restart()
+            _work_without_memory(self._site, self._ticks)
+            recorder.attach_memory(step)
+            recorder.announce(step)
+
+
+def _work_without_memory(site: Site, ticks: int) -> None:
+    for chip in site.chips:
+        for _ in range(ticks):
+            chip.tick(NO_RUN, 0)
+
+
+class _OtherData(Conduct):
+    """Declares and trains on the first sample only, with noise for its values, and calls that the preset's data."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told from the start, whatever ``step`` is."""
+
+    def declare_data(self, data: DeclaredData) -> DeclaredData:
+        honest = data.with_salt(bytes(32))
+        noise = np.random.default_rng(1)
+        samples = {}
+        for name, values in honest.samples.items():
+            one = np.zeros_like(values[:1]) if values.ndim == 1 else values[:1]
+            samples[name] = noise.permutation(one.reshape(-1)).reshape(one.shape)
+        files = {SAMPLES: encode_arrays(samples), ORDER: encode_arrays({"order": np.zeros_like(honest.order)})}
+        return replace(data, files=files)
+
+
 def _first_run(config: SiteConfig) -> RunFolder:
     """The run for which the lab's chips were made."""
     assert config.silicon is not None
@@ -142,5 +230,9 @@ EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.TWO_TRANSCRIPTS: _TwoTranscripts,
     LabLie.FAKE_LAYERS: _FakeLayers,
     LabLie.CHAINED_RUNS: _ChainedRuns,
+    LabLie.STALE_SNAPSHOTS: _StaleSnapshots,
+    LabLie.EARLY_TICKS: _EarlyTicks,
+    LabLie.PAUSED_TICKS: _PausedTicks,
+    LabLie.OTHER_DATA: _OtherData,
 }
 """The lies of this file; the argument is the step at which the lab departs from honesty."""

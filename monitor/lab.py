@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from firmware_sim import encode_epoch_keys
+from firmware_sim import Chip, encode_epoch_keys
 from firmware_sim.errors import CallerError
 from monitor.conduct import conduct
+from monitor.declared_data import declared_data
 from monitor.environment import check_subnormals, fingerprint, settings, versions
-from monitor.presets import preset
 from monitor.recorder import PresetRecorder
 from monitor.site import Site, SiteConfig, site_path
-from monitor.task import Task, draw_order
+from monitor.task import Task
 from monitor.training import Training
-from monitor.transcript import Leaf, Metadata, RunData, RunFolder, TranscriptWriter, encode_arrays
-from monitor.transcript.layout import ORDER, SALT, SAMPLES, chip_path, log_path
+from monitor.transcript import Leaf, Metadata, RunData, RunFolder, TranscriptWriter
+from monitor.transcript.layout import SALT, chip_path, log_path
 
-__all__ = ["Progress", "TrainResult", "chip_evidence", "resume", "train"]
+__all__ = ["Progress", "TrainResult", "chip_evidence", "resume", "train", "write_answers"]
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, loss bits)."""
@@ -46,18 +46,18 @@ def train(task: Task, out: Path, config: SiteConfig, *, device: str, progress: P
     """
     if out.exists():
         raise CallerError(f"{out} exists already; choose another --out or resume it")
-    conduct(config.lie, config.lie_step).check(task, config)
+    behaviour = conduct(config.lie, config.lie_step)
+    behaviour.check(task, config)
     check_subnormals()
-    samples = preset(task.preset).samples(Path(config.source) if config.source else None)
-    order = draw_order(task, len(next(iter(samples.values()))))
+    declared = behaviour.declare_data(declared_data(task, Path(config.source) if config.source else None))
     site = Site.create(site_path(out), config)
     # The salt is the task's, not the lab's: two labs that train the same task commit to the same data.
     salt = hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
-    data = RunData.select(samples, order, salt)
+    data = declared.with_salt(salt)
     metadata = Metadata(
         lab=config.lab,
         task=task,
-        data=data.commitment(),
+        data={**data.commitment(), "set": declared.name},
         chips=tuple(chip.chip_id for chip in site.chips),
         device={"name": device, "fingerprint": str(fingerprint())},
         versions=versions(),
@@ -71,11 +71,7 @@ def train(task: Task, out: Path, config: SiteConfig, *, device: str, progress: P
         site.key,
         run=metadata.run_id.hex(),
         metadata=metadata.to_json(),
-        data={
-            SAMPLES: encode_arrays(data.samples),
-            ORDER: encode_arrays({"order": data.order}),
-            SALT: data.salt,
-        },
+        data={**declared.files, SALT: data.salt},
     )
     return _continue(task, data, site, writer, metadata, committed=[], run=None, progress=progress)
 
@@ -117,7 +113,9 @@ def _continue(
         behaviour.before_run(task, data, site)
     training = Training(task)
     behaviour.initialise(training, site)
-    recorder = PresetRecorder(training, data, writer, site.chips, run_id=metadata.run_id, conduct=behaviour)
+    recorder = PresetRecorder(
+        training, data, writer, site.chips, run_id=metadata.run_id, conduct=behaviour, idle=site.idle
+    )
     for leaf in committed:
         writer.tree.append(leaf.encoded())
         recorder.leaves.append(leaf)
@@ -126,8 +124,7 @@ def _continue(
         start = (len(committed) - 1) // task.checkpoint_every * task.checkpoint_every
         training.memory.load(run.checkpoint(start))
         training.step = start
-    for chip, shard in zip(site.chips, training.memory.shards, strict=True):
-        chip.attach(shard, metadata.run_id, start)
+    recorder.attach_memory(start)
     if not committed:
         recorder.commit_initial_state()
     elif run is not None:
@@ -139,7 +136,9 @@ def _continue(
         leaf = recorder.record_step()
         if progress is not None:
             progress(leaf.step, task.steps, leaf.loss)
-    writer.finish(chip_evidence(site, recorder.hand_over))
+    evidence = chip_evidence(site, recorder.hand_over)
+    write_answers(site, writer.folder)
+    writer.finish(evidence)
     site.power_off()
     finished = RunFolder(writer.folder, site.key.verifying)
     result = _result(writer.folder, metadata, recorder.leaves, finished)
@@ -161,16 +160,29 @@ def _result(out: Path, metadata: Metadata, leaves: list[Leaf], run: RunFolder) -
 def chip_evidence(site: Site, hand_over: Callable[[int, dict[str, bytes]], dict[str, bytes]]) -> dict[str, bytes]:
     """Close the epochs of all chips and collect what they say, as ``hand_over(shard, evidence)`` gives it."""
     files = {}
-    nonce = bytes.fromhex(site.config.challenge)
     for shard, chip in enumerate(site.chips):
-        chip.close_epoch()
-        quote = chip.quote(nonce, site.config.verifier)
-        evidence = {
-            "quote.json": quote,
-            "log.bin": chip.log_bytes(),
-            "chain.pem": chip.certificate_chain(),
-            "epochs.json": encode_epoch_keys(chip.reveal()),
-        }
-        for name, content in hand_over(shard, evidence).items():
+        for name, content in hand_over(shard, _answer(chip, site.config)).items():
             files[chip_path(chip.chip_id, name)] = content
     return files
+
+
+def write_answers(site: Site, run: Path) -> None:
+    """Ask the chips that take no part in a run, and leave what they say in ``RUN.answers``."""
+    run = run if run.name else run.resolve()
+    for chip in site.idle:
+        folder = run.with_name(run.name + ".answers") / chip.chip_id
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in _answer(chip, site.config).items():
+            (folder / name).write_bytes(content)
+
+
+def _answer(chip: Chip, config: SiteConfig) -> dict[str, bytes]:
+    """The four files with which a chip answers the verifier's challenge."""
+    chip.close_epoch()
+    quote = chip.quote(bytes.fromhex(config.challenge), config.verifier)
+    return {
+        "quote.json": quote,
+        "log.bin": chip.log_bytes(),
+        "chain.pem": chip.certificate_chain(),
+        "epochs.json": encode_epoch_keys(chip.reveal()),
+    }

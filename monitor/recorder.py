@@ -53,12 +53,14 @@ class PresetRecorder:
         *,
         run_id: bytes,
         conduct: Conduct,
+        idle: Sequence[Chip] = (),
     ) -> None:
         self.training = training
         self.data = data
         self.leaves: list[Leaf] = []
         self._writer = writer
         self._chips = chips
+        self._idle = idle
         self._run_id = run_id
         self._conduct = conduct
 
@@ -93,16 +95,28 @@ class PresetRecorder:
             raise EvidenceError(f"step {step} does not replay to its committed state; this run cannot be resumed")
         self._conduct.after_step(step, self)
 
+    def attach_memory(self, step: int) -> None:
+        """Show every chip its shard of the memory, from a step on."""
+        for chip, shard in zip(self._chips, self.training.memory.shards, strict=True):
+            chip.attach(shard, self._run_id, step)
+
     def tick_chips(self, step: int) -> None:
-        """Let one tick pass on every chip; the host claims that memory holds the state after ``step``."""
+        """Let one tick of work pass on every chip; the host claims that memory holds the state after ``step``."""
         for chip in self._chips:
             chip.tick(self._run_id, step)
+
+    def idle_chips(self) -> None:
+        """Let one tick without work pass on every chip."""
+        for chip in self._chips:
+            chip.idle(1)
 
     def announce(self, step: int) -> None:
         """Tell the chips the head of the log that ends with ``step``, and let one tick pass."""
         for shard, chip in enumerate(self._chips):
             chip.commit(self._run_id, step, self._conduct.head(step, shard, self))
-        self.tick_chips(step)
+        self._conduct.tick(step, self)
+        for chip in self._idle:
+            chip.idle(1)
 
     def root(self, step: int) -> bytes:
         """Root of the log of steps that ends with ``step``."""

@@ -58,6 +58,7 @@ class SiteConfig:
         challenge: 64 hex digits, the verifier's nonce that the chips' quotes answer.
         source: the user's data file, or None.
         silicon: folder of the chips of an earlier run that go on in this one, or None for new chips.
+        idle_chips: registered chips that take no part in the run.
     """
 
     lab: str
@@ -72,6 +73,7 @@ class SiteConfig:
     started: str
     declared_end: str
     silicon: str | None = None
+    idle_chips: int = 0
 
 
 def new_site_config(
@@ -79,6 +81,7 @@ def new_site_config(
     lab: str,
     seed: int,
     chips: int,
+    idle_chips: int = 0,
     lie: str | None = None,
     lie_step: int = 1,
     snapshot_rate: Fraction = Fraction(1, 4),
@@ -91,8 +94,8 @@ def new_site_config(
     Raises:
         CallerError: an impossible number of chips or an impossible name.
     """
-    if not 1 <= chips <= 4096:
-        raise CallerError(f"a lab has 1 … 4096 chips, not {chips}")
+    if chips < 1 or idle_chips < 0 or chips + idle_chips > 4096:
+        raise CallerError(f"a lab has 1 … 4096 chips, not {chips} and {idle_chips} idle ones")
     if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", lab) is None:
         raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {lab!r}")
     if not 0 <= seed < 1 << 63:
@@ -102,6 +105,7 @@ def new_site_config(
         lab=lab,
         secret=secret,
         chips=chips,
+        idle_chips=idle_chips,
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=(snapshot_rate.numerator, snapshot_rate.denominator),
@@ -135,17 +139,28 @@ def next_site_config(
 
 
 def chip_ids(config: SiteConfig) -> list[str]:
-    """Ids of a lab's chips, bound to the lab so that no two labs of a simulation share one."""
+    """Ids of the chips that a lab trains on, bound to the lab so that no two labs of a simulation share one."""
     return [f"{config.lab}-chip-{index:04d}" for index in range(config.chips)]
 
 
+def idle_chip_ids(config: SiteConfig) -> list[str]:
+    """Ids of the lab's registered chips that take no part in its run."""
+    return [f"{config.lab}-chip-{config.chips + index:04d}" for index in range(config.idle_chips)]
+
+
 class Site:
-    """A lab with its key and chips, kept under one folder."""
+    """A lab with its key and chips, kept under one folder.
+
+    Attributes:
+        chips: those that the run is spread over.
+        idle: registered ones that take no part.
+    """
 
     def __init__(self, folder: Path, config: SiteConfig, chips: list[Chip]) -> None:
+        """``chips`` holds those that train first, then the idle ones."""
         self.folder = folder
         self.config = config
-        self.chips = chips
+        self.chips, self.idle = chips[: config.chips], chips[config.chips :]
         self.key = self.lab_key(config)
         self.staging = folder / "staging"
         self.staging.mkdir(exist_ok=True)
@@ -162,7 +177,7 @@ class Site:
         rate = Fraction(*config.snapshot_rate)
         maker = cls.maker(config)
         chips: list[Chip] = []
-        for number, chip_id in enumerate(chip_ids(config)):
+        for number, chip_id in enumerate([*chip_ids(config), *idle_chip_ids(config)]):
             chips.append(
                 make_chip(
                     _chip_lie(config, number),
@@ -186,17 +201,23 @@ class Site:
         silicon = folder / "chips" if config.silicon is None else Path(config.silicon)
         return [
             power_on_chip(_chip_lie(config, number), silicon / chip_id)
-            for number, chip_id in enumerate(chip_ids(config))
+            for number, chip_id in enumerate([*chip_ids(config), *idle_chip_ids(config)])
         ]
 
     def power_off(self) -> None:
         """Shut all chips down in order, so that a later run starts without a power gap."""
-        for chip in self.chips:
+        for chip in (*self.chips, *self.idle):
             chip.power_off()
+
+    def restart(self) -> None:
+        """Shut all chips down in order and boot them again."""
+        self.power_off()
+        chips = self._power_on(self.folder, self.config)
+        self.chips[:], self.idle[:] = chips[: self.config.chips], chips[self.config.chips :]
 
     def cut_power(self) -> None:
         """Take the power from all chips at once, as a crash does; `reopen` boots them again."""
-        for chip in self.chips:
+        for chip in (*self.chips, *self.idle):
             chip.cut_power()
 
     @staticmethod
@@ -243,8 +264,8 @@ class Site:
 
 def _registered(config: SiteConfig) -> list[str]:
     """The chips that the registry knows: all, or all but the last where the lab has one that it did not register."""
-    every = chip_ids(config)
-    return every[:-1] if config.lie == LabLie.UNDECLARED_CHIPS.value else every
+    working, idle = chip_ids(config), idle_chip_ids(config)
+    return [*(working[:-1] if config.lie == LabLie.UNDECLARED_CHIPS.value else working), *idle]
 
 
 def _chip_lie(config: SiteConfig, number: int) -> ChipLie | None:

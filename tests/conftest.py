@@ -49,6 +49,7 @@ def record_run(
     checkpoint_every: int = 3,
     device: str = "native",
     after: Path | None = None,
+    idle_chips: int = 0,
     **changes: Any,
 ) -> Recorded:
     """Train a small run; the declared end is an hour after ``STARTED``."""
@@ -62,6 +63,7 @@ def record_run(
         lab=lab,
         seed=seed,
         chips=chips,
+        idle_chips=idle_chips,
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=rate,

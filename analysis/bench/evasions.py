@@ -25,7 +25,7 @@ from inspector.campaign.intervals import clopper_pearson
 from inspector.campaign.rates import MeasuredRate, save_rates
 from inspector.devices import DevicePool
 from inspector.guards import Settings
-from inspector.session import inspect
+from inspector.session import hidden_training_detection, inspect
 from inspector.trust import Trust
 from inspector.verdict import Outcome
 from monitor.lab import train
@@ -102,7 +102,11 @@ def _to_the_end(scene: Scene) -> float:
 
 
 def _hidden(scene: Scene) -> float:
-    return scene.snapshots(scene.samples * _HIDDEN_TICKS)
+    return hidden_training_detection(scene.chips, scene.samples, scene.rate, _HIDDEN_TICKS)
+
+
+def _never(_: Scene) -> float:
+    return 0.0
 
 
 def _first_chip(scene: Scene) -> float:
@@ -133,6 +137,12 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
     LabLie.TWO_TRANSCRIPTS: lambda scene: scene.drawn(scene.chips // 2),
     LabLie.FAKE_LAYERS: _to_the_end,
     LabLie.CHAINED_RUNS: _always,
+    LabLie.EXTRA_TICKS: _always,
+    LabLie.UNTOLD_STEPS: _never,
+    LabLie.STALE_SNAPSHOTS: _always,
+    LabLie.EARLY_TICKS: _always,
+    LabLie.PAUSED_TICKS: _always,
+    LabLie.OTHER_DATA: _always,
     ChipLie.SKIP_SNAPSHOTS: _first_chip_with(1),
     ChipLie.PREDICT_SCHEDULE: _first_chip,
     ChipLie.SWAP_WEIGHTS: _first_chip_with(1),
@@ -180,7 +190,7 @@ def _caught(lie: LabLie | ChipLie, scene: Scene, world: int, folder: Path, devic
             steps=scene.steps,
             batch_size=8,
             numerics="rounded",
-            checkpoint_every=scene.checkpoint_every,
+            checkpoint_every=1 if lie is LabLie.STALE_SNAPSHOTS else scene.checkpoint_every,
             shards=scene.chips,
         )
         runs.append(folder / f"run-{number}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from argparse import ArgumentParser
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from inspector.trust import Trust
     from monitor.site import SiteConfig
+    from monitor.task import Task
 
 __all__ = ["register", "trust_path"]
 
@@ -39,6 +41,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("verify", help="check everything of a run that needs no re-execution")
     parser.add_argument("run", type=Path, metavar="RUN")
     add_trust(parser)
+    _add_answers(parser)
     add_now(parser)
     add_json(parser)
     parser.epilog = "JSON keys: outcome, reasons, evidence"
@@ -57,7 +60,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="all runs that the lab declares")
     add_trust(parser)
     parser.add_argument("--samples", type=int, required=True, metavar="S", help="chips to draw from the registry")
-    parser.add_argument("--seed", default="0", metavar="X", help="the verifier's secret text for the draw")
+    parser.add_argument(
+        "--seed", metavar="X", help="draw by this text, to repeat a simulation (default: the system's randomness)"
+    )
     parser.add_argument(
         "--device",
         action="append",
@@ -72,6 +77,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="what this inspector has seen of each chip's log, which must go on from there; made or updated here",
     )
     parser.add_argument("--maximum-flop", type=int, metavar="H", help="reject a lab whose runs take more together")
+    _add_answers(parser)
     add_now(parser)
     add_json(parser)
     parser.epilog = "JSON keys: outcome, reasons, evidence"
@@ -86,6 +92,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.set_defaults(handler=_devices)
 
 
+def _add_answers(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--answers",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="what registered chips that take part in no run said when they were asked (repeatable)",
+    )
+
+
 def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("train", help="train on monitored chips and leave a run folder")
     parser.add_argument("--preset", metavar="NAME", help="model, data and loss; an unknown name lists them")
@@ -97,6 +114,9 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="rounded: worst-case error bounds; -probabilistic fails with at most 1e-6 a run, -calibrated was measured",
     )
     parser.add_argument("--chips", type=int, default=4, metavar="N")
+    parser.add_argument(
+        "--idle-chips", type=int, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
+    )
     parser.add_argument("--steps", type=int, default=16, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--batch-size", type=int, metavar="N")
@@ -138,7 +158,7 @@ def _train(arguments: argparse.Namespace) -> int:
     else:
         config = _site(arguments)
         task = _task(arguments, config.chips)
-        write_trust(arguments.out, config)
+        write_trust(arguments.out, config, task)
         bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
         result = train(task, arguments.out, config, device=arguments.device, progress=bar)
     data = {
@@ -153,7 +173,7 @@ def _train(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, [f"{name:20} {value}" for name, value in data.items()])
 
 
-def _task(arguments: argparse.Namespace, chips: int) -> Any:
+def _task(arguments: argparse.Namespace, chips: int) -> Task:
     from monitor.task import Task
 
     if arguments.preset is None:
@@ -194,6 +214,7 @@ def _site(arguments: argparse.Namespace) -> SiteConfig:
         lab=arguments.lab,
         seed=arguments.seed,
         chips=arguments.chips,
+        idle_chips=arguments.idle_chips,
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=rate,
@@ -211,12 +232,18 @@ def _list_lies(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
 
 
-def write_trust(run: Path, config: SiteConfig) -> Trust:
-    """Write what maker, registry and inspectorate know before the run begins, on the inspector's side."""
+def write_trust(run: Path, config: SiteConfig, task: Task) -> Trust:
+    """Write what maker, registry and inspectorate know before the run begins, on the inspector's side.
+
+    Data of the user's own are agreed on here by one hand, since this is a simulation.
+    """
     from inspector.trust import Trust
+    from monitor.declared_data import declared_data
     from monitor.site import Site
 
     trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    if config.source is not None:
+        trust = replace(trust, data=frozenset({declared_data(task, Path(config.source)).agreement}))
     if run.exists():
         raise CallerError(f"{run} exists already; choose another --out or resume it")
     try:
@@ -234,7 +261,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     now = parse_now(arguments.now)
     _require_runs([arguments.run])
     trust = Trust.load(arguments.trust, [arguments.run])
-    return show_verdict(arguments, verify(arguments.run, trust, now=now))
+    return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -254,7 +281,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         maximum_flop=arguments.maximum_flop,
     )
     memory = None if arguments.memory is None else load_memory(arguments.memory)
-    verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory)
+    verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory, answers=arguments.answers)
     code = show_verdict(arguments, verdict)
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))

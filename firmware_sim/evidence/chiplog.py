@@ -1,8 +1,8 @@
 """The chip's log: fixed-size binary records, each holding the digest of the one before.
 
-Record (134 bytes, big-endian): counter u64, kind u16, boot u32, tick u64, run id 32, step u64, op u64, digest 32,
-previous 32. Record hash = SHA-256 over the length-prefixed label and the record's bytes; the counter is part of these
-bytes, so label, index and content are bound. The head of a log is the hash of its last record.
+Record (142 bytes, big-endian): counter u64, kind u16, boot u32, tick u64, busy u64, run id 32, step u64, op u64,
+digest 32, previous 32. Record hash = SHA-256 over the length-prefixed label and the record's bytes; the counter is
+part of these bytes, so label, index and content are bound. The head of a log is the hash of its last record.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = [
     "replay_registers",
 ]
 
-_FORMAT = struct.Struct(">QHIQ32sQQ32s32s")
-_RECORD_PREFIX = length_prefixed("chipwitness/chip-log-record/1") + struct.pack(">Q", _FORMAT.size)
+_FORMAT = struct.Struct(">QHIQQ32sQQ32s32s")
+_RECORD_PREFIX = length_prefixed("chipwitness/chip-log-record/2") + struct.pack(">Q", _FORMAT.size)
 _REGISTER_LABEL = "chipwitness/chip-register/1"
 
 RECORD_BYTES = _FORMAT.size
@@ -57,7 +57,8 @@ class RecordKind(enum.IntEnum):
     EPOCH: the commitment to the key of epoch `step`, whose ticks are those after `tick`.
     CLOSE_EPOCH: the same commitment again; epoch `step` ends with `tick`; op counts its busy ticks.
     POWER_OFF: zero; the chip was shut down in order.
-    POWER_GAP: the commitment of the epoch `step` that lost its power; op is the tick of a snapshot that was cut, or 0.
+    POWER_GAP: the commitment of the epoch `step` that lost its power at `tick`; op is `tick` where its snapshot was
+        cut, and 0 where none was.
     REGIONS: the digest of the region table attached for (run_id, step).
     COMMIT: what the host committed for (run_id, step).
     SNAPSHOT: the memory's digest at `tick`; the host claims the coordinate (run_id, step, op).
@@ -79,17 +80,22 @@ class RecordKind(enum.IntEnum):
 
 
 _KINDS = {kind.value: kind for kind in RecordKind}
+_WIDTHS = (("counter", 64), ("boot", 32), ("tick", 64), ("busy", 64), ("step", 64), ("op", 64))
 _MEASURED = frozenset({RecordKind.BOOT, RecordKind.REGIONS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One entry. `counter` is its index in the log; (boot, tick) is the time, (run_id, step, op) the coordinate."""
+    """One entry. `counter` is its index in the log; (boot, tick) is the time, (run_id, step, op) the coordinate.
+
+    `busy` counts the ticks of this boot up to `tick` in which the host let the chip work.
+    """
 
     counter: int
     kind: RecordKind
     boot: int
     tick: int
+    busy: int
     run_id: bytes
     step: int
     op: int
@@ -100,14 +106,15 @@ class LogRecord:
         for name in ("run_id", "digest", "previous"):
             if len(getattr(self, name)) != 32:
                 raise CallerError(f"log record: {name} has {len(getattr(self, name))} bytes, not 32")
-        for name, bits in (("counter", 64), ("boot", 32), ("tick", 64), ("step", 64), ("op", 64)):
+        for name, bits in _WIDTHS:
             if not 0 <= getattr(self, name) < 1 << bits:
                 raise CallerError(f"log record: {name} is not in [0, 2^{bits})")
 
     def to_bytes(self) -> bytes:
         return _FORMAT.pack(
-            self.counter, self.kind, self.boot, self.tick, self.run_id, self.step, self.op, self.digest, self.previous
-        )
+            self.counter, self.kind, self.boot, self.tick, self.busy, self.run_id, self.step, self.op, self.digest,
+            self.previous,
+        )  # fmt: skip
 
     def hash(self) -> bytes:
         """Return what the next record holds as `previous`."""
@@ -138,13 +145,13 @@ def parse_log(data: bytes, *, chip: str = "") -> list[LogRecord]:
         raise LogError(f"{_of(chip)}log record {count}: has {rest} bytes of {RECORD_BYTES}", record=count)
     records = []
     for number, fields in enumerate(_FORMAT.iter_unpack(data)):
-        counter, kind, boot, tick, run_id, step, op, digest, previous = fields
+        counter, kind, boot, tick, busy, run_id, step, op, digest, previous = fields
         if kind not in _KINDS:
             raise LogError(f"{_of(chip)}log record {number}: unknown kind {kind}", record=number, field="kind")
         records.append(
             LogRecord(
-                counter=counter, kind=_KINDS[kind], boot=boot, tick=tick, run_id=run_id, step=step, op=op,
-                digest=digest, previous=previous,
+                counter=counter, kind=_KINDS[kind], boot=boot, tick=tick, busy=busy, run_id=run_id, step=step,
+                op=op, digest=digest, previous=previous,
             )
         )  # fmt: skip
     return records

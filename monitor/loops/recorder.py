@@ -26,7 +26,7 @@ from monitor import numerics
 from monitor._conduct import Conduct
 from monitor.conduct import conduct
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
-from monitor.lab import chip_evidence
+from monitor.lab import chip_evidence, write_answers
 from monitor.loops.batches import batch_layout, batch_root, flatten_batch
 from monitor.loops.capture import Capture, digest_reads
 from monitor.loops.keys import RecordedKeys, step_seed
@@ -69,6 +69,7 @@ class Recorder:
         numerics: ``exact`` or ``rounded``.
         seed: decides the lab's keys and the masks of dropout.
         chips: number of chips that the state is spread over.
+        idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
         checkpoint_every: steps from one full state to the next.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         started: UTC time of the start; now, if None.
@@ -93,6 +94,7 @@ class Recorder:
         numerics: str = "exact",
         seed: int = 0,
         chips: int = 4,
+        idle_chips: int = 0,
         checkpoint_every: int = 4,
         lab: str = "lab-1",
         snapshot_rate: Fraction = Fraction(1, 4),
@@ -111,6 +113,7 @@ class Recorder:
             lab=lab,
             seed=seed,
             chips=chips,
+            idle_chips=idle_chips,
             lie=lie,
             lie_step=lie_step,
             snapshot_rate=snapshot_rate,
@@ -190,7 +193,9 @@ class Recorder:
         if steps % self._task.checkpoint_every:
             self._repeat_segment(steps)
             files[checkpoint_path(steps)] = encode_state(self._loop.memory.export())
-        self._writer.finish({**files, **chip_evidence(self._site, lambda _, evidence: evidence)})
+        evidence = chip_evidence(self._site, lambda _, evidence: evidence)
+        write_answers(self._site, self.folder)
+        self._writer.finish({**files, **evidence})
         self._site.power_off()
         self._hook.remove()
         self._state = "finished"
@@ -446,6 +451,8 @@ class Recorder:
             chip.commit(self._run_id, step, self._writer.tree.root(step + 1))
         for chip in self._site.chips:
             chip.tick(self._run_id, step)
+        for chip in self._site.idle:
+            chip.idle(1)
 
     def _write_trust(self) -> None:
         """Write what is agreed as far as the run came."""
@@ -455,6 +462,7 @@ class Recorder:
             "programs": programs,
             "initial_states": [str(self._start.root)],
             "free_slots": programs if self._free_slots else [],
+            "data": [],
         }
         path = self.folder.resolve().with_name(self.folder.resolve().name + ".trust.json")
         draft = path.with_name(path.name + ".new")

@@ -21,6 +21,7 @@ from torch import Tensor
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, digest_bytes
 from monitor.environment import accelerator
+from monitor.transcript.layout import ORDER, SAMPLES
 
 __all__ = ["RunData", "decode_arrays", "encode_arrays", "to_batch"]
 
@@ -78,6 +79,14 @@ class RunData:
         used, rows = np.unique(order, return_inverse=True)
         kept = {name: samples[name][used] for name in sorted(samples)}
         return cls(samples=kept, order=rows.reshape(order.shape).astype(np.int64), salt=salt)
+
+    @classmethod
+    def from_files(cls, samples: bytes, order: bytes, salt: bytes) -> RunData:
+        """Parse the two data files of a run folder; EvidenceError on any other form."""
+        arrays = decode_arrays(order, ORDER)
+        if set(arrays) != {"order"}:
+            raise EvidenceError(f"{ORDER} does not hold exactly one array named order")
+        return cls(samples=decode_arrays(samples, SAMPLES), order=arrays["order"], salt=salt)
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """Tensors of the batch of step 1, 2, …"""

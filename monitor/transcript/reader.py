@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from monitor.loops.program import MAXIMUM_PROGRAMS, Program
 from monitor.loops.task import LoopTask
 from monitor.task import Task
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
-from monitor.transcript.data import RunData, decode_arrays
+from monitor.transcript.data import RunData
 from monitor.transcript.layout import (
     CHIP_FILES,
     MANIFEST,
@@ -47,8 +48,16 @@ class RunFolder:
     Nothing is parsed before its digest was checked, and no file runs code.
     """
 
-    def __init__(self, folder: Path, key: VerifyingKey) -> None:
-        """Open the folder; CallerError if it is no folder, EvidenceError on anything wrong with its manifest."""
+    def __init__(self, folder: Path, key: VerifyingKey, *, manifest: str | None = None) -> None:
+        """Open the folder.
+
+        Args:
+            manifest: SHA-256 in hex of the manifest that was verified before, if one was: what is read now must be it.
+
+        Raises:
+            CallerError: it is no folder.
+            EvidenceError: anything wrong with its manifest.
+        """
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
         self.folder = folder
@@ -58,6 +67,8 @@ class RunFolder:
         if path.stat().st_size > MAXIMUM_MANIFEST:
             raise EvidenceError(f"the manifest is larger than {MAXIMUM_MANIFEST} bytes")
         self.manifest_bytes = _read(path)
+        if manifest is not None:
+            _require_same(self.manifest_bytes, manifest, folder)
         self.manifest = Manifest.open(self.manifest_bytes, key)
         self._key = key
         present = {name: entry for name, entry in self.manifest.pending.items() if (folder / name).exists()}
@@ -86,6 +97,11 @@ class RunFolder:
         if isinstance(self.declared, Task):
             raise CallerError(f"{self.folder.name} is a run of preset {self.declared.preset}, not of a loop of its own")
         return self.declared
+
+    @property
+    def manifest_digest(self) -> str:
+        """SHA-256 of the manifest in hex: it fixes every byte of the run."""
+        return hashlib.sha256(self.manifest_bytes).hexdigest()
 
     def read(self, path: str) -> bytes:
         """Return a file's content; EvidenceError unless it is listed and has the listed length and digest."""
@@ -191,14 +207,10 @@ class RunFolder:
 
     def data(self) -> RunData:
         """Return D of a preset's run; EvidenceError unless it opens the commitment in M."""
-        samples = decode_arrays(self.read(SAMPLES), SAMPLES)
-        order = decode_arrays(self.read(ORDER), ORDER)
-        if set(order) != {"order"}:
-            raise EvidenceError(f"{ORDER} does not hold exactly one array named order")
-        data = RunData(samples=samples, order=order["order"], salt=self.read(SALT))
+        data = RunData.from_files(self.read(SAMPLES), self.read(ORDER), self.read(SALT))
         if data.order.shape != (self.task.steps, self.task.batch_size):
             raise EvidenceError(f"{ORDER} does not hold {self.task.steps} batches of {self.task.batch_size}")
-        if data.commitment() != self.metadata.data:
+        if {**data.commitment(), "set": self.metadata.data.get("set")} != self.metadata.data:
             raise EvidenceError("the samples do not open the data commitment in the metadata")
         return data
 
@@ -211,6 +223,11 @@ class RunFolder:
         path = checkpoint_path(step)
         with torch.no_grad():
             return decode_state(self.read(path), path)
+
+
+def _require_same(found: bytes, verified: str, folder: Path) -> None:
+    if hashlib.sha256(found).hexdigest() != verified:
+        raise EvidenceError(f"{folder.name} holds another run than the one that was verified")
 
 
 def _read(path: Path) -> bytes:

@@ -36,7 +36,9 @@ from firmware_sim import (
     check_quote_time,
     check_registers,
     epoch_spans,
+    parse_log,
     records_of,
+    scheduled_ticks,
     seal_beacon,
 )
 
@@ -72,13 +74,11 @@ def test_eventful_honest_life_passes_every_inspection(world, eventful):
     assert audit.epochs == 5
     assert audit.power_gaps == 1
     assert audit.cut_snapshots == ()
-    assert audit.unaudited_snapshots == 0
     snapshots = records_of(checked.records, RecordKind.SNAPSHOT)
     assert audit.snapshots == len(snapshots) > 0
-    # The crash hides the ticks of boot 1 after its last record; the rest is 40 in boot 2 and 40 in boot 3.
-    known = max(record.tick for record in checked.records if record.boot == 1)
-    assert audit.ticks == known + 40 + 40
-    assert audit.busy_ticks == 20 + 40
+    # The crash hides no tick: 20 in boot 1, 40 in boot 2, of which 20 idle, and 40 in boot 3.
+    assert audit.ticks == 20 + 40 + 40
+    assert audit.busy_ticks == 20 + 20 + 40
 
 
 def test_every_flipped_byte_of_the_evidence_is_refused(world):
@@ -239,12 +239,17 @@ LIFE = [
     (K.EPOCH, 0, {"kind": K.COMMIT}, "kind is COMMIT while no epoch is open"),
     (K.CLOSE_EPOCH, 0, {"step": 0}, "step is epoch 0, expected 1"),
     (K.CLOSE_EPOCH, 0, {"digest": ZERO_DIGEST}, "digest is not the commitment of the open epoch"),
-    (K.CLOSE_EPOCH, 0, {"op": 10**6}, "op is 1000000 busy ticks, more than the 40 of the epoch"),
+    (K.CLOSE_EPOCH, 0, {"op": 10**6}, "op is 1000000 busy ticks, expected the 20 of the epoch"),
     (K.CLOSE_EPOCH, 0, {"kind": K.POWER_OFF}, "kind is POWER_OFF while an epoch is open"),
-    (K.POWER_GAP, 0, {"tick": 10**6}, r"tick is 1000000, expected \d+"),
+    (K.POWER_GAP, 0, {"tick": 0, "busy": 0}, r"tick is 0, below \d+ of the record before"),
     (K.POWER_GAP, 0, {"digest": ZERO_DIGEST}, "digest is not the commitment of the epoch that lost its power"),
     (K.POWER_GAP, 0, {"step": 5}, "step is epoch 5, expected 0"),
-    (K.POWER_GAP, 0, {"op": 1}, "op is tick 1, which already holds a snapshot"),
+    (K.POWER_GAP, 0, {"op": 1}, "op is tick 1, expected 0 or 20"),
+    (K.GENESIS, 0, {"busy": 1}, "busy is 1 in the first record, expected 0"),
+    (K.BOOT, 1, {"busy": 1}, "busy is 1 at boot, expected 0"),
+    (K.COMMIT, 1, {"busy": 0}, r"busy is 0, below \d+ of the record before"),
+    (K.POWER_GAP, 0, {"busy": 10**6}, r"busy grows by \d+ in \d+ ticks"),
+    (K.EPOCH, 3, {"tick": 10**6}, "tick is 1000000, and no epoch is open since tick 20"),
     (K.SNAPSHOT, 1, {"tick": None}, r"tick is \d+, not above \d+ of the snapshot before|tick is \d+, below"),
     (K.BEACON, 1, {"step": 9}, "step is a beacon of 9, before that of 10"),
     (K.POWER_OFF, 0, {"kind": K.CLOSE_EPOCH}, "kind is CLOSE_EPOCH while no epoch is open"),
@@ -256,7 +261,8 @@ def test_impossible_lives_are_named(passed, kind, which, changes, message):
     check_life(passed.records, chip="chip-1")
     victim = records_of(passed.records, kind)[which]
     if changes == {"tick": None}:
-        changes = {"tick": records_of(passed.records, kind)[0].tick}
+        first = records_of(passed.records, kind)[0]
+        changes = {"tick": first.tick, "busy": first.busy}
     records = list(passed.records)
     records[victim.counter] = dataclasses.replace(victim, **changes)
     with pytest.raises(LogError, match=f"chip chip-1: log record {victim.counter}: {message}") as caught:
@@ -302,6 +308,40 @@ def test_nothing_audited_is_not_acceptance(world):
     assert [span.ended for span in epoch_spans(records)] == [None]
     with pytest.raises(ScheduleError, match="no epoch has ended"):
         audit_schedule(records, [], rate=world.trust.snapshot_rate, chip="chip-1")
+
+
+def test_open_epoch_may_cover_nothing(world):
+    """Its key is not out, so nobody can tell which of its ticks hold a snapshot."""
+    chip = world.make()
+    world.train(chip, 5)
+    chip.close_epoch()
+    rate = world.trust.snapshot_rate
+    assert audit_schedule(parse_log(chip.log_bytes()), chip.reveal(), rate=rate, chip="chip-1").ticks == 5
+    chip.idle(3)
+    chip.quote(bytes(16), "v")
+    message = "chip chip-1: epoch 1 is still open and covers ticks 6 to 8: its schedule cannot be audited"
+    with pytest.raises(ScheduleError, match=message):
+        audit_schedule(parse_log(chip.log_bytes()), chip.reveal(), rate=rate, chip="chip-1")
+
+
+def test_snapshot_that_was_cut_belongs_on_the_schedule(world, eventful, passed):
+    """Power cuts excuse a snapshot that was due, not one that was not."""
+    keys, rate = _keys(passed, world), world.trust.snapshot_rate
+    [gap] = records_of(passed.records, K.POWER_GAP)
+    [epoch] = [span for span in epoch_spans(passed.records) if span.ended is gap]
+    assert (gap.tick, gap.op) == (20, 0)
+    records = list(passed.records)
+    due = list(scheduled_ticks(keys[epoch.epoch].key, 1, 0, 20, rate))
+    assert due[-1] < 20
+    records[gap.counter] = dataclasses.replace(gap, op=20)
+    with pytest.raises(
+        ScheduleError, match=rf"log record {gap.counter}: snapshot at boot 1, tick 20 of epoch 0 is not"
+    ):
+        audit_schedule(records, keys, rate=rate, chip="chip-1")
+    cut = [record for record in records[: gap.counter] if (record.kind, record.tick) != (K.SNAPSHOT, due[-1])]
+    lost = dataclasses.replace(gap, tick=due[-1], op=due[-1])
+    audit = audit_schedule([*cut, lost, *records[gap.counter + 1 :]], keys, rate=rate, chip="chip-1")
+    assert audit.cut_snapshots == (lost,)
 
 
 def test_keys_must_be_those_committed(world, eventful, passed):

@@ -100,7 +100,7 @@ def test_snapshot_that_cannot_be_taken_shows_as_a_power_gap(world):
     chip = FirmwareChip.power_on(world.folder / "chip-1")
     world.chips.append(chip)
     [gap] = _records(chip, RecordKind.POWER_GAP)
-    assert (gap.tick, gap.op) == (1, 2)
+    assert (gap.tick, gap.busy, gap.op) == (2, 2, 2)
 
 
 def test_idle_chip_is_watched_too(world):
@@ -122,7 +122,9 @@ def test_unscheduled_ticks_leave_no_trace_but_time(world):
     assert [chip.tick(RUN, step) for step in range(50)] == [None] * 50
     assert len(chip.log_bytes()) == size
     assert chip.time == 50
-    assert chip.commit(RUN, 50, bytes(32)).tick == 50
+    chip.idle(7)
+    record = chip.commit(RUN, 50, bytes(32))
+    assert (record.tick, record.busy) == (57, 50)
 
 
 def test_closing_an_epoch_reveals_its_key_and_no_other(world):
@@ -134,7 +136,7 @@ def test_closing_an_epoch_reveals_its_key_and_no_other(world):
     assert chip.close_epoch() == 1
     assert [key.epoch for key in chip.reveal()] == [0, 1]
     closes = _records(chip, RecordKind.CLOSE_EPOCH)
-    assert [(record.step, record.op, record.tick) for record in closes] == [(0, 1, 4), (1, 0, 4)]
+    assert [(record.step, record.op, record.tick, record.busy) for record in closes] == [(0, 1, 4, 1), (1, 0, 4, 1)]
     assert [record.step for record in _records(chip, RecordKind.EPOCH)] == [0, 1, 2]
 
 
@@ -161,6 +163,7 @@ def test_clean_shutdown_leaves_no_gap_and_a_crash_does(world):
     world.chips.append(chip)
     [gap] = _records(chip, RecordKind.POWER_GAP)
     assert (gap.boot, gap.step, gap.digest) == (2, 1, epoch.digest)
+    assert (gap.tick, gap.busy) == (7, 0)
     assert [record.op for record in _records(chip, RecordKind.BOOT)] == [1, 1, 0]
     assert (chip.boot, chip.time) == (3, 0)
     assert [key.epoch for key in chip.reveal()] == [0, 1]
@@ -382,7 +385,7 @@ def test_shortened_log_is_refused_at_boot(world, damage):
     path = world.folder / "chip-1" / "log.bin"
     if damage == "shorten":
         path.write_bytes(path.read_bytes()[:-RECORD_BYTES])
-        message = r"log\.bin has 268 bytes, fewer than its 3 acknowledged records"
+        message = r"log\.bin has 284 bytes, fewer than its 3 acknowledged records"
     else:
         path.unlink()
         message = "can't be opened"

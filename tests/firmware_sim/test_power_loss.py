@@ -71,7 +71,7 @@ def _order(folder, disk):
 
 
 def _live(chip, acknowledged):
-    """A short life; `acknowledged` keeps the log after each command that returned."""
+    """A short life; `acknowledged` keeps log, tick and busy ticks after each command that returned."""
     memory = DeviceMemory([Region.of("w", np.arange(6, dtype=np.float32))])
     commands = [
         lambda: chip.attach(memory, RUN, 0),
@@ -85,7 +85,7 @@ def _live(chip, acknowledged):
     for command in commands:
         command()
         if command != chip.power_off:
-            acknowledged.append(chip.log_bytes())
+            acknowledged.append((chip.log_bytes(), chip.time, chip.utilisation.busy_ticks))
 
 
 def _count_calls(tmp_path):
@@ -101,14 +101,18 @@ def test_power_loss_at_any_write_leaves_the_old_log_or_the_new(tmp_path, kept):
     for fatal in range(1, total + 1):
         folder = tmp_path / f"chip {fatal}"
         disk = FaultyDisk(fatal, kept)
-        acknowledged: list[bytes] = [b""]
+        acknowledged = [(b"", 0, 0)]
         with pytest.raises(PowerLoss):
             _live(_order(folder, disk), acknowledged)
         again = FirmwareChip.power_on(folder)
         data = again.log_bytes()
         again.close_epoch()
-        assert data.startswith(acknowledged[-1]), f"call {fatal}: an acknowledged record is gone"
+        log, tick, busy = acknowledged[-1]
+        assert data.startswith(log), f"call {fatal}: an acknowledged record is gone"
         records = parse_log(again.log_bytes())
+        end = max(record.tick for record in records if record.boot == 1 or again.boot == 1)
+        assert end >= tick, f"call {fatal}: acknowledged ticks are gone"
+        assert max(record.busy for record in records) >= busy, f"call {fatal}: acknowledged busy ticks are gone"
         check_life(records, chip="chip-1")
         assert again.boot == len(records_of(records, RecordKind.BOOT)) == records[-1].boot
         _inspect(again)
@@ -157,7 +161,7 @@ def test_interrupted_snapshot_shows_in_the_power_gap(tmp_path):
         chip.tick(RUN, 1)
     again = FirmwareChip.power_on(folder)
     gap = records_of(parse_log(again.log_bytes()), RecordKind.POWER_GAP)[0]
-    assert (gap.boot, gap.tick, gap.op) == (1, 1, 2)
+    assert (gap.boot, gap.tick, gap.busy, gap.op) == (1, 2, 2, 2)
     audit = _inspect(again, rate=Fraction(1))
     assert audit.cut_snapshots == (gap,)
     again.cut_power()

@@ -243,7 +243,16 @@ def test_an_unfinished_run_beside_it_does_not_hide_a_forged_one(make_run, device
 
 def record(kind: RecordKind, *, step: int = 0, tick: int = 0, run: bytes = b"r" * 32) -> LogRecord:
     return LogRecord(
-        counter=9, kind=kind, boot=1, tick=tick, run_id=run, step=step, op=0, digest=bytes(32), previous=bytes(32)
+        counter=9,
+        kind=kind,
+        boot=1,
+        tick=tick,
+        busy=tick,
+        run_id=run,
+        step=step,
+        op=0,
+        digest=bytes(32),
+        previous=bytes(32),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from firmware_sim import RECORD_BYTES
 from firmware_sim.errors import EvidenceError
 from inspector.session import verify
 from inspector.verdict import Outcome
@@ -127,7 +128,7 @@ class Resigned:
         ("logs/00000001.rlog", lambda data: data + b"\x00"),
         ("checkpoints/00000001.safetensors", lambda data: data[:-4] + b"\x00\x00\x80\x3f"),
         ("chips/lab-chip-0000/epochs.json", lambda data: b"[]"),
-        ("chips/lab-chip-0000/log.bin", lambda data: data[:-134]),
+        ("chips/lab-chip-0000/log.bin", lambda data: data[:-RECORD_BYTES]),
         ("chips/lab-chip-0000/quote.json", lambda data: data + b" "),
         ("chips/lab-chip-0000/chain.pem", lambda data: data + b"\n"),
     ],

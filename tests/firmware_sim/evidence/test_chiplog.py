@@ -26,8 +26,8 @@ from firmware_sim.evidence import (
 HASHES = st.binary(min_size=32, max_size=32)
 U64 = st.integers(0, 2**64 - 1)
 RECORDS = st.builds(
-    LogRecord, counter=U64, kind=st.sampled_from(RecordKind), boot=st.integers(0, 2**32 - 1), tick=U64, run_id=HASHES,
-    step=U64, op=U64, digest=HASHES, previous=HASHES,
+    LogRecord, counter=U64, kind=st.sampled_from(RecordKind), boot=st.integers(0, 2**32 - 1), tick=U64, busy=U64,
+    run_id=HASHES, step=U64, op=U64, digest=HASHES, previous=HASHES,
 )  # fmt: skip
 GENESIS = genesis_digest("chip", digest_bytes("c", b""), b"l" * 32)
 
@@ -36,7 +36,7 @@ def _chain(*kinds):
     records, previous = [], ZERO_DIGEST
     for number, kind in enumerate(kinds):
         record = LogRecord(
-            counter=number, kind=kind, boot=0, tick=0, run_id=bytes(32), step=0, op=0,
+            counter=number, kind=kind, boot=0, tick=0, busy=0, run_id=bytes(32), step=0, op=0,
             digest=GENESIS if kind is RecordKind.GENESIS else bytes([number]) * 32, previous=previous,
         )  # fmt: skip
         records.append(record)
@@ -50,7 +50,7 @@ LOG = _chain(RecordKind.GENESIS, RecordKind.BOOT, RecordKind.EPOCH, RecordKind.R
 @given(st.lists(RECORDS, min_size=1, max_size=4))
 def test_records_round_trip(records):
     data = b"".join(record.to_bytes() for record in records)
-    assert len(data) == RECORD_BYTES * len(records) == 134 * len(records)
+    assert len(data) == RECORD_BYTES * len(records) == 142 * len(records)
     assert parse_log(data) == records
 
 
@@ -151,7 +151,7 @@ def test_registers_start_at_zero_and_boot_resets_the_current_one():
 
 
 @pytest.mark.parametrize(
-    "change", [{"digest": b""}, {"run_id": bytes(33)}, {"boot": 2**32}, {"tick": -1}, {"op": 2**64}]
+    "change", [{"digest": b""}, {"run_id": bytes(33)}, {"boot": 2**32}, {"tick": -1}, {"busy": 2**64}, {"op": 2**64}]
 )
 def test_records_cannot_be_built_invalid(change):
     with pytest.raises(CallerError, match="log record: "):

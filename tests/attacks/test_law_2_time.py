@@ -1,0 +1,71 @@
+"""Every busy tick of a chip is explained by one committed step, and every committed step by one busy tick."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from firmware_sim import FirmwareChip
+from inspector.guards import Settings
+from inspector.session import inspect
+from inspector.verdict import Outcome
+from tests.guards import off
+
+SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
+
+LIES = [
+    # row, lie, how the reason ends
+    ("a5", "extra-ticks", "6 busy ticks before it are explained by no committed step"),
+    ("a6", "early-ticks", "300 busy ticks before it are explained by no committed step"),
+    ("a7", "paused-ticks", "200 busy ticks before it are explained by no committed step"),
+]
+
+
+@pytest.fixture
+def judge(devices):
+    return lambda recorded: partial(inspect, [recorded.run], recorded.trust, now=recorded.now, worker=devices.run)
+
+
+@pytest.mark.parametrize(("row", "lie", "text"), LIES, ids=[row for row, _, _ in LIES])
+def test_a5_a6_a7_work_without_a_step_is_rejected(row, lie, text, make_run, judge):
+    recorded = make_run(lie=lie)
+    verdict = judge(recorded)(settings=SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    found = [reason for reason in verdict.reasons if reason.text.endswith(text)]
+    assert {reason.where["chip"] for reason in found} == {f"lab-chip-000{i}" for i in range(3)}
+    with off("busy ticks"):
+        assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
+
+
+def test_a5_a_step_without_a_busy_tick_is_rejected(make_run, judge, monkeypatch):
+    tick = FirmwareChip.tick
+
+    def idle_in_step_3(chip, run_id, step, op=0):
+        if step == 3:
+            chip.idle(1)
+            return None
+        return tick(chip, run_id, step, op)
+
+    monkeypatch.setattr(FirmwareChip, "tick", idle_in_step_3)
+    recorded = make_run()
+    monkeypatch.undo()
+    verdict = judge(recorded)(settings=SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    assert any("no busy tick passed after step 3 was committed" in reason.text for reason in verdict.reasons)
+    with off("busy ticks"):
+        assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
+
+
+def test_honest_chips_may_idle_between_steps(make_run, judge, monkeypatch):
+    tick = FirmwareChip.tick
+
+    def idle_and_tick(chip, run_id, step, op=0):
+        event = tick(chip, run_id, step, op)
+        chip.idle(step % 3)
+        return event
+
+    monkeypatch.setattr(FirmwareChip, "tick", idle_and_tick)
+    recorded = make_run()
+    monkeypatch.undo()
+    assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT

@@ -1,0 +1,79 @@
+"""Nobody can make another party look guilty, and no honest lab is rejected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from inspector.guards import Settings
+from inspector.session import inspect
+from inspector.verdict import Outcome
+from monitor.lab import write_answers
+from monitor.site import Site, site_path
+from tests.guards import off
+
+SETTINGS = Settings(samples=4, seed="x", devices=("sse41",))
+
+
+@pytest.fixture
+def with_idle_chip(make_run):
+    return make_run(chips=3, idle_chips=1)
+
+
+def judge(recorded, devices, *, answers=(), settings=SETTINGS):
+    return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run, answers=answers)
+
+
+def test_c3_an_idle_chip_answers_outside_of_any_run(with_idle_chip, devices):
+    answers = [with_idle_chip.run.with_name("run.answers")]
+    verdict = judge(with_idle_chip, devices, answers=answers)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert "lab-chip-0003" in verdict.evidence["drawn_chips"]
+    with off("answers outside runs"):
+        assert judge(with_idle_chip, devices, answers=answers).outcome is Outcome.REJECT
+
+
+def test_c3_an_idle_chip_that_does_not_answer_is_a_refusal(with_idle_chip, devices):
+    verdict = judge(with_idle_chip, devices)
+    assert verdict.outcome is Outcome.REJECT
+    assert [reason.where["chip"] for reason in verdict.reasons] == ["lab-chip-0003"]
+
+
+def test_c3_an_idle_chip_that_worked_is_rejected(with_idle_chip, devices):
+    site = Site.reopen(site_path(with_idle_chip.run))
+    site.idle[0].tick(bytes(32), 0)
+    write_answers(site, with_idle_chip.run)
+    site.cut_power()
+    verdict = judge(with_idle_chip, devices, answers=[with_idle_chip.run.with_name("run.answers")])
+    assert verdict.outcome is Outcome.REJECT
+    assert "1 busy ticks before it are explained by no committed step" in verdict.reasons[0].text
+
+
+@pytest.fixture
+def rivals(make_run, monkeypatch):
+    """An honest lab, and a rival whose signed run lists a chip of its own making under that lab's chip's name."""
+    honest = make_run("honest", lab="lab", chips=2)
+    monkeypatch.setattr("monitor.site.chip_ids", lambda config: ["lab-chip-0000", "rival-chip-0001"])
+    rival = make_run("rival", lab="rival", chips=2, seed=6)
+    monkeypatch.undo()
+    trust = replace(
+        honest.trust,
+        labs={**honest.trust.labs, **rival.trust.labs},
+        chips={**honest.trust.chips, "rival-chip-0001": "rival"},
+    )
+    return honest, rival, trust
+
+
+def test_c4_a_rivals_junk_about_a_chip_counts_for_nothing(rivals, devices):
+    honest, rival, trust = rivals
+
+    def outcomes():
+        settings = replace(SETTINGS, samples=len(trust.chips))
+        verdict = inspect([honest.run, rival.run], trust, settings, now=honest.now, worker=devices.run)
+        assert verdict.outcome is Outcome.REJECT
+        return verdict.evidence["labs"]
+
+    assert outcomes() == {"lab": "ACCEPT", "rival": "REJECT"}
+    with off("evidence of the chip's own lab"):
+        assert outcomes() == {"lab": "REJECT", "rival": "REJECT"}
