@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.adversary.world import World
 
-__all__ = ["ACTIONS", "Action", "action", "perform"]
+__all__ = ["ACTIONS", "PHASES", "Action", "action", "perform"]
 
 Body = Callable[[World, int], None]
 
@@ -48,13 +48,14 @@ def action(
     return enter
 
 
-_ORDER = ("before", "training", "finished")
+PHASES = ("before", "training", "finished")
+"""Of a run, in their order."""
 
 
 def perform(world: World, name: str, pick: int) -> bool:
     """Let the lab do it, after whatever must come before; tells whether the action had its place there."""
     entry = ACTIONS[name]
-    if world.scene.kind not in entry.kinds or _ORDER.index(entry.phase) < _ORDER.index(world.phase):
+    if world.scene.kind not in entry.kinds or PHASES.index(entry.phase) < PHASES.index(world.phase):
         return False
     world.advance(entry.phase)
     if entry.phase == "training":

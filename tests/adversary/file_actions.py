@@ -277,8 +277,8 @@ def truncate_run(world: World, pick: int) -> None:
     if files.manifest.steps < 2:
         return
     last = rng.randrange(1, files.manifest.steps)
-    late = [p for at in range(last + 1, files.manifest.steps + 1) for p in (step_path(at), log_path(at), batch_path(at))]
-    late += [checkpoint_path(at) for at in range(last + 1, files.manifest.steps + 1)]
+    places = (step_path, log_path, batch_path, checkpoint_path)
+    late = [place(at) for at in range(last + 1, files.manifest.steps + 1) for place in places]
     finished = rng.random() < 0.7
     if not finished:
         late += [path for path in files.paths if path.startswith("chips/")]
@@ -297,10 +297,7 @@ def cut_log(world: World, pick: int) -> None:
     path = chip_path(rng.choice(world.chips).chip_id, "log.bin")
     data = files.read(path)
     count = len(data) // RECORD_BYTES
-    if rng.random() < 0.5:
-        data = data[: rng.randrange(1, count) * RECORD_BYTES]
-    else:
-        data = _without(data, rng)
+    data = data[: rng.randrange(1, count) * RECORD_BYTES] if rng.random() < 0.5 else _without(data, rng)
     files.write(path, data)
     files.sign()
     _tell(world, path)

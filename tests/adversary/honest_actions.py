@@ -48,5 +48,3 @@ def rival(world: World, pick: int) -> None:
     challenge = {"verifier": world.trust.verifier, "nonce": world.trust.nonce.hex()}
     world.stranger_trust.append(Trust.from_json({**trust, **challenge}, "the rival's"))
     world.strangers.append(out)
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim import NO_RUN, Chip, DeviceMemory, Region
+from firmware_sim.evidence import canonical
 from monitor.site import Site
 
 if TYPE_CHECKING:
@@ -203,12 +204,13 @@ def site_of(world: World) -> type[Site]:
     class LabSite(Site):
         @classmethod
         def create(cls, folder: Path, config: SiteConfig) -> Site:
-            if world.chips:  # a later run, on the chips that are at work
+            if world.chips and not world.scene.is_honest:  # a later run, on the chips that are at work
                 folder.mkdir(parents=True)
+                (folder / "site.json").write_bytes(canonical.encode(asdict(config)))
                 site = cls(folder, config, list(world.chips))
             else:
                 site = super().create(folder, world.crooked(config))
-                site.chips = world.adopt(site.chips)
+                site.chips = world.adopt(site.chips, site.idle)
             world.before_run()
             return site
 
@@ -216,7 +218,7 @@ def site_of(world: World) -> type[Site]:
         def reopen(cls, folder: Path) -> Site:
             config = Site.read_config(folder)
             site = cls(folder, config, cls._power_on(folder, config))
-            site.chips = world.adopt(site.chips)
+            site.chips = world.adopt(site.chips, site.idle)
             return site
 
         @staticmethod

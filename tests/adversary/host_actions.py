@@ -5,11 +5,16 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from firmware_sim import NO_RUN, ChipLie, DeviceMemory, LabLie, Region
+from monitor.declared_data import DeclaredData
+from monitor.transcript import encode_arrays
+from monitor.transcript.layout import ORDER, SAMPLES
 from tests.adversary.actions import action
 from tests.adversary.host import Puppet, View
 from tests.adversary.lies import Lie
@@ -21,7 +26,7 @@ PRESET = ("preset",)
 
 def _some(world: World, rng: random.Random) -> list[Puppet]:
     """One chip, or more of them."""
-    count = rng.randint(1, len(world.chips))
+    count = rng.randint(min(1, len(world.chips)), len(world.chips))
     return sorted(rng.sample(world.chips, count), key=lambda chip: chip.number)
 
 
@@ -50,6 +55,14 @@ def idle(world: World, pick: int) -> None:
 def crash(world: World, pick: int) -> None:
     """Lose power, come back."""
     world.crash()
+
+
+@action("finished", honest=True)
+def next_run(world: World, pick: int) -> None:
+    """Begin another run on the same chips; a recorder's loop can't say that of itself, so an honest one does not."""
+    may = world.scene.kind == "preset" or not world.scene.is_honest
+    if may and len(world.runs) < 2 and world.run.is_dir():
+        world.begin()
 
 
 # Odd, but no lie
@@ -106,26 +119,29 @@ def reboot(world: World, pick: int) -> None:
 @action("training")
 def nonsense(world: World, pick: int) -> None:
     """Commands that no chip may obey; each must be a numbered refusal."""
-    chip = world.random(pick).choice(world.chips)
-    run, step = chip.run_id, chip.step
     calls: list[Callable[[Any], object]] = [
-        lambda c: c.tick(run, step, 1.5),
-        lambda c: c.tick(run, -1),
-        lambda c: c.tick(run[:31], step),
-        lambda c: c.tick(run, 1 << 64),
-        lambda c: c.commit(run, step, b""),
-        lambda c: c.commit(run, 1.5, bytes(32)),
-        lambda c: c.commit(run, step, None),
+        lambda c: c.tick(bytes(32), 0, 1.5),
+        lambda c: c.tick(bytes(32), -1),
+        lambda c: c.tick(bytes(31), 0),
+        lambda c: c.tick(bytes(32), 1 << 64),
+        lambda c: c.commit(bytes(32), 0, b""),
+        lambda c: c.commit(bytes(32), 1.5, bytes(32)),
+        lambda c: c.commit(bytes(32), 0, None),
         lambda c: c.idle(-1),
         lambda c: c.idle(1.5),
         lambda c: c.idle("x"),
         lambda c: c.quote(b"", ""),
         lambda c: c.quote(None, 1),
         lambda c: c.beacon(b"{}"),
-        lambda c: c.attach(None, run, step),
-        lambda c: c.attach(c, run, "0"),
+        lambda c: c.attach(None, bytes(32), 0),
+        lambda c: c.attach(c, bytes(32), "0"),
     ]
-    world.schedule(lambda: calls[pick % len(calls)](chip.chip) and None)
+
+    def act() -> None:
+        if world.chips:
+            calls[pick % len(calls)](world.random(pick).choice(world.chips).chip)
+
+    world.schedule(act)
 
 
 @action("finished")
@@ -211,10 +227,10 @@ def idle_instead(world: World, pick: int) -> None:
     world.schedule(act)
 
 
-@action("training", "order")
+@action("training", "A5")
 def no_tick(world: World, pick: int) -> None:
     """Let no time pass after a head."""
-    lie = world.tell("order", on_chips=True, certain=True)
+    lie = world.tell("A5", on_chips=True, certain=True)
 
     def act() -> None:
         for chip in _some(world, world.random(pick)):
@@ -482,7 +498,7 @@ def carry_weights(world: World, pick: int) -> None:
         model(batch).square().sum().backward()
         optimizer.step()
         with torch.no_grad():
-            list(model.parameters())[0][:1].copy_(batch[:1])
+            next(iter(model.parameters()))[:1].copy_(batch[:1])
 
     world.body = body
     world.tell("A21", told=lambda: world.step > 0)
@@ -501,44 +517,55 @@ def other_seed(world: World, pick: int) -> None:
 def other_data(world: World, pick: int) -> None:
     """Train a preset on other data, or in another order, than its seed and its name say."""
 
-    def select(samples: Any, order: Any) -> tuple[Any, Any]:
+    def declare(data: DeclaredData) -> DeclaredData:
+        honest = data.with_salt(bytes(32))
+        samples, order = {name: values.copy() for name, values in honest.samples.items()}, honest.order
         if pick % 4 == 0:
-            return samples, order * 0 + order.min()
-        if pick % 4 == 1:
-            return samples, order[:, ::-1].copy()
-        changed = {name: values.copy() for name, values in samples.items()}
-        for values in changed.values():
+            order = np.full_like(order, order.min())
+        elif pick % 4 == 1:
+            order = order[:, ::-1].copy()
+        for values in samples.values():
             if values.dtype.kind == "f" and pick % 4 == 2:
                 values[:] = 0.5
             elif values.dtype.kind in "iu" and pick % 4 == 3:
                 values[:] = 0
-        return changed, order
+        files = {SAMPLES: encode_arrays(samples), ORDER: encode_arrays({"order": order})}
+        lie.hit(0, int(files != data.files))
+        return replace(data, files=files)
 
-    world.select = select
-    world.tell("A14", told=lambda: world.run.is_dir())
-
-
-_PRESET_LIES = (
-    LabLie.CHANGE_SAMPLE,
-    LabLie.OTHER_LEARNING_RATE,
-    LabLie.FORGED_INITIALISATION,
-    LabLie.EDITED_OPTIMIZER,
-    LabLie.UNDER_REPORTED_FLOP,
-    LabLie.UNSEEN_WRITE,
-    LabLie.TOLERATED_DRIFT,
-    LabLie.TRUNCATED_TRANSCRIPT,
-    LabLie.EXTRA_STEPS,
-    LabLie.WRONG_OPERATOR,
-    LabLie.SELF_MADE_TRUST,
-)
+    lie = world.tell("A14")
+    world.declare_data = declare
 
 
-@action("before", "a lie of train", kinds=PRESET)
+_PRESET_LIES = {
+    LabLie.CHANGE_SAMPLE: "a lie of train",
+    LabLie.OTHER_LEARNING_RATE: "a lie of train",
+    LabLie.FORGED_INITIALISATION: "a lie of train",
+    LabLie.EDITED_OPTIMIZER: "a lie of train",
+    LabLie.UNDER_REPORTED_FLOP: "a lie of train",
+    LabLie.UNSEEN_WRITE: "a lie of train",
+    LabLie.TOLERATED_DRIFT: "a lie of train",
+    LabLie.TRUNCATED_TRANSCRIPT: "a lie of train",
+    LabLie.EXTRA_STEPS: "a lie of train",
+    LabLie.WRONG_OPERATOR: "a lie of train",
+    LabLie.SELF_MADE_TRUST: "a lie of train",
+    LabLie.EXTRA_TICKS: "A5",
+    LabLie.EARLY_TICKS: "A6",
+    LabLie.PAUSED_TICKS: "A7",
+    LabLie.STALE_SNAPSHOTS: "A1",
+    LabLie.OTHER_DATA: "A14",
+    LabLie.UNTOLD_STEPS: "A8",
+}
+"""Row of each."""
+
+
+@action("before", *sorted(set(_PRESET_LIES.values())), kinds=PRESET)
 def preset_lie(world: World, pick: int) -> None:
     """One of the lies that ``train`` can tell."""
     if world.chip_lie is None and world.lie is None:
-        world.lie = _PRESET_LIES[pick % len(_PRESET_LIES)].value
-        world.tell("a lie of train", told=lambda: world.run.is_dir())
+        lie = list(_PRESET_LIES)[pick % len(_PRESET_LIES)]
+        world.lie = lie.value
+        world.tell(_PRESET_LIES[lie], told=lambda: world.run.is_dir() and world.step >= 1)
 
 
 # Dishonest chips
@@ -609,6 +636,16 @@ def other_run(world: World, pick: int) -> None:
     world.schedule(lambda: _undeclared(_some(world, world.random(pick)), lie, pick))
 
 
+@action("finished", "undeclared run")
+def leave_out(world: World, pick: int) -> None:
+    """Hand over the last run only."""
+    if len(world.runs) > 1 and not world.withheld:
+        lie = world.tell("undeclared run", on_chips=True, certain=True)
+        world.withheld.add(world.runs[0])
+        for chip in world.chips:
+            lie.hit(chip.number)
+
+
 @action("finished", "A16")
 def work_afterwards(world: World, pick: int) -> None:
     """Work after the chips have said what they say."""
@@ -639,5 +676,3 @@ def restore_chip(world: World, pick: int) -> None:
         lie.hit(chip.number)
 
     world.schedule(act)
-
-

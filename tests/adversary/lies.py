@@ -25,12 +25,12 @@ DEFERRED = {
 
 GUARD_ROWS = {
     "snapshot moment": ("A1", "A2"),
-    "one manifest": ("A3",),
+    "verified manifest": ("A3",),
     "fresh draw": ("A4",),
     "busy ticks": ("A5", "A6", "A7"),
     "exact types": ("A9",),
     "declared numbers": ("A10", "A11", "A12"),
-    "preset's data": ("A14",),
+    "agreed data": ("A14",),
     "open epoch": ("A15",),
 }
 """Which rows each guard stands for: with it off, at least one of them must be found."""

@@ -102,7 +102,7 @@ def judge(world: World, steps: Sequence[Step]) -> Played:
         rows=sorted({lie.row for lie in lies}),
         attempted=sorted({lie.row for lie in world.lies}),
         deferred=sorted({lie.row for lie in told if lie.deferred}),
-        escape=min((lie.escape(scene.chips, scene.samples, rate) for lie in lies), default=None),
+        escape=min((lie.escape(scene.chips + scene.idle, scene.samples, rate) for lie in lies), default=None),
         ground=any(lie.row == "A4" for lie in world.lies),
     )
     accepted = outcome == Outcome.ACCEPT.value
@@ -121,10 +121,8 @@ def _dishonoured(world: World, outcome: str, reasons: list[str], verdict: Any) -
         return f"refused: {reasons[0]}"
     if world.refused:
         return f"recorder or chip refused: {world.refused[0]}"
-    if outcome == "REJECT":
-        names = {run.name for run in world.strangers}
-        mine = [reason.text for reason in verdict.reasons if reason.where.get("run") not in names]
-        return f"rejected: {mine[0]}" if mine else None
+    if outcome == "REJECT" and (not world.strangers or verdict.evidence.get("labs", {}).get("lab") == "REJECT"):
+        return f"rejected: {reasons[0]}"
     return None
 
 
@@ -162,19 +160,29 @@ def lying_sequence(seed: int) -> tuple[Scene, list[Step]]:
     sampled = share < 0.25
     kind = "preset" if share > 0.96 else "loop"
     scene = lying_scene(rng, kind, sampled=sampled)
-    lying = [name for name in _LYING if kind in ACTIONS[name].kinds]
-    if kind == "preset":
-        lying += ["other_data", "show_old", "preset_lie"] * 4
     count = 1 if rng.random() < 0.6 else rng.randint(2, 4)
-    names = [rng.choice(lying) for _ in range(count)]
+    names = [_lying_action(rng, kind) for _ in range(count)]
     if sampled and rng.random() < 0.15:
         names = [rng.choice(["extra_ticks", "hidden_busy", "other_head"]), "grind"]
     if "swap_folder" in names or "other_seed" in names:
         scene = _replaced(scene, model="dropout")
         names = ["other_seed", *names] + (["swap_folder"] if rng.random() < 0.7 else [])
+    if "leave_out" in names:
+        return scene, [*_arranged(rng, [], kind), ("next_run", 0), ("step", 1), ("leave_out", 0)]
     names += [rng.choice(_ODD) for _ in range(rng.choice([0, 0, 0, 0, 1, 2]))]
     names += [rng.choice(_HONEST) for _ in range(rng.choice([0, 0, 1, 1, 2, 3]))]
     return scene, _arranged(rng, names, kind)
+
+
+def _lying_action(rng: random.Random, kind: str) -> str:
+    """An action of a row, all rows alike but those of edits, which have many forms."""
+    by_row: dict[str, list[str]] = {}
+    for name in _LYING:
+        if kind in ACTIONS[name].kinds and name != "grind":
+            for row in ACTIONS[name].rows:
+                by_row.setdefault(row, []).append(name)
+    rows = [*sorted(by_row), *["tampering"] * 4, *["A1", "A14"] * (4 if kind == "preset" else 0)]
+    return rng.choice(by_row[rng.choice([row for row in rows if row in by_row])])
 
 
 def _arranged(rng: random.Random, names: list[str], kind: str) -> list[Step]:
@@ -197,7 +205,7 @@ def _replaced(scene: Scene, **changes: Any) -> Scene:
 
 def honest_scene(rng: random.Random, kind: str) -> Scene:
     """A world for an honest lab."""
-    chips = rng.randint(1, 4)
+    chips, idle = rng.randint(1, 4), rng.choice([0, 0, 1, 2])
     return Scene(
         seed=rng.randrange(1 << 32),
         kind=kind,
@@ -205,7 +213,8 @@ def honest_scene(rng: random.Random, kind: str) -> Scene:
         optimizer=rng.choice(["sgd", "momentum", "adamw"]),
         numerics=rng.choice(["exact", "exact", "rounded"]),
         chips=chips,
-        samples=rng.randint(1, chips),
+        idle=idle,
+        samples=rng.randint(1, chips + idle),
         steps=rng.randint(1, 4),
         batch=rng.randint(1, 7),
         checkpoint_every=rng.randint(1, 4),
@@ -220,7 +229,10 @@ def honest_sequence(seed: int) -> tuple[Scene, list[Step]]:
     rng = random.Random(f"honest/{seed}")
     kind = "preset" if rng.random() < 0.04 else "loop"
     honest = sorted(name for name, each in ACTIONS.items() if each.honest and kind in each.kinds)
-    names = [rng.choice(honest) for _ in range(rng.randint(0, 6))] + ["step"] * rng.randint(0, 2)
+    honest = [name for name in honest if name != "next_run" or kind == "preset"]
+    often = [name for name in honest if name != "rival"]
+    names = [rng.choice(often) for _ in range(rng.randint(0, 6))] + ["step"] * rng.randint(0, 2)
+    names += ["rival"] * (rng.random() < 0.2)
     return honest_scene(rng, kind), _arranged(rng, names, kind)
 
 

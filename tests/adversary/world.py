@@ -27,11 +27,11 @@ from inspector.verdict import Verdict
 from monitor import Recorder
 from monitor._conduct import Conduct
 from monitor.conduct import conduct
+from monitor.declared_data import DeclaredData
 from monitor.lab import train
 from monitor.loops.task import hyper_of
-from monitor.site import Site, SiteConfig, new_site_config, site_path
+from monitor.site import Site, SiteConfig, new_site_config, next_site_config, site_path
 from monitor.task import Task
-from monitor.transcript import RunData
 from tests.adversary.evidence import Evidence, contents
 from tests.adversary.host import Puppet, site_of
 from tests.adversary.lies import Lie
@@ -40,8 +40,6 @@ __all__ = ["NOW", "Scene", "World", "kept_device"]
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = STARTED + timedelta(minutes=30)
-
-PHASES = ("before", "training", "finished")
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 
@@ -53,6 +51,7 @@ class Scene:
     Attributes:
         kind: ``loop`` or ``preset``.
         rate: snapshots per chip and tick.
+        idle: registered chips that take no part in the run.
         samples: chips that the inspection draws; all of them, if it is as many as there are.
         device: ``kept`` for one in this process, else a device's name.
     """
@@ -63,6 +62,7 @@ class Scene:
     optimizer: str = "momentum"
     numerics: str = "exact"
     chips: int = 2
+    idle: int = 0
     samples: int = 2
     steps: int = 2
     batch: int = 2
@@ -75,7 +75,7 @@ class Scene:
     @property
     def is_full(self) -> bool:
         """Whether every chip is drawn and every tick holds a snapshot."""
-        return self.samples == self.chips and self.rate == (1, 1)
+        return self.samples == self.chips + self.idle and self.rate == (1, 1)
 
 
 def kept_device(name: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -106,10 +106,12 @@ class World:
         self.refused: list[str] = []
         self.said: Counter[str] = Counter()
         self.runs: list[Path] = []
+        self.withheld: set[Path] = set()
         self.trust: Trust | None = None
         self.strangers: list[Path] = []
         self.stranger_trust: list[Trust] = []
         self.chips: list[Puppet] = []
+        self.idle_chips: list[Any] = []
         self.recorder: Recorder | None = None
         self.baseline: dict[Path, dict[str, bytes]] = {}
         self.swap: tuple[Path, Path] | None = None
@@ -117,7 +119,7 @@ class World:
         self.now = NOW
         self.optimizer = scene.optimizer
         self.declared: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-        self.select: Callable[..., Any] | None = None
+        self.declare_data: Callable[[DeclaredData], DeclaredData] | None = None
         self.task_seed: Callable[[int], int] | None = None
         self.lie: str | None = None
         self.chip_lie: tuple[ChipLie, int] | None = None
@@ -146,9 +148,10 @@ class World:
         self.lies.append(lie)
         return lie
 
-    def adopt(self, chips: list[Any]) -> list[Any]:
-        """Put the host before the chips."""
+    def adopt(self, chips: list[Any], idle: list[Any]) -> list[Any]:
+        """Put the host before the chips that train."""
         old = self.chips
+        self.idle_chips = idle
         self.chips = [Puppet(self, chip, number) for number, chip in enumerate(chips)]
         for mine, before in zip(self.chips, old, strict=False):
             mine.watched, mine.history, mine.open = before.watched, before.history, before.open
@@ -191,8 +194,6 @@ class World:
                 stack.enter_context(
                     mock.patch("monitor.loops.recorder.hyper_of", lambda group: self.declared(hyper_of(group)))
                 )
-            if self.select is not None:
-                stack.enter_context(mock.patch("monitor.lab.RunData", _Selecting(self.select)))
             yield
 
     def advance(self, phase: str) -> None:
@@ -209,6 +210,7 @@ class World:
         """Start a run."""
         scene = self.scene
         self.runs.append(self.folder / f"run{len(self.runs)}")
+        self.recorder = None
         self.phase = "training"
         self.played = 0
         if scene.kind == "preset":
@@ -226,6 +228,7 @@ class World:
             numerics=scene.numerics,
             seed=scene.seed,
             chips=scene.chips,
+            idle_chips=scene.idle,
             checkpoint_every=scene.checkpoint_every,
             snapshot_rate=Fraction(*scene.rate),
             lab="lab",
@@ -250,7 +253,7 @@ class World:
     def train(self) -> bool:
         """Record one step."""
         if self.scene.kind == "preset":
-            self.script.append(_STEP)
+            self.script.append(_step_mark)
             self.played += 1
             return True
         if self.recorder is None:
@@ -274,8 +277,6 @@ class World:
 
     def _forge(self, recorder: Recorder) -> None:
         """From now on what is committed is not what was trained."""
-        assert self.forging is not None
-        lie, what, seed = self.forging
         settle = recorder._loop.__class__.settle
 
         def settle_and_forge() -> None:
@@ -321,7 +322,7 @@ class World:
         """Lose power and process, then resume."""
         if self.scene.kind == "preset" or self.recorder is None:
             return
-        for chip in self.chips:
+        for chip in (*self.chips, *self.idle_chips):
             self.attempt(chip.cut_power)
         self.recorder = None
         self.resume()
@@ -340,8 +341,7 @@ class World:
         """Remember what the lab would hand over without further edits."""
         if self.run.is_dir():
             self.baseline[self.run] = contents(self.run)
-        if self.trust is None:
-            self.trust = self._trust()
+        self.trust = self._trust()
 
     def _trust(self) -> Trust | None:
         files = [run.with_name(run.name + ".trust.json") for run in self.runs]
@@ -363,16 +363,24 @@ class World:
             checkpoint_every=scene.checkpoint_every,
             shards=scene.chips,
         )
-        config = new_site_config(
-            lab="lab",
-            seed=scene.seed,
-            chips=scene.chips,
-            lie=self.lie if self.chip_lie is None else self.chip_lie[0].value,
-            lie_step=min(2, task.steps),
-            snapshot_rate=Fraction(*scene.rate),
-            started=STARTED,
-            duration=timedelta(hours=1),
-        )
+        lie = self.lie if self.chip_lie is None else self.chip_lie[0].value
+        lie_step, duration = min(2, task.steps), timedelta(hours=1, minutes=len(self.runs))
+        if len(self.runs) > 1:
+            config = next_site_config(
+                self.runs[0], lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=duration
+            )
+        else:
+            config = new_site_config(
+                lab="lab",
+                seed=scene.seed,
+                chips=scene.chips,
+                idle_chips=scene.idle,
+                lie=lie,
+                lie_step=lie_step,
+                snapshot_rate=Fraction(*scene.rate),
+                started=STARTED,
+                duration=duration,
+            )
         self.played = 0
         train(task, self.run, config, device="native")
 
@@ -385,15 +393,17 @@ class World:
             after(at, recorder)
             self.played = at
             passed = False
-            while self.script and not (passed and self.script[0] is _STEP):
+            while self.script and not (passed and self.script[0] is _step_mark):
                 act = self.script.pop(0)
-                passed = passed or act is _STEP
+                passed = passed or act is _step_mark
                 self.attempt(act)
 
         def before_commit(at: int, training: Any) -> None:
             before(at, training)
             self.forge(training.memory.tensors, at)
 
+        if self.declare_data is not None:
+            real.declare_data = self.declare_data  # type: ignore[method-assign]
         real.after_step = after_step  # type: ignore[method-assign]
         real.before_commit = before_commit  # type: ignore[method-assign]
         return real
@@ -422,7 +432,7 @@ class World:
         run = run or self.run
 
         def differs() -> bool:
-            if not run.is_dir():
+            if not run.is_dir() or run in self.withheld:
                 return False
             now, then = contents(run), self.baseline[run]
             return now != then if not paths else any(now.get(path) != then.get(path) for path in paths)
@@ -433,10 +443,8 @@ class World:
 
     def settings(self) -> Settings:
         """How the inspection is done."""
-        seed: Any = _DEFAULT_SEED if self.fresh_draw else f"secret {self.scene.seed}"
-        return Settings(
-            samples=self.scene.samples, seed=seed, devices=("sse41",), segments=self.scene.segments
-        )
+        seed = None if self.fresh_draw else f"secret {self.scene.seed}"
+        return Settings(samples=self.scene.samples, seed=seed, devices=("sse41",), segments=self.scene.segments)
 
     def judge(self) -> Verdict | None:
         """Inspect what the lab hands over; None where there is nothing to inspect, or an error of one line."""
@@ -450,7 +458,12 @@ class World:
             trust = trust.merge(other)
         try:
             return inspect(
-                [*self.runs, *self.strangers], trust, self.settings(), now=self.now, worker=self._work, memory=None
+                [*(run for run in self.runs if run not in self.withheld), *self.strangers],
+                trust,
+                self.settings(),
+                now=self.now,
+                worker=self._work,
+                answers=self.answers,
             )
         except ChipwitnessError as error:
             if isinstance(error, DeviceError):
@@ -458,9 +471,15 @@ class World:
             self.error = str(error)
             return None
 
+    @property
+    def answers(self) -> list[Path]:
+        """Folders with what idle chips said."""
+        folders = [run.with_name(run.name + ".answers") for run in self.runs]
+        return [folder for folder in folders if folder.is_dir()]
+
     def _work(self, name: str, job: dict[str, Any]) -> dict[str, Any]:
         """The device, before which the lab's folders may change places."""
-        if self.swap is not None:
+        if self.swap is not None and job["run"] == str(self.swap[0].resolve()):
             shown, other = self.swap
             spare = shown.with_name(shown.name + ".spare")
             shown.rename(spare)
@@ -479,7 +498,7 @@ class World:
 
     def close(self) -> None:
         """Take the power away and remove everything."""
-        for chip in self.chips:
+        for chip in (*self.chips, *self.idle_chips):
             self.attempt(chip.cut_power)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -488,22 +507,8 @@ class World:
         return random.Random(f"{self.scene.seed}/{pick}")
 
 
-def _STEP() -> None:  # noqa: N802
+def _step_mark() -> None:
     """Marks a step in what a preset's host is to do."""
-
-
-_DEFAULT_SEED = "0"
-"""The secret of the draw where the inspector names none."""
-
-
-class _Selecting:
-    """In place of RunData in the lab: selects other data than the preset has."""
-
-    def __init__(self, select: Callable[..., Any]) -> None:
-        self._select = select
-
-    def select(self, samples: Any, order: Any, salt: bytes) -> RunData:
-        return RunData.select(*self._select(samples, order), salt)
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
@@ -511,4 +516,3 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tens
     optimizer.zero_grad()
     model(batch).square().sum().backward()
     optimizer.step()
-
