@@ -48,7 +48,10 @@ class Evidence:
 
     def drop(self, path: str) -> None:
         """Remove a file from the folder and from the manifest."""
-        (self.folder / path).unlink()
+        target = self.folder / path
+        target.unlink()
+        if not any(target.parent.iterdir()):
+            target.parent.rmdir()
         self.manifest = replace(
             self.manifest, files={name: entry for name, entry in self.manifest.files.items() if name != path}
         )

@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from inspector.verdict import Outcome
+from inspector.verdict import Outcome, Verdict
 from tests.adversary import file_actions, honest_actions, host_actions  # noqa: F401 - they enter their actions
 from tests.adversary.actions import ACTIONS, perform
 from tests.adversary.world import Scene, Worker, World, kept_device
@@ -90,6 +90,8 @@ def judge(world: World, steps: Sequence[Step]) -> Played:
     scene = world.scene
     verdict = world.judge()
     outcome = "error" if verdict is None else verdict.outcome.value
+    if scene.is_honest and verdict is not None and world.strangers:
+        outcome = _own_outcome(world, verdict)
     reasons = [world.error] if verdict is None else [reason.text for reason in verdict.reasons]
     told = world.told
     lies = [lie for lie in told if not lie.deferred]
@@ -107,21 +109,31 @@ def judge(world: World, steps: Sequence[Step]) -> Played:
     )
     accepted = outcome == Outcome.ACCEPT.value
     if scene.is_honest:
-        played.problem = _dishonoured(world, outcome, reasons, verdict)
+        played.problem = _dishonoured(world, outcome, reasons)
     elif accepted and lies and (scene.is_full or played.escape == 0):
         played.problem = f"accepted: {', '.join(played.rows)}"
     return played
 
 
-def _dishonoured(world: World, outcome: str, reasons: list[str], verdict: Any) -> str | None:
+def _own_outcome(world: World, verdict: Verdict) -> str:
+    """The outcome of the honest lab by itself: what the rival did is the rival's."""
+    if "labs" in verdict.evidence:
+        return str(verdict.evidence["labs"]["lab"])
+    names = {run.name for run in world.strangers}  # a run that cannot be read ends an inspection early
+    mine = [reason for reason in verdict.reasons if reason.where.get("run") not in names]
+    return verdict.outcome.value if mine else "INCONCLUSIVE"
+
+
+def _dishonoured(world: World, outcome: str, reasons: list[str]) -> str | None:
     """What an honest lab may not meet."""
-    if outcome == "INCONCLUSIVE" and not all(any(text in reason for text in INCOMPLETE) for reason in reasons):
+    doubts = [] if world.strangers else reasons
+    if outcome == "INCONCLUSIVE" and not all(any(text in reason for text in INCOMPLETE) for reason in doubts):
         return f"inconclusive without saying what is missing: {reasons}"
     if outcome == "error":
         return f"refused: {reasons[0]}"
     if world.refused:
         return f"recorder or chip refused: {world.refused[0]}"
-    if outcome == "REJECT" and (not world.strangers or verdict.evidence.get("labs", {}).get("lab") == "REJECT"):
+    if outcome == "REJECT":
         return f"rejected: {reasons[0]}"
     return None
 
