@@ -168,6 +168,19 @@ def extra_ticks(world: World, pick: int) -> None:
     world.schedule(act)
 
 
+@action("training", "A5")
+def one_works(world: World, pick: int) -> None:
+    """Busy ticks of one chip that no declared step explains."""
+    lie = world.tell("A5", on_chips=True, certain=True)
+
+    def act() -> None:
+        chip = world.chips[0]
+        chip.chip.tick(chip.run_id, chip.step)
+        lie.hit(chip.number)
+
+    world.schedule(act)
+
+
 @action("training", "A6")
 def tick_no_run(world: World, pick: int) -> None:
     """Busy ticks in the middle of the run that belong to no run."""

@@ -174,8 +174,8 @@ def lying_sequence(seed: int) -> tuple[Scene, list[Step]]:
     scene = lying_scene(rng, kind, sampled=sampled)
     count = 1 if rng.random() < 0.6 else rng.randint(2, 4)
     names = [_lying_action(rng, kind) for _ in range(count)]
-    if sampled and rng.random() < 0.15:
-        names = [rng.choice(["extra_ticks", "hidden_busy", "other_head"]), "grind"]
+    if sampled and rng.random() < 0.2:
+        names = [rng.choice(["one_works", "one_works", "extra_ticks", "other_head"]), "grind"]
     if "swap_folder" in names or "other_seed" in names:
         scene = _replaced(scene, model="dropout")
         names = ["other_seed", *names] + (["swap_folder"] if rng.random() < 0.7 else [])
