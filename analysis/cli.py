@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from analysis.commands import register_all
+from analysis.commands import _common, register_all
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 
 __all__ = ["Handler", "build_parser", "main"]
@@ -21,7 +21,7 @@ Handler = Callable[[argparse.Namespace], int]
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, _common.visible(f"{self.prog}: {message}") + "\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,12 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(arguments.command, error, 1)
     except DeviceError as error:
         return _fail(arguments.command, error, 3)
+    except MemoryError:
+        return _fail(arguments.command, "there is not enough memory", 3)
     except KeyboardInterrupt:
         return _fail(arguments.command, "interrupted", 3)
 
 
 def _fail(command: str, error: object, code: int) -> int:
-    print(f"chipwitness {command}: {error}", file=sys.stderr)
+    print(_common.visible(f"chipwitness {command}: {error}"), file=sys.stderr)
     return code
 
 

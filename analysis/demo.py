@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from firmware_sim.errors import CallerError
+from inspector.chances import hidden_training_detection
 from inspector.devices import DevicePool
 from inspector.dispute import Claim, settle
 from inspector.drift import DRIFT_POLICY, native_weights, record_decisions
 from inspector.guards import Settings
-from inspector.session import hidden_training_detection, inspect
+from inspector.session import inspect
 from inspector.transcripts import open_run
 from inspector.trust import Trust
 from inspector.verdict import Outcome

@@ -16,7 +16,17 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from firmware_sim.errors import CallerError
-from inspector.campaign import Bound, Outcome, Plan, Scenario, Strategy, predict, simulate_agents, simulate_counts
+from inspector.campaign import (
+    Bound,
+    Outcome,
+    Plan,
+    Scenario,
+    Sizing,
+    Strategy,
+    predict,
+    simulate_agents,
+    simulate_counts,
+)
 from inspector.campaign._checks import fraction, whole
 from inspector.campaign.counts import CountsWorld
 from inspector.campaign.intervals import clopper_pearson
@@ -250,17 +260,19 @@ class CampaignRow:
             and the error probability is shared between rates and trials.
         miss: measured escape probability, by splitting where escapes are rare.
         predicted: the closed form at the rates' point values.
+        false_alarm: exact probability that a world of honest labs alone is accused under the same regime over the same
+            days; the row of that world measures it.
         completed: share of the trials in which the runs were finished unseen.
         days_to_detection: (10 %, 50 %, 90 %) quantiles of the day of detection among caught trials.
         measured_lies: lies whose rates came from measurements; ``assumed_lies`` those that the scenario assumed.
-        samples_needed: samples a period for the wanted probability, None where sampling cannot reach it or no closed
-            form exists.
+        sizing: what the wanted probability takes within the cap on false alarms; None for the world of honest labs.
     """
 
     name: str
     detection: Estimate
     miss: Estimate
     predicted: Prediction
+    false_alarm: float
     completed: float
     days_to_detection: tuple[float, float, float] | None
     involved_chips: int
@@ -268,7 +280,18 @@ class CampaignRow:
     samples_per_period: int
     measured_lies: tuple[str, ...]
     assumed_lies: tuple[str, ...]
-    samples_needed: int | None
+    sizing: Sizing | None
+
+    @property
+    def excess(self) -> tuple[float, float, float]:
+        """Measured detection less false alarm, and the ends of its interval; below 0 by chance alone."""
+        found = self.detection
+        return found.value - self.false_alarm, found.low - self.false_alarm, found.high - self.false_alarm
+
+    @property
+    def predicted_excess(self) -> float | None:
+        """Predicted detection less false alarm; None without closed form."""
+        return None if self.predicted.detection is None else self.predicted.detection - self.false_alarm
 
 
 def run_campaign(
@@ -335,6 +358,7 @@ def _row(
         detection=detection,
         miss=miss,
         predicted=predict(plan),
+        false_alarm=scenario.false_alarm(),
         completed=float((outcome.finished & ~outcome.caught).mean()) if strategy is not None else 0.0,
         days_to_detection=quantiles,
         involved_chips=plan.involved,
@@ -342,7 +366,7 @@ def _row(
         samples_per_period=plan.samples_per_period,
         measured_lies=measured,
         assumed_lies=tuple(lie for lie in plan.lies if lie not in measured),
-        samples_needed=None if strategy is None else scenario.samples_needed(strategy),
+        sizing=None if strategy is None else scenario.sizing(strategy),
     )
 
 

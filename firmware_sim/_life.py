@@ -10,6 +10,7 @@ from firmware_sim.evidence.chiplog import ZERO_DIGEST, LogError, LogRecord, Reco
 __all__ = ["check_life"]
 
 _OFF = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP})
+_BEFORE_SPENT = frozenset({RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF, RecordKind.POWER_GAP})
 _CLEAN = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF})
 
 
@@ -19,7 +20,8 @@ def check_life(records: Sequence[LogRecord], *, chip: str) -> None:
     Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
     stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks and busy ticks start at 0 and
     never fall, busy ticks grow by at most as much as ticks, and snapshots have rising ticks. At most one epoch is open;
-    time passes and work, commitments and quotes happen in an open epoch only. Beacons never go back in time.
+    time passes and work, commitments and quotes happen in an open epoch only. Beacons never go back in time. Nothing
+    comes after SPENT, which stands where an epoch or a boot has ended.
 
     Raises:
         LogError: names the record and its field.
@@ -49,6 +51,12 @@ class _Life:
             self._require(self.last is None and kind is RecordKind.GENESIS, "kind", f"is {kind.name} at this place")
             self._require((record.boot, record.tick) == (0, 0), "boot", "is not 0 in the first record")
             self._require(record.busy == 0, "busy", f"is {record.busy} in the first record, expected 0")
+        elif self.last is RecordKind.SPENT:
+            self._require(False, "kind", f"is {kind.name} after the log was full")
+        elif kind is RecordKind.SPENT:
+            self._require(self.last in _BEFORE_SPENT, "kind", "is SPENT where neither an epoch nor a boot has ended")
+            same = (record.boot, record.tick, record.busy) == (self.boot, self.tick, self.busy)
+            self._require(same, "tick", "is not the time of the record before")
         elif self.last in _OFF:
             self._require(kind is RecordKind.BOOT, "kind", f"is {kind.name} while the chip is off")
             self._take_boot(record)

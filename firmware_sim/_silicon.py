@@ -23,7 +23,7 @@ from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError
 __all__ = ["Fuses", "Silicon", "State", "create_silicon"]
 
 _FUSES, _FIRMWARE, _NVRAM, _LOG, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "log.bin", "power.lock"
-_STATE = struct.Struct(">Q32sI?QQ")
+_STATE = struct.Struct(f">Q32sI?QQ{RECORD_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,8 @@ class State:
     """The chip's persistent state; all the rest follows from the log, which it acknowledges up to `log_size`.
 
     `tick` and `busy` are this boot's time and busy ticks; `pending` says that the snapshot of `tick` is under way;
-    `security_floor` is the highest security version ever booted.
+    `security_floor` is the highest security version ever booted. `last_record` is the log's last record once more, so
+    that one write to the log may get lost.
     """
 
     log_size: int = 0
@@ -40,18 +41,22 @@ class State:
     security_floor: int = 0
     tick: int = 0
     busy: int = 0
+    last_record: bytes = bytes(RECORD_BYTES)
 
     def to_bytes(self) -> bytes:
-        return _STATE.pack(self.log_size, self.log_head, self.security_floor, self.pending, self.tick, self.busy)
+        return _STATE.pack(
+            self.log_size, self.log_head, self.security_floor, self.pending, self.tick, self.busy, self.last_record
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
         if len(data) != _STATE.size:
             raise NvramError(f"chip state has {len(data)} bytes, not {_STATE.size}")
-        log_size, log_head, security_floor, pending, tick, busy = _STATE.unpack(data)
+        log_size, log_head, security_floor, pending, tick, busy, last_record = _STATE.unpack(data)
         return cls(
-            log_size=log_size, log_head=log_head, pending=pending, security_floor=security_floor, tick=tick, busy=busy
-        )
+            log_size=log_size, log_head=log_head, pending=pending, security_floor=security_floor, tick=tick, busy=busy,
+            last_record=last_record,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +118,13 @@ class Silicon:
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder = folder
+        self._process = os.getpid()
         self.fuses = Fuses.from_bytes(_read(folder / _FUSES))
         self._lock = _lock(folder / _LOCK, self.fuses.secrets.chip_id)
         try:
             self.nvram = Nvram(folder / _NVRAM, disk)
             self.state = State.from_bytes(self.nvram.state)
-            self.log = LogFile(folder / _LOG, record_bytes=RECORD_BYTES, size=self.state.log_size, disk=disk)
+            self.log = LogFile(folder / _LOG, last=self.state.last_record, size=self.state.log_size, disk=disk)
         except BaseException:
             os.close(self._lock)
             raise
@@ -126,13 +132,21 @@ class Silicon:
     @property
     def firmware(self) -> Firmware:
         try:
-            document = canonical.decode(_read(self.folder / _FIRMWARE))
-            return Firmware(name=document["name"], security_version=document["security_version"])
-        except (LookupError, TypeError, ChipwitnessError):
+            data = _read(self.folder / _FIRMWARE)
+            document = canonical.decode(data)
+            image = Firmware(
+                name=document["name"],
+                security_version=document["security_version"],
+                signature=bytes.fromhex(document["signature"]),
+            )
+            if _encode_firmware(image) == data:
+                return image
+            raise NvramError("chip firmware is not encoded as a chip does it")
+        except (LookupError, TypeError, ValueError, ChipwitnessError):
             raise NvramError("chip firmware is malformed") from None
 
-    @firmware.setter
-    def firmware(self, firmware: Firmware) -> None:
+    def install(self, firmware: Firmware) -> None:
+        """Make this the image that the next boot starts."""
         temporary = self.folder / (_FIRMWARE + ".new")
         temporary.write_bytes(_encode_firmware(firmware))
         os.replace(temporary, self.folder / _FIRMWARE)
@@ -141,18 +155,27 @@ class Silicon:
         self.nvram.write(state.to_bytes())
         self.state = state
 
-    def append(self, record: bytes, state: State) -> None:
-        """Append a record and acknowledge it with the state that counts it, in this order."""
-        self.log.append(record)
+    def append(self, state: State) -> None:
+        """Append `last_record` of a state to the log and acknowledge it with that state, in this order."""
+        self.log.append(state.last_record)
         self.store(state)
         self.log.acknowledge()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this is the process that opened the folder, and not a child that inherited its memory."""
+        return os.getpid() == self._process
+
     def close(self) -> None:
-        if self._lock >= 0:
-            self.log.close()
-            self.nvram.close()
-            os.close(self._lock)
-            self._lock = -1
+        """Close the folder; in a child process that leaves the parent's files and lock as they are."""
+        if self._lock < 0:
+            return
+        self.log.close()
+        self.nvram.close()
+        if self.is_own:  # a child may hold the descriptor open for longer, and the lock with it
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        os.close(self._lock)
+        self._lock = -1
 
 
 def create_silicon(folder: Path, fuses: Fuses, firmware: Firmware, disk: Disk) -> None:
@@ -175,7 +198,13 @@ def _fuses_digest(content: object) -> object:
 
 
 def _encode_firmware(firmware: Firmware) -> bytes:
-    return canonical.encode({"name": firmware.name, "security_version": firmware.security_version})
+    return canonical.encode(
+        {
+            "name": firmware.name,
+            "security_version": firmware.security_version,
+            "signature": firmware.signature.hex(),
+        }
+    )
 
 
 def _read(path: Path) -> bytes:

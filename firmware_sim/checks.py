@@ -181,7 +181,10 @@ def check_log_chain(records: Sequence[LogRecord], identity: ChipIdentity) -> Non
 
 
 def check_log_quoted(records: Sequence[LogRecord], quote: Quote) -> None:
-    """The log is the one quoted: all of it and nothing more, ending with the record of this very quote."""
+    """The log is the one quoted: all of it and nothing more, ending with the record of this very quote.
+
+    The log of a spent chip ends for good, with the record that says so.
+    """
     if len(records) != quote.log_size:
         raise QuoteError(f"chip {quote.chip_id}: log has {len(records)} records, its quote says {quote.log_size}")
     if log_head(records) != quote.log_head:
@@ -190,7 +193,8 @@ def check_log_quoted(records: Sequence[LogRecord], quote: Quote) -> None:
         )
     last = records[-1]
     request = quote_request_digest(quote.nonce, quote.verifier_id).value
-    if last.kind is not RecordKind.QUOTE or last.digest != request:
+    recorded = last.kind is RecordKind.QUOTE and last.digest == request
+    if not recorded and last.kind is not RecordKind.SPENT:
         raise QuoteError(f"chip {quote.chip_id}: log record {last.counter}: is not the record of this quote")
     if quote.counter < quote.log_size:
         raise QuoteError(f"chip {quote.chip_id}: counter {quote.counter} is below its log's size {quote.log_size}")

@@ -12,6 +12,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn, Self
 
+from firmware_sim._commands import (
+    Gate,
+    check_coordinate,
+    check_digest,
+    check_request,
+    check_sealed,
+    check_ticks,
+    command,
+)
 from firmware_sim._silicon import Fuses, Silicon, State, create_silicon
 from firmware_sim.beacon import beacon_digest, open_beacon
 from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
@@ -29,7 +38,7 @@ from firmware_sim.evidence.chiplog import (
 from firmware_sim.evidence.digest import BLAKE3, DEFAULT_ALGORITHM, Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
 from firmware_sim.evidence.quote import Quote
-from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, MakerCA, issue_alias
+from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, IdentityError, MakerCA, check_image, issue_alias
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError, checked_quotas
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.nvram import Disk, NvramError, PosixDisk
@@ -37,8 +46,8 @@ from firmware_sim.schedule import EpochKey, commit_epoch, derive_epoch_key, is_s
 
 __all__ = ["ChipOrder", "FirmwareChip", "quote_request_digest"]
 
-_NONCE_BYTES = range(16, 65)
-_NO_GAP = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP})
+_NO_GAP = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP, RecordKind.SPENT})
+_BOOT_NEEDS = {RecordKind.BOOT: 1, RecordKind.EPOCH: 1, RecordKind.CLOSE_EPOCH: 1}
 _SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223"
 _RFC8032_PRIVATE = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
 _RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
@@ -69,12 +78,17 @@ class ChipOrder:
 
 
 class FirmwareChip(Chip):
-    """The honest firmware over a chip folder; `manufacture` or `power_on` makes one."""
+    """The honest firmware over a chip folder; `manufacture` or `power_on` makes one.
+
+    A chip whose log has no room left for another boot, epoch or quote is spent: it closes its epoch, says so in its
+    last record, and from then on answers inspections and refuses all else.
+    """
 
     def __init__(self, silicon: Silicon, firmware: Firmware) -> None:
         self._silicon = silicon
         self._fuses: Fuses = silicon.fuses
         self._firmware = firmware
+        self.gate = Gate(silicon.fuses.secrets.chip_id)
         self._finalizer = weakref.finalize(self, silicon.close)
         self._memory: DeviceMemory | None = None
         self._copy: MemoryCopy | None = None
@@ -84,7 +98,8 @@ class FirmwareChip(Chip):
         self._registers = Registers()
         self._boot = self._epoch = self._beacon_time = 0
         self._opened_busy = self._snapshots = self._bytes_hashed = 0
-        self._epoch_key = b""
+        self._epoch_key = self._booted = b""
+        self._spent = False
 
     @classmethod
     def manufacture(
@@ -133,14 +148,15 @@ class FirmwareChip(Chip):
             beacon_key=order.beacon_key,
             quotas=checked_quotas(order.quotas),
         )
-        create_silicon(folder, fuses, order.firmware, disk)
+        create_silicon(folder, fuses, order.maker.sign_firmware(order.firmware), disk)
 
     @classmethod
     def power_on(cls, folder: Path | str, *, firmware: Firmware | None = None, disk: Disk | None = None) -> Self:
         """Boot the chip in `folder`: self-test, log check, measured boot; `firmware` installs another image first.
 
         Raises:
-            MailboxError: the chip runs already, or the image is older than one it has booted.
+            MailboxError: the chip runs already; or the image is not signed by its maker or older than one it has
+                booted; or the chip is spent and the image is not the one it last booted.
             NvramError: the folder's content was altered or is missing.
             ChipFailure: the self-test failed or the storage can't be written.
         """
@@ -148,9 +164,8 @@ class FirmwareChip(Chip):
         silicon = Silicon(Path(folder), disk or PosixDisk())
         try:
             image = silicon.firmware if firmware is None else firmware
+            cls._check_signature(silicon, image)
             cls._check_rollback(silicon, image)
-            if firmware is not None:
-                silicon.firmware = firmware
             chip = cls(silicon, image)
             chip._start()
         except BaseException:
@@ -184,6 +199,12 @@ class FirmwareChip(Chip):
         return self._silicon.state.tick
 
     @property
+    def firmware(self) -> Firmware:
+        """The image that runs, with its maker's signature."""
+        return self._firmware
+
+    @property
+    @command
     def utilisation(self) -> Utilisation:
         state = self._silicon.state
         return Utilisation(
@@ -193,28 +214,32 @@ class FirmwareChip(Chip):
             bytes_hashed=self._bytes_hashed,
         )
 
+    @command
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
-        self._check_coordinate(run_id, step, 0)
+        check_coordinate(self._fused_id, run_id, step, 0)
+        memory = self._own_memory(memory)
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
         self._memory, self._copy = memory, None
         self._coordinate = (run_id, step, 0)
         return record
 
+    @command
     def commit(self, run_id: bytes, step: int, digest: bytes) -> LogRecord:
-        self._check_coordinate(run_id, step, 0)
-        if len(digest) != 32:
-            self._refuse(ErrorCode.BAD_ARGUMENT, f"a commitment has 32 bytes, not {len(digest)}")
+        check_coordinate(self._fused_id, run_id, step, 0)
+        check_digest(self._fused_id, digest)
         return self._append(RecordKind.COMMIT, run_id=run_id, step=step, digest=digest)
 
+    @command
     def tick(self, run_id: bytes, step: int, op: int = 0) -> SnapshotEvent | None:
-        self._check_coordinate(run_id, step, op)
+        check_coordinate(self._fused_id, run_id, step, op)
         self._require_space(RecordKind.SNAPSHOT)
         self._coordinate = (run_id, step, op)
         return self._advance(1, busy=1)
 
+    @command
     def idle(self, ticks: int) -> list[SnapshotEvent]:
-        if ticks < 0:
-            self._refuse(ErrorCode.BAD_ARGUMENT, f"can't idle for {ticks} ticks")
+        check_ticks(self._fused_id, ticks)
+        self._require_space(RecordKind.SNAPSHOT)
         target = self.time + ticks
         events = []
         while self.time < target:
@@ -224,7 +249,9 @@ class FirmwareChip(Chip):
                 events.append(event)
         return events
 
+    @command
     def beacon(self, signed: bytes) -> LogRecord:
+        check_sealed(self._fused_id, signed)
         if self._fuses.beacon_key is None:
             self._refuse(ErrorCode.NO_BEACON_KEY, "no verifier's beacon key is fused in")
         try:
@@ -237,23 +264,36 @@ class FirmwareChip(Chip):
         self._beacon_time = beacon.time
         return record
 
+    @command
     def close_epoch(self) -> int:
-        self._require_space(RecordKind.EPOCH)
+        self._require_power()
         closed = self._epoch
-        self._end_epoch()
-        self._open_epoch(closed + 1)
+        if self._spent:
+            return closed
+        if self._has_room({RecordKind.EPOCH: 1, RecordKind.CLOSE_EPOCH: 2}):
+            self._end_epoch()
+            self._open_epoch(closed + 1)
+        else:
+            self._retire()
         return closed
 
+    @command
     def reveal(self) -> tuple[EpochKey, ...]:
         return tuple(
             EpochKey(epoch=epoch, key=derive_epoch_key(self._fuses.schedule_secret, epoch))
-            for epoch in range(self._epoch)
+            for epoch in range(self._epoch + self._spent)
         )
 
+    @command
     def quote(self, nonce: bytes, verifier_id: str) -> bytes:
-        if len(nonce) not in _NONCE_BYTES or not 0 < len(verifier_id) <= 200:
-            self._refuse(ErrorCode.BAD_ARGUMENT, "a quote needs a nonce of 16 to 64 bytes and a verifier id")
-        self._append(RecordKind.QUOTE, digest=quote_request_digest(nonce, verifier_id).value)
+        check_request(self._fused_id, nonce, verifier_id)
+        self._require_power()
+        if not self._spent and not self._has_room({RecordKind.QUOTE: 1}):
+            self._retire()
+        if self._spent:
+            self._store(self._silicon.state)  # the counter grows with each quote
+        else:
+            self._append(RecordKind.QUOTE, digest=quote_request_digest(nonce, verifier_id).value)
         quote = Quote(
             chip_id=self._fused_id,
             certificate_digest=self.certificate_digest,
@@ -274,20 +314,35 @@ class FirmwareChip(Chip):
         )
         return quote.sign(self._alias_key())
 
+    @command
     def log_bytes(self) -> bytes:
         self._require_power()
         return self._silicon.log.read()
 
+    @command
     def certificate_chain(self) -> bytes:
         return issue_alias(self._fuses.secrets, self._firmware)
 
+    @command
     def power_off(self) -> None:
-        self._require_space(RecordKind.POWER_OFF)
-        self._end_epoch()
-        self._append(RecordKind.POWER_OFF)
+        self._require_power()
+        if not self._spent:
+            self._require_space(RecordKind.POWER_OFF)
+            self._end_epoch()
+            self._append(RecordKind.POWER_OFF)
         self._finalizer()
 
+    @command
     def cut_power(self) -> None:
+        self._finalizer()
+
+    @property
+    def changes(self) -> int:
+        """The monotonic counter: how often the persistent state has changed."""
+        return self._silicon.nvram.sequence
+
+    def lose_power(self) -> None:
+        """End at once, in the middle of a command; a snapshot under way shows as a power gap that names its tick."""
         self._finalizer()
 
     def _advance(self, ticks: int, *, busy: int) -> SnapshotEvent | None:
@@ -309,11 +364,7 @@ class FirmwareChip(Chip):
         return is_scheduled(self._epoch_key, self._boot, tick, self._limit)
 
     def _snapshot(self) -> SnapshotEvent:
-        try:
-            digest, hashed = self._memory_digest()
-        except BaseException:
-            self._finalizer()  # a snapshot that can't be taken must show: as a power gap that names this tick
-            raise
+        digest, hashed = self._memory_digest()
         run_id, step, op = self._coordinate
         record = self._append(RecordKind.SNAPSHOT, run_id=run_id, step=step, op=op, digest=digest.value)
         self._snapshots += 1
@@ -347,6 +398,11 @@ class FirmwareChip(Chip):
         busy = self._silicon.state.busy - self._opened_busy
         self._append(RecordKind.CLOSE_EPOCH, step=self._epoch, op=busy, digest=self._commitment())
 
+    def _retire(self) -> None:
+        self._end_epoch()
+        self._append(RecordKind.SPENT)
+        self._spent = True
+
     def _start(self) -> None:
         """Check the log against the state, then boot: genesis, power gap, BOOT, EPOCH, as far as they are due."""
         records = self._read_log()
@@ -356,10 +412,20 @@ class FirmwareChip(Chip):
             digest = genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id)
             self._append(RecordKind.GENESIS, run_id=self._fuses.log_id, digest=digest)
         last = records[-1].kind if records else RecordKind.GENESIS
-        if last not in _NO_GAP:
+        gap = int(last not in _NO_GAP)
+        boots = last is not RecordKind.SPENT and self._has_room({**_BOOT_NEEDS, RecordKind.POWER_GAP: gap + 1})
+        if not boots and self._firmware.measurement.value != self._booted:
+            self._refuse(ErrorCode.CHIP_SPENT, "is spent and answers with the firmware that it last booted only")
+        if gap:
             lost = self._lost_epoch(records)
             state = self._silicon.state
             self._append(RecordKind.POWER_GAP, step=self._epoch, op=state.tick if state.pending else 0, digest=lost)
+        if not boots:
+            if last is not RecordKind.SPENT:
+                self._append(RecordKind.SPENT)
+            self._spent = True
+            return
+        self._silicon.install(self._firmware)
         self._boot += 1
         floor = max(self._silicon.state.security_floor, self._firmware.security_version)
         self._append(
@@ -387,7 +453,9 @@ class FirmwareChip(Chip):
         self._counts[record.kind] += 1
         self._registers = self._registers.extend(record)
         self._boot = record.boot
-        if record.kind is RecordKind.EPOCH:
+        if record.kind is RecordKind.BOOT:
+            self._booted = record.digest
+        elif record.kind is RecordKind.EPOCH:
             self._epoch = record.step
         elif record.kind is RecordKind.BEACON:
             self._beacon_time = record.step
@@ -429,32 +497,30 @@ class FirmwareChip(Chip):
             state,
             log_size=state.log_size + 1,
             log_head=record.hash(),
+            last_record=record.to_bytes(),
             pending=False if kind in (RecordKind.SNAPSHOT, RecordKind.POWER_GAP) else state.pending,
             security_floor=state.security_floor if security_floor is None else security_floor,
         )
-        try:
-            self._silicon.append(record.to_bytes(), following)
-        except BaseException:
-            self._finalizer()  # what reached the disk is unknown: only a boot can tell
-            raise
+        self._silicon.append(following)
         self._counts[kind] += 1
         self._registers = self._registers.extend(record)
         return record
 
     def _store(self, state: State) -> None:
         self._require_power()
-        try:
-            self._silicon.store(state)
-        except BaseException:
-            self._finalizer()
-            raise
+        self._silicon.store(state)
 
     def _require_power(self) -> None:
         if not self._finalizer.alive:
             self._refuse(ErrorCode.POWERED_OFF, "chip is powered off")
 
+    def _has_room(self, needed: Mapping[RecordKind, int]) -> bool:
+        return all(self._counts[kind] + count <= self._fuses.quotas[kind] for kind, count in needed.items())
+
     def _require_space(self, kind: RecordKind) -> None:
         self._require_power()
+        if self._spent:
+            self._refuse(ErrorCode.CHIP_SPENT, "is spent: its log is full, and it only answers inspections")
         if self._counts[kind] < self._fuses.quotas[kind]:
             return
         message = f"chip {self._fused_id}: all {self._fuses.quotas[kind]} {kind.name} records are used"
@@ -462,14 +528,23 @@ class FirmwareChip(Chip):
             raise ChipFailure(ErrorCode.LOG_FULL, message)
         raise MailboxError(ErrorCode.QUOTA_EXCEEDED, message)
 
-    def _check_coordinate(self, run_id: bytes, step: int, op: int) -> None:
-        if len(run_id) != 32:
-            self._refuse(ErrorCode.BAD_ARGUMENT, f"a run id has 32 bytes, not {len(run_id)}")
-        if not (0 <= step < 1 << 64 and 0 <= op < 1 << 64):
-            self._refuse(ErrorCode.BAD_ARGUMENT, "step and operator index are in [0, 2^64)")
+    def _own_memory(self, memory: DeviceMemory) -> DeviceMemory:
+        if type(memory) is not DeviceMemory:
+            self._refuse(ErrorCode.BAD_ARGUMENT, "a memory is of type DeviceMemory")
+        try:
+            return memory.owned()
+        except CallerError as error:
+            self._refuse(ErrorCode.BAD_ARGUMENT, str(error))
 
     def _refuse(self, code: ErrorCode, message: str) -> NoReturn:
         raise MailboxError(code, f"chip {self._fused_id}: {message}")
+
+    @classmethod
+    def _check_signature(cls, silicon: Silicon, image: Firmware) -> None:
+        try:
+            check_image(image, silicon.fuses.secrets)
+        except IdentityError as error:
+            raise MailboxError(ErrorCode.FIRMWARE_UNSIGNED, str(error)) from None
 
     @classmethod
     def _check_rollback(cls, silicon: Silicon, image: Firmware) -> None:

@@ -12,14 +12,16 @@ import datetime
 import hashlib
 import hmac
 import re
+import warnings
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
 
+from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
@@ -32,6 +34,7 @@ __all__ = [
     "IdentityError",
     "MakerCA",
     "check_firmware",
+    "check_image",
     "check_maker",
     "derive_key",
     "issue_alias",
@@ -40,7 +43,6 @@ __all__ = [
 ]
 
 _CHAIN_LENGTH = 3
-_MAX_CHAIN_BYTES = 16384
 _MAKER_NAME = "Chipwitness maker"
 _NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
@@ -58,13 +60,22 @@ class IdentityError(EvidenceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firmware:
-    """A firmware image, known by its measurement; `security_version` only rises from release to release."""
+    """A firmware image, known by its measurement; `security_version` only rises from release to release.
+
+    A chip boots an image only with its maker's `signature` (`MakerCA.sign_firmware`), so that nobody else can raise the
+    security version below which it boots none.
+    """
 
     name: str
     security_version: int
+    signature: bytes = field(default=b"", compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.security_version < 1 << 32:
+        if type(self.name) is not str or type(self.signature) is not bytes:
+            raise CallerError("a firmware's name is of type str, its signature of type bytes")
+        if not 0 < len(self.name) <= 200 or not self.name.isprintable():
+            raise CallerError("a firmware's name has 1 to 200 printable characters")
+        if type(self.security_version) is not int or not 0 <= self.security_version < 1 << 32:
             raise CallerError("a firmware's security version is in [0, 2^32)")
 
     @property
@@ -109,6 +120,11 @@ class DeviceSecrets:
     def certificate_digest(self) -> Digest:
         return _pem_digest(self.device_certificate)
 
+    @property
+    def maker_key(self) -> VerifyingKey:
+        """The key that firmware images for this chip are signed with."""
+        return _open(x509.load_pem_x509_certificate(self.maker_certificate)).key
+
 
 def derive_key(secret: bytes, *labels: str) -> bytes:
     """Return 32 bytes that only `secret` gives; other labels give unrelated ones."""
@@ -132,6 +148,10 @@ class MakerCA:
         """What an inspector trusts."""
         return _pem_digest(self.certificate)
 
+    def sign_firmware(self, firmware: Firmware) -> Firmware:
+        """Return the image with the signature without which this maker's chips do not boot it."""
+        return replace(firmware, signature=self._key.sign(_image_message(firmware)))
+
     def issue_device(self, chip_id: str, seed: bytes) -> DeviceSecrets:
         """Return a chip's secrets and certificate; the UDS depends on `seed` and `chip_id`.
 
@@ -149,6 +169,21 @@ class MakerCA:
             device_certificate=_pem(builder.sign(self._key.private_key, None)),
             maker_certificate=self.certificate,
         )
+
+
+def check_image(firmware: Firmware, secrets: DeviceSecrets) -> None:
+    """Check that the chip's maker signed the image.
+
+    Raises:
+        IdentityError: it did not.
+    """
+    try:
+        secrets.maker_key.verify(firmware.signature, _image_message(firmware))
+    except EvidenceError:
+        raise IdentityError(
+            f"firmware {firmware.name!r:.100} of security version {firmware.security_version} is not signed by the "
+            f"maker of chip {secrets.chip_id}"
+        ) from None
 
 
 def issue_alias(secrets: DeviceSecrets, firmware: Firmware) -> bytes:
@@ -231,6 +266,10 @@ def read_chain(chain_pem: bytes) -> ChipIdentity:
     )
 
 
+def _image_message(firmware: Firmware) -> bytes:
+    return length_prefixed("chipwitness/firmware-image/1", firmware.measurement.value)
+
+
 def _maker_builder(key: VerifyingKey) -> x509.CertificateBuilder:
     return _builder(_MAKER_NAME, _MAKER_NAME, key, key, ca=True, path_length=1)
 
@@ -297,13 +336,16 @@ class _Certificate:
 
 
 def _load_chain(chain_pem: bytes) -> list[_Certificate]:
-    if len(chain_pem) > _MAX_CHAIN_BYTES:
-        raise IdentityError(f"certificate chain has {len(chain_pem)} bytes, more than {_MAX_CHAIN_BYTES}")
+    most = bounds.CHAIN_BYTES.most
+    if len(chain_pem) > most:
+        raise IdentityError(f"certificate chain has {len(chain_pem)} bytes, more than {most}")
     try:
-        chain = x509.load_pem_x509_certificates(chain_pem)
-        encoded = b"".join(_pem(certificate) for certificate in chain)
-        opened = [_open(certificate) for certificate in chain]
-    except EvidenceError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what the parser only warns of, such as negative serial numbers
+            chain = x509.load_pem_x509_certificates(chain_pem)
+            encoded = b"".join(_pem(certificate) for certificate in chain)
+            opened = [_open(certificate) for certificate in chain]
+    except (EvidenceError, MemoryError):
         raise
     except Exception as error:  # the parser's errors on hostile bytes have no common class
         raise IdentityError(f"certificate chain can't be parsed: {error}".splitlines()[0]) from None

@@ -23,6 +23,10 @@ class ErrorCode(enum.IntEnum):
     POWERED_OFF = 106
     ALREADY_POWERED = 107
     ALREADY_MANUFACTURED = 108
+    BUSY = 109
+    FOREIGN_PROCESS = 110
+    FIRMWARE_UNSIGNED = 111
+    CHIP_SPENT = 112
     SELF_TEST_FAILED = 201
     STORAGE_FAILED = 202
     LOG_FULL = 203
@@ -57,12 +61,13 @@ DEFAULT_QUOTAS: Mapping[RecordKind, int] = MappingProxyType(
         RecordKind.SNAPSHOT: 1 << 20,
         RecordKind.BEACON: 1 << 16,
         RecordKind.QUOTE: 1 << 16,
+        RecordKind.SPENT: 1,
     }
 )
 
 
 def checked_quotas(overrides: Mapping[RecordKind, int]) -> dict[RecordKind, int]:
     """Return the default quotas with `overrides`; each kind has its own space, so none can crowd out another."""
-    if any(count < 1 for count in overrides.values()):
-        raise CallerError("a quota is at least 1")
+    if any(type(count) is not int or not 1 <= count < 1 << 32 for count in overrides.values()):
+        raise CallerError("a quota is at least 1 and below 2^32")
     return {**DEFAULT_QUOTAS, **overrides}

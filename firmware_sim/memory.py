@@ -2,12 +2,18 @@
 
 A region is a contiguous slice of a tensor's storage, flattened in row-major order. Nothing is copied until a snapshot:
 what the training writes is what the chip sees.
+
+Reading memory runs no code of the host: tensors are of the exact types `numpy.ndarray`, `torch.Tensor` or
+`torch.nn.Parameter`, their methods are looked up on these types and not on the object, and PyTorch's function and
+dispatch overrides, of subclasses and of modes, are off meanwhile.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,6 +36,11 @@ REGION_KINDS = ("weight", "gradient", "optimizer", "buffer")
 _MAX_REGIONS = 1 << 20
 _MAX_DIMENSIONS = 32
 
+# By type, since the text of a data type may be the host's. The first name of each type is its own.
+_NUMPY_DTYPES = {
+    type(np.dtype(code)): str(np.dtype(code)) for code in "?bBhHiIlLqQefdFD" if str(np.dtype(code)) in DTYPE_SIZES
+}
+
 _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -45,6 +56,11 @@ class RegionEntry:
     elements: int
 
     def __post_init__(self) -> None:
+        texts, sizes = (self.name, self.kind, self.dtype), (self.offset, self.elements)
+        if any(type(text) is not str for text in texts) or type(self.shape) is not tuple:
+            raise CallerError("a region's name, kind and dtype are of type str, its shape is of type tuple")
+        if any(type(size) is not int for size in (*sizes, *self.shape)):
+            raise CallerError("a region's offset, elements and sizes are of type int")
         if not self.name:
             raise CallerError("a region needs a name")
         if self.kind not in REGION_KINDS:
@@ -83,8 +99,9 @@ class RegionEntry:
 class Region:
     """A slice of a live tensor: `elements` from `offset` on in the flattened `tensor`.
 
-    `tensor` is a torch tensor (any device) or a numpy array, contiguous, of `dtype` and `shape`; it is looked at anew
-    at each snapshot, so `tensor.data = …` is seen. bfloat16, float16, bool and integers are read as bytes.
+    `tensor` is a torch tensor (any device) or a numpy array, no subclass of either, contiguous, of `dtype` and `shape`;
+    it is looked at anew at each snapshot, so `tensor.data = …` is seen. bfloat16, float16, bool and integers are read
+    as bytes. A region over the meta device describes memory and has none: `view` and `check_readable` refuse it.
     """
 
     name: str
@@ -96,18 +113,19 @@ class Region:
     tensor: Any
 
     def __post_init__(self) -> None:
-        _check_tensor(self.entry, self.tensor)
+        with without_overrides():
+            _check_tensor(self.entry, self.tensor)
 
     @classmethod
     def of(
         cls, name: str, tensor: Any, *, kind: str = "weight", offset: int = 0, elements: int | None = None
     ) -> Region:
         """Return the region for `elements` of `tensor` from `offset` on (to the end by default)."""
-        shape = tuple(int(size) for size in tensor.shape)
+        with without_overrides():
+            check_plain(name, tensor)
+            shape, dtype = tuple(tensor.shape), _dtype_name(tensor)
         count = math.prod(shape) - offset if elements is None else elements
-        return cls(
-            name=name, kind=kind, dtype=_dtype_name(tensor), shape=shape, offset=offset, elements=count, tensor=tensor
-        )
+        return cls(name=name, kind=kind, dtype=dtype, shape=shape, offset=offset, elements=count, tensor=tensor)
 
     @property
     def entry(self) -> RegionEntry:
@@ -126,8 +144,21 @@ class Region:
         Raises:
             CallerError: the tensor no longer has the dtype, shape or layout of the region.
         """
-        _check_tensor(self.entry, self.tensor)
-        return _flat_bytes(self.tensor, self.offset, self.elements)
+        with without_overrides():
+            _check_tensor(self.entry, self.tensor)
+            _check_present(self.name, self.tensor)
+            return _flat_bytes(self.tensor, self.offset, self.elements)
+
+    def check_readable(self) -> None:
+        """Read no element as a snapshot would read some; wrapped and lazily conjugated tensors fail here.
+
+        Raises:
+            CallerError: the tensor has no bytes of its own.
+        """
+        with without_overrides():
+            _check_tensor(self.entry, self.tensor)
+            _check_present(self.name, self.tensor)
+            _check_readable(self.name, self.tensor)
 
 
 class MemoryCopy:
@@ -194,6 +225,18 @@ class DeviceMemory:
     @property
     def regions(self) -> tuple[Region, ...]:
         return self._regions
+
+    def owned(self) -> DeviceMemory:
+        """Return the same memory as an object that nobody else holds, ready for a snapshot.
+
+        Raises:
+            CallerError: a region is no `Region`, or can't be read.
+        """
+        for region in self._regions:
+            if type(region) is not Region:
+                raise CallerError("a device memory consists of objects of type Region")
+            region.check_readable()
+        return DeviceMemory(self._regions)
 
     @property
     def byte_count(self) -> int:
@@ -279,16 +322,40 @@ def _region_digest(entry: RegionEntry, data: _Bytes, algorithm: str) -> Digest:
     )
 
 
+def check_plain(name: str, tensor: Any) -> None:
+    """Check that a tensor is what it is by type, and no subclass, whose methods are the host's.
+
+    Raises:
+        CallerError: it is anything else.
+    """
+    kind: type = type(tensor)
+    if kind is np.ndarray:
+        return
+    torch = _torch()
+    if torch is None or kind not in (torch.Tensor, torch.nn.Parameter):
+        raise CallerError(
+            f"region {name!r}: is of type {kind.__name__!r:.100}, not a plain NumPy array or torch tensor"
+        )
+
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        raise CallerError(f"region {name!r}: tensor is sparse or nested")
+
+
 def _dtype_name(tensor: Any) -> str:
+    if isinstance(tensor, np.ndarray):
+        name = _NUMPY_DTYPES.get(type(tensor.dtype))
+        return name if name is not None and tensor.dtype.isnative else "of another kind"
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _check_tensor(entry: RegionEntry, tensor: Any) -> None:
+    check_plain(entry.name, tensor)
     if _dtype_name(tensor) != entry.dtype:
         raise CallerError(f"region {entry.name!r}: tensor is {_dtype_name(tensor)}, not {entry.dtype}")
     if tuple(tensor.shape) != entry.shape:
         raise CallerError(f"region {entry.name!r}: tensor has shape {tuple(tensor.shape)}, not {entry.shape}")
-    contiguous = tensor.flags.c_contiguous if isinstance(tensor, np.ndarray) else tensor.is_contiguous()
+    numpy = isinstance(tensor, np.ndarray)
+    contiguous = tensor.flags.c_contiguous if numpy else _torch().Tensor.is_contiguous(tensor)
     if not contiguous:
         raise CallerError(f"region {entry.name!r}: tensor is not contiguous")
 
@@ -296,8 +363,43 @@ def _check_tensor(entry: RegionEntry, tensor: Any) -> None:
 def _flat_bytes(tensor: Any, offset: int, elements: int) -> _Bytes:
     if isinstance(tensor, np.ndarray):
         return tensor.reshape(-1)[offset : offset + elements].view(np.uint8)
-    import torch  # only a torch tensor comes here, so it is loaded already
-
-    flat = tensor.detach().reshape(-1)[offset : offset + elements].view(torch.uint8)
-    bytes_view: _Bytes = flat.cpu().numpy()
+    bytes_view: _Bytes = _flat(tensor, offset, elements).cpu().numpy()
     return bytes_view
+
+
+def _flat(tensor: Any, offset: int, elements: int) -> Any:
+    # The method of the class: a tensor's own attribute of that name would be the host's.
+    return _torch().Tensor.detach(tensor).reshape(-1)[offset : offset + elements].view(_torch().uint8)
+
+
+def _check_present(name: str, tensor: Any) -> None:
+    if isinstance(tensor, np.ndarray):
+        return
+    if tensor.device.type == "meta":
+        raise CallerError(f"region {name!r}: tensor has no memory")
+
+
+def _check_readable(name: str, tensor: Any) -> None:
+    if isinstance(tensor, np.ndarray):
+        return
+    try:
+        _flat(tensor, 0, 0).cpu().clone().numpy()  # the clone leaves the tensor's storage resizable
+    except (RuntimeError, TypeError, ValueError) as error:
+        text = str(error).partition("\n")[0]
+        raise CallerError(f"region {name!r}: the bytes of its tensor can't be read: {text}") from None
+
+
+@contextmanager
+def without_overrides() -> Iterator[None]:
+    """Switch off what Python code can put before PyTorch's operators: overrides of subclasses and modes."""
+    torch = _torch()
+    if torch is None:
+        yield
+        return
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
+def _torch() -> Any:
+    """Return PyTorch if it is loaded: without it there is no tensor of its types."""
+    return sys.modules.get("torch")

@@ -1,8 +1,9 @@
 """Persistent state of a chip: a small two-slot store and an append-only log file.
 
 Law: power may fail before, after or in the middle of any write; at the next boot the store holds the old state or the
-new one, never a mixture, and the log holds exactly the records that the store acknowledges. Power loss is the end of
-the process; with `durable` every write is also flushed to the disk, so the law survives the host's own power loss.
+new one, never a mixture, and the log holds exactly the records that the store acknowledges. The store keeps the last of
+them too, so a disk that loses the newest write to the log does no harm. Power loss is the end of the process; with
+`durable` every write is also flushed to the disk, so the law survives the host's own power loss.
 """
 
 from __future__ import annotations
@@ -122,13 +123,16 @@ class Nvram:
 class LogFile:
     """Fixed-size records, appended. Only what `size` (from the chip's state) acknowledges counts."""
 
-    def __init__(self, path: Path, *, record_bytes: int, size: int, disk: Disk) -> None:
+    def __init__(self, path: Path, *, last: bytes, size: int, disk: Disk) -> None:
         """Open the log; a longer file was cut while an append was under way, and its unacknowledged tail goes.
 
+        Args:
+            last: the last of the `size` acknowledged records, which is written again if the disk has lost it; its
+                length is that of every record.
         Raises:
-            NvramError: the file is missing or shorter than `size` records.
+            NvramError: the file is missing or shorter than `size` - 1 records.
         """
-        self._record_bytes = record_bytes
+        self._record_bytes = len(last)
         self._disk = disk
         self.size = size
         try:
@@ -136,16 +140,23 @@ class LogFile:
         except OSError as error:
             raise NvramError(f"chip log {path.name} can't be opened: {error.strerror}") from None
         length = os.fstat(self._descriptor).st_size
-        if length < size * record_bytes:
+        if length < (size - 1) * len(last):
             self.close()
             raise NvramError(f"chip log {path.name} has {length} bytes, fewer than its {size} acknowledged records")
-        if length > size * record_bytes:
-            disk.truncate(self._descriptor, size * record_bytes)
+        if length > size * len(last):
+            disk.truncate(self._descriptor, size * len(last))
+        if size:
+            self._restore(last, (size - 1) * len(last))
 
     def append(self, record: bytes) -> None:
         """Write `record` behind the acknowledged ones; `acknowledge` makes it one of them."""
         self._disk.write_at(self._descriptor, record, self.size * self._record_bytes)
         self._disk.flush(self._descriptor)
+
+    def _restore(self, last: bytes, offset: int) -> None:
+        if os.pread(self._descriptor, len(last), offset) != last:
+            self._disk.write_at(self._descriptor, last, offset)
+            self._disk.flush(self._descriptor)
 
     def acknowledge(self) -> None:
         self.size += 1

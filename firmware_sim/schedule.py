@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
@@ -25,6 +26,7 @@ from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 __all__ = [
     "EpochKey",
     "ScheduleError",
+    "Unaudited",
     "commit_epoch",
     "decode_epoch_keys",
     "derive_epoch_key",
@@ -39,11 +41,14 @@ _PRF_BITS = 256
 _KEY_BYTES = 32
 _TICK_LABEL = b"chipwitness/snapshot-tick/1"
 _EPOCH_LABEL = b"chipwitness/epoch-key/1"
-_MAX_EPOCHS = 1 << 20
 
 
 class ScheduleError(EvidenceError):
     """Snapshots are missing or extra, or an epoch key does not open its commitment."""
+
+
+class Unaudited(ScheduleError):
+    """A log holds more ticks than an audit looks at: nothing is known against the chip, and nothing for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +110,10 @@ def decode_epoch_keys(data: bytes) -> tuple[EpochKey, ...]:
     Raises:
         EvidenceError: malformed, out of order, or an epoch twice.
     """
-    lines = canonical.decode(data)
-    if not isinstance(lines, list) or len(lines) > _MAX_EPOCHS:
+    lines = canonical.decode(data, most=bounds.EPOCH_KEYS_BYTES)
+    if not isinstance(lines, list):
         raise EvidenceError("epoch keys are not a list")
+    bounds.EPOCH_KEYS.check(len(lines))
     keys = tuple(_decode_key(line) for line in lines)
     if any(following.epoch <= key.epoch for key, following in itertools.pairwise(keys)):
         raise EvidenceError("epoch keys are out of order or name an epoch twice")

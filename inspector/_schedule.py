@@ -1,25 +1,23 @@
-"""What a plan is made of: sites, evasions, a schedule, and how the Prover does best against it."""
+"""What a plan is made of: sites, evasions, a schedule, and the run that it must catch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from firmware_sim.errors import CallerError
 from inspector._logspace import counts, reals
+from inspector.alarms import FALSE_ALARMS
 from inspector.detection import (
     DAYS_PER_YEAR,
     FLOP_PER_CHIP_DAY,
-    ChipsTooFewError,
     chips_needed,
     snapshot_probability,
 )
-from inspector.sites import sites_log_miss, worst_placement
 
-__all__ = ["AS_DECLARED", "Evasion", "PlannedRun", "Problem", "Response", "Site", "Visits", "best_response"]
+__all__ = ["AS_DECLARED", "Evasion", "PlannedRun", "Problem", "Site", "Visits"]
 
 _MOST_SITES = 200
 _LARGEST_HIT = 1.0 - 2.0**-53
@@ -56,6 +54,7 @@ class Evasion:
         stretch: k; 1/k of the chips for k times as long, below 1 more chips for less time.
         visible: share of the used chips that the inspectors can sample (the others are undeclared or exempt).
         readout: chance that the log of a sampled used chip still incriminates (tampered logs, spoofed transcripts).
+        refuses: whether drawn chips with evidence are refused, as many as are tolerated and one that is not.
         sites: names of the sites that the Prover is able to use; empty means all.
     """
 
@@ -63,6 +62,7 @@ class Evasion:
     stretch: float = 1.0
     visible: float = 1.0
     readout: float = 1.0
+    refuses: bool = False
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,6 +87,9 @@ class Problem:
         rate: f.
         confidence: p.
         flop_per_day: a.
+        honest_refusal_rate: chance that a drawn chip cannot be shown for an innocent reason.
+        false_alarms: largest chance of accusing an honest lab over the longest run; below ``confidence`` where there
+            are honest refusals, for else false alarms alone would reach it.
     """
 
     flop: float
@@ -97,6 +100,8 @@ class Problem:
     rate: float = 0.1
     confidence: float = 0.9
     flop_per_day: float = FLOP_PER_CHIP_DAY
+    honest_refusal_rate: float = 0.0
+    false_alarms: float = FALSE_ALARMS
 
     def __post_init__(self) -> None:
         for what, names in (("site", [s.name for s in self.sites]), ("evasion", [e.name for e in self.evasions])):
@@ -111,6 +116,12 @@ class Problem:
         reals("rate", self.rate, low=0, high=np.inf, open_low=True)
         if not 0 < float(reals("confidence", self.confidence, low=0, high=1)) < 1:
             raise CallerError("confidence must be above 0 and below 1")
+        reals("honest refusal rate", self.honest_refusal_rate, low=0, high=1)
+        reals("false alarms", self.false_alarms, low=0, high=1)
+        if self.honest_refusal_rate > 0 and self.false_alarms >= self.confidence:
+            raise CallerError(
+                f"false alarms of {self.false_alarms:g} would reach a confidence of {self.confidence:g} by themselves"
+            )
         known = {site.name for site in self.sites}
         for evasion in self.evasions:
             if not known.issuperset(evasion.sites):
@@ -122,18 +133,38 @@ class Problem:
         """The wanted -log(1 - p)."""
         return -math.log1p(-self.confidence)
 
+    @property
+    def evident_exponent(self) -> float:
+        """-log of the largest chance that no chip with evidence is shown: what false alarms within the cap leave."""
+        spared = self.false_alarms if self.honest_refusal_rate > 0 else 0.0
+        return -math.log1p(spared - self.confidence)
+
+    @property
+    def longest(self) -> float:
+        """Days of the longest run of the list, over which an honest lab is looked at as often as any other."""
+        return self.days * max(evasion.stretch for evasion in self.evasions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visits:
-    """One line of a schedule: every ``period`` days ``samples`` chips of ``site``; no visits where samples is 0."""
+    """One line of a schedule: every ``period`` days ``samples`` chips of ``site``; no visits where samples is 0.
+
+    More than ``refusals_allowed`` chips of one visit that are not shown count as a violation.
+    """
 
     site: str
     period: float
     samples: int
+    refusals_allowed: int = 0
 
     def __post_init__(self) -> None:
         reals(f"period of site {self.site!r}", self.period, low=0, high=np.inf, open_low=True)
         counts(f"samples of site {self.site!r}", self.samples)
+        counts(f"tolerated refusals of site {self.site!r}", self.refusals_allowed)
+
+    def times(self, days: float) -> float:
+        """Visits that a run of so many days meets: one at least (Eq. 1, App. C.2), none where nothing is drawn."""
+        return max(1.0, days / self.period) if self.samples else 0.0
 
     @property
     def per_year(self) -> float:
@@ -142,28 +173,14 @@ class Visits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
-    """How the Prover does best with one evasion against a schedule.
-
-    Attributes:
-        evasion: its name.
-        placement: chips used at each site, in the order of the sites.
-        detection: probability to be caught all the same.
-    """
-
-    evasion: str
-    placement: tuple[float, ...]
-    detection: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """A run under one evasion: visible chips, days, readout, and which sites it may use."""
+    """A run under one evasion: visible chips, days, readout, whether it refuses, and which sites it may use."""
 
     chips: float
     days: float
     rate: float
     readout: float
+    refuses: bool
     allowed: np.ndarray[tuple[int], np.dtype[np.bool_]]
     fits: bool
 
@@ -178,6 +195,7 @@ class PlannedRun:
             days=problem.days * evasion.stretch,
             rate=problem.rate,
             readout=evasion.readout,
+            refuses=evasion.refuses,
             allowed=allowed,
             fits=visible <= room * (1.0 + 1e-12),
         )
@@ -186,27 +204,3 @@ class PlannedRun:
         """Return how many inspections the run meets, and the chance that a drawn used chip incriminates in one."""
         window = snapshot_probability(rate=self.rate, days=min(self.days, period))
         return max(1.0, self.days / period), min(float(window) * self.readout, _LARGEST_HIT)
-
-
-def best_response(problem: Problem, visits: Sequence[Visits], evasion: Evasion) -> Response:
-    """Return how the Prover does best with ``evasion`` against a schedule.
-
-    Raises:
-        ChipsTooFewError: the evasion needs more chips than the sites that it may use hold.
-        CallerError: the schedule does not name the problem's sites in order.
-    """
-    if [each.site for each in visits] != [site.name for site in problem.sites]:
-        raise CallerError("the schedule must have one line for each site, in the same order")
-    run = PlannedRun.of(problem, evasion)
-    if not run.fits:
-        raise ChipsTooFewError(f"evasion {evasion.name!r} needs more chips than the sites hold that it may use")
-    samples, catch = np.empty(len(visits)), np.empty(len(visits))
-    for place, each in enumerate(visits):
-        times, catch[place] = run.inspections(each.period)
-        samples[place] = each.samples * times
-    chips = np.array([site.chips for site in problem.sites])
-    placed = np.zeros(len(visits))
-    open_ = run.allowed
-    placed[open_] = worst_placement(total=run.chips, chips=chips[open_], samples=samples[open_], catch=catch[open_])
-    miss = sites_log_miss(used=placed, chips=chips, samples=samples, catch=catch)
-    return Response(evasion=evasion.name, placement=tuple(map(float, placed)), detection=float(-np.expm1(miss)))

@@ -112,19 +112,16 @@ class BusyTicks:
         """Check one record; EvidenceError says how many ticks are without a step, or which step without a tick."""
         if record.kind is RecordKind.BOOT:
             self._explained, self._newest = 0, None
-        if record.busy > self._explained:
-            extra, self._explained = record.busy - self._explained, record.busy
-            raise _error(self._chip, record, f"{extra} busy ticks before it are explained by no committed step")
-        if record.kind in _EXACT and record.busy < self._explained:
+        extra, step = record.busy - self._explained, self._newest
+        if extra > 0 or record.kind in _EXACT:
             self._explained = record.busy
-            self._count(record)
-            raise _error(self._chip, record, f"no busy tick passed after step {self._newest} was committed")
-        self._count(record)
-
-    def _count(self, record: LogRecord) -> None:
         if record.kind is RecordKind.COMMIT and record.run_id in self._runs:
             self._explained += 1
             self._newest = record.step
+        if extra > 0:
+            raise _error(self._chip, record, f"{extra} busy ticks before it are explained by no committed step")
+        if extra < 0 and record.kind in _EXACT:
+            raise _error(self._chip, record, f"no busy tick passed after step {step} was committed")
 
 
 def _error(chip: str, record: LogRecord, what: str) -> EvidenceError:

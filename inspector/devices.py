@@ -20,7 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Self
 
-from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim import bounds
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.evidence import canonical
 
 __all__ = ["DEVICES", "Device", "DevicePool", "current_device", "device", "enter", "run_worker"]
 
@@ -225,15 +227,15 @@ class _Worker:
             try:
                 process.stdin.write(json.dumps(job).encode() + b"\n")
                 process.stdin.flush()
-                line = process.stdout.readline()
+                line = process.stdout.readline(bounds.WORKER_BYTES.most + 1)
             except BrokenPipeError:
                 line = b""
             finally:
                 timed_out = not timer.is_alive()
                 timer.cancel()
             try:
-                result = json.loads(line)
-            except ValueError:
+                result = canonical.parse(line, most=bounds.WORKER_BYTES)
+            except EvidenceError:
                 raise self._failure(timed_out) from None
             if not isinstance(result, dict):
                 raise self._failure(timed_out)

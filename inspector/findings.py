@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from firmware_sim import Unaudited
 from firmware_sim.errors import EvidenceError
 from inspector.guards import Guard, Settings
 from inspector.verdict import Reason
@@ -36,11 +37,17 @@ class Findings:
         self.doubts.append(Reason(guard="evidence", text=text, where=where))
 
     def check(self, guard: Guard, function: Callable[[], Result], **where: Any) -> Result | None:
-        """Call the function if the guard is on; an EvidenceError is a finding, and the result is then None."""
+        """Call the function if the guard is on; an EvidenceError is a finding, and the result is then None.
+
+        What is too long to audit is a doubt.
+        """
         if not self.is_on(guard):
             return None
         try:
             return function()
+        except Unaudited as error:
+            self.doubt(str(error), **where)
+            return None
         except EvidenceError as error:
             self.add(guard, str(error), **where)
             return None

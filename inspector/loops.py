@@ -1,27 +1,35 @@
-"""Checks of a run of somebody's own loop: its programs, where it starts, and the numbers that change from step to step.
+"""Checks of a run of somebody's own loop: its programs, where it starts, and what its declared numbers govern.
 
 None of the lab's Python runs here. What stands in its place is an agreement from outside the run: the trust file names
-the programs and the initial state. A number that changes is accepted if the optimizer's declared hyper-parameters give
-it in every step, by one formula; the rates themselves are declared step by step, and listed.
+the programs and the initial state. The numbers of the optimizer's updates must be those that PyTorch's own class takes
+with the declared hyper-parameters; where that cannot be compared, nothing is concluded. Hyper-parameters are declared
+step by step, and each that changes is listed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
+from inspector import agreement
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.trust import Trust
 from monitor.loops.program import Program
+from monitor.loops.reference import SCHEDULES
 from monitor.loops.replaying import scalars_of
-from monitor.loops.slots import SlotRules, overlay, updates_before
+from monitor.loops.slots import StepNumbers, overlay
 from monitor.loops.steps import execution_of
+from monitor.loops.task import is_hyper_name
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["LoopReport", "check_numbers", "examine_loop"]
+__all__ = ["NOT_REVIEWED", "LoopReport", "check_numbers", "examine_loop", "numbers_text"]
+
+NOT_REVIEWED = ("FLOP as the lab counts", "paths from batches to weights not reviewed")
+"""What agreeing to a program's digest does not show."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,8 +40,12 @@ class LoopReport:
         executable: its programs are agreed, so that replay devices may run them.
         programs: steps that run each program.
         constant_bytes: bytes of constants in all programs together.
-        slots: (operator, formulas) of the numbers that change from step to step, with how many there are.
-        rates: lowest and highest learning rate of each parameter group.
+        slots: (operator, what explains it) of the numbers that change from step to step, with how many there are.
+        rates: lowest and highest learning rate of each parameter group, over the steps that update.
+        changed: each hyper-parameter that differs from its declaration in some step, over the steps that update.
+        unbound: hyper-parameters that are bound to no arithmetic, each with the reason.
+        idle: parameter groups none of whose weights is ever updated.
+        updates: runs of the optimizer's ``step``.
     """
 
     executable: bool = False
@@ -41,6 +53,9 @@ class LoopReport:
     constant_bytes: int = 0
     slots: Counter[tuple[str, str]] = field(default_factory=Counter)
     rates: list[list[float]] = field(default_factory=list)
+    changed: list[dict[str, Any]] = field(default_factory=list)
+    unbound: dict[str, str] = field(default_factory=dict)
+    idle: list[int] = field(default_factory=list)
     updates: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -49,11 +64,15 @@ class LoopReport:
             "programs": dict(self.programs),
             "constant_bytes": self.constant_bytes,
             "slots": [
-                {"operator": operator, "explained_by": formulas, "count": count}
-                for (operator, formulas), count in sorted(self.slots.items())
+                {"operator": operator, "explained_by": explained, "count": count}
+                for (operator, explained), count in sorted(self.slots.items())
             ],
             "learning_rates": self.rates,
+            "changed_hyper_parameters": self.changed,
+            "not_bound": dict(sorted(self.unbound.items())),
+            "idle_groups": self.idle,
             "updates": self.updates,
+            "not_reviewed": list(NOT_REVIEWED),
         }
 
 
@@ -66,32 +85,39 @@ def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Fin
         text = "step 0: the initial state is not one that was agreed"
         findings.add(Guard.INITIALISATION, text, step=0, **where)
     report.programs = Counter(leaf.execution.program for leaf in leaves if leaf.execution is not None)
-    programs = findings.read(lambda: _read_programs(run, report), **where)
+    programs = findings.read(lambda: _read_programs(run, report, trust, findings), **where)
     if programs is None:
         return report
     report.constant_bytes = sum(len(each.data) for program in programs.values() for each in program.constants)
-    report.executable = True
-    strangers = [digest for digest in sorted(programs) if digest not in trust.programs]
+    report.executable = agreement.may_load(leaves[0], trust, findings)
+    strangers = [digest for digest in sorted(report.programs) if digest not in trust.programs]
     if strangers and findings.is_on(Guard.PROGRAM):
         report.executable = False
         steps = [leaf.step for leaf in leaves if leaf.execution is not None and leaf.execution.program in strangers]
         text = f"step {steps[0]}: runs program {strangers[0][:16]}…, which was not agreed"
         findings.add(Guard.PROGRAM, text, step=steps[0], **where)
+    if not agreement.may_load(leaves[0], trust, findings) or len(programs) < len(report.programs):
+        return report  # what was not agreed is not opened, so nothing more can be said
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
     findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
-    findings.check(Guard.PROGRAM, lambda: _check_slots(run, leaves, programs, trust, report), **where)
+    findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, trust, report), **where)
+    _doubt_unbound(report, trust, findings, where)
+    _doubt_changed(report, trust, findings, where)
     return report
 
 
-def _read_programs(run: RunFolder, report: LoopReport) -> dict[str, Program]:
-    """Every program file is named by some step, or announced with the next one, and every named program is there."""
+def _read_programs(run: RunFolder, report: LoopReport, trust: Trust, findings: Findings) -> dict[str, Program]:
+    """The agreed programs that steps name; every file is named, or announced with the next step, and each is there."""
     stored = {digest for digest, path in run.programs().items() if path in run.manifest.files}
     unused = sorted(stored - set(report.programs))
     if unused:
         raise EvidenceError(f"program {unused[0][:16]}… is stored, but no step runs it")
-    return {digest: run.program(digest) for digest in report.programs}
+    missing = sorted(set(report.programs) - set(run.programs()))
+    if missing:
+        raise EvidenceError(f"program {missing[0][:16]}… is run by a step, but not stored")
+    return {digest: run.program(digest) for digest in report.programs if agreement.may_decode(digest, trust, findings)}
 
 
 def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]) -> bool:
@@ -110,9 +136,12 @@ def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program
 def check_numbers(run: RunFolder, last: int, trust: Trust) -> None:
     """EvidenceError if a number that a step up to ``last`` takes is not what its declared hyper-parameters give."""
     leaves = run.load_steps()[0][: last + 1]
-    programs = {digest: run.program(digest) for digest in {execution_of(leaf).program for leaf in leaves[1:]}}
+    if not agreement.may_load(leaves[0], trust):
+        raise EvidenceError("the initial state is not one that was agreed")
+    named = {execution_of(leaf).program for leaf in leaves[1:]}
+    programs = {digest: agreement.agreed_program(run, digest, trust) for digest in named}
     _check_steps(run, leaves, programs)
-    _check_slots(run, leaves, programs, trust, LoopReport())
+    _follow(run, leaves, programs, trust, LoopReport())
 
 
 def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> None:
@@ -122,26 +151,108 @@ def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> None:
             raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {expected}")
 
 
-def _check_slots(
-    run: RunFolder, leaves: list[Leaf], programs: dict[str, Program], trust: Trust, report: LoopReport
-) -> None:
-    """Recompute every number that changes; the first step at which one has no explanation left is the finding."""
-    rules = SlotRules(run.loop.optimizer, run.loop.groups, updates_before(run.checkpoint(0)))
-    rates: list[list[float]] = [[] for _ in run.loop.groups]
-    for leaf in leaves[1:]:
-        execution = execution_of(leaf)
-        rules.take(programs[execution.program], execution.slots, execution.hyper)
-        for seen, hyper in zip(rates, overlay(run.loop.groups, execution.hyper), strict=True):
-            rate = hyper.get("lr", 0.0)
-            if not isinstance(rate, float | int):
-                raise EvidenceError(f"step {leaf.step} declares {rate!r} as a learning rate")
-            seen.append(float(rate))
-        free = [slot for slot in rules.unexplained() if slot.program not in trust.free_slots]
-        if free:
-            raise EvidenceError(
-                f"step {leaf.step}: a number that {free[0].operator} takes (scalar {free[0].number}) is not what the "
-                "declared hyper-parameters give"
-            )
-    report.rates = [[min(seen), max(seen)] for seen in rates if seen]
-    report.updates = rules.updates
-    report.slots = Counter((slot.operator, " or ".join(slot.formulas) or "nothing") for slot in rules.slots())
+def _follow(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program], trust: Trust, report: LoopReport) -> None:
+    """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
+    used = {
+        leaf.step: overlay(run.loop.groups, execution_of(leaf).hyper)
+        for leaf in leaves[1:]
+        if programs[execution_of(leaf).program].updates or any(execution_of(leaf).hyper)
+    }
+    rates = zip(*(_rates(groups, step) for step, groups in used.items()), strict=True)
+    report.rates = [[min(seen), max(seen)] for seen in rates]
+    report.changed = list(_changed(run.loop.groups, list(used.values())))
+    numbers = StepNumbers(run.loop, run.checkpoint(0))
+    try:
+        for leaf in leaves[1:]:
+            execution = execution_of(leaf)
+            numbers.take(programs[execution.program], execution.slots, execution.hyper)
+            free = [slot for slot in numbers.unexplained() if slot.program not in trust.free]
+            if free:
+                raise EvidenceError(
+                    f"step {leaf.step}: a number that {free[0].operator} takes (scalar {free[0].number}) changes from "
+                    "step to step outside the optimizer's updates"
+                )
+    finally:
+        report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
+        report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
+
+
+def _rates(groups: Sequence[Mapping[str, Any]], step: int) -> list[float]:
+    """Learning rate of each parameter group in a step, 0 where there is none."""
+    rates = [group.get("lr", 0.0) for group in groups]
+    try:
+        if all(map(_is_ordered, rates)):
+            return [float(rate) for rate in rates]
+    except OverflowError:
+        pass
+    raise EvidenceError(f"step {step} declares a learning rate that is no number")
+
+
+def _changed(
+    declared: Sequence[Mapping[str, Any]], used: Sequence[Sequence[Mapping[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """Each hyper-parameter that some step uses otherwise than declared: first, last, lowest and highest value."""
+    for number, group in enumerate(declared):
+        for name in sorted(group):
+            values = [groups[number][name] for groups in used]
+            if all(_is_same(value, group[name]) for value in values):
+                continue
+            line = {"group": number, "name": name, "declared": group[name], "first": values[0], "last": values[-1]}
+            if all(map(_is_ordered, values)):
+                line |= {"lowest": min(values), "highest": max(values)}
+            yield line
+
+
+def _is_ordered(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _doubt_unbound(report: LoopReport, trust: Trust, findings: Findings, where: Mapping[str, Any]) -> None:
+    """A declared hyper-parameter that governs no number that could be found says nothing about the training."""
+    names = sorted(set(report.unbound) - trust.free)
+    if names:
+        text = f"not bound to the arithmetic: {_listed(names)}, since {report.unbound[names[0]]}"
+        findings.doubt(text, **where)
+
+
+def _doubt_changed(report: LoopReport, trust: Trust, findings: Findings, where: Mapping[str, Any]) -> None:
+    """Learning rates follow schedules; of anything else, the declaration before the first step is what was declared."""
+    lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | trust.free]
+    if lines:
+        findings.doubt(f"hyper-parameters change in the run: {_changes(lines)}", **where)
+
+
+def numbers_text(loops: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about the numbers of loops, given their reports as ``to_json`` returns them."""
+    text = ""
+    free = sum(slot["count"] for loop in loops for slot in loop["slots"] if slot["explained_by"] == "nothing")
+    if free:
+        text += f"; {free} numbers change from step to step without a rule, as agreed"
+    unbound = sorted({name for loop in loops for name in loop["not_bound"]})
+    if unbound:
+        text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"
+    changed = [line for loop in loops for line in loop["changed_hyper_parameters"]]
+    if changed:
+        text += f"; hyper-parameters that change: {_changes(changed)}"
+    return text
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name if is_hyper_name(name) else ascii(name)[:60] for name in names)
+
+
+def _changes(lines: Sequence[Mapping[str, Any]], most: int = 4) -> str:
+    """Changed hyper-parameters in words; the report lists those that there is no room for."""
+    parts = []
+    for line in lines[:most]:
+        shown = {key: ascii(value)[:60] for key, value in line.items()}
+        span = f" in {shown['lowest']} … {shown['highest']}" if "lowest" in line else ""
+        parts.append(
+            f"{_listed([line['name']])} of group {line['group']} (declared {shown['declared']}) from "
+            f"{shown['first']} to {shown['last']}{span}"
+        )
+    return ", ".join(parts) + (f" and {len(lines) - most} more" if len(lines) > most else "")

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from firmware_sim import LogPosition
-from firmware_sim.errors import CallerError
+from firmware_sim import LogPosition, bounds
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical
 from inspector.verdict import Verdict
 
 __all__ = ["load_memory", "remember", "save_memory"]
@@ -32,11 +33,11 @@ def load_memory(path: Path) -> dict[str, LogPosition]:
             raise ValueError(f"there is no folder {path.parent}")
         if not path.exists():
             return {}
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        data: Any = canonical.parse(bounds.read_file(path, bounds.MEMORY_BYTES), most=bounds.MEMORY_BYTES)
         if set(data) != {"format", "chips"} or data["format"] != _FORMAT:
             raise ValueError("it has another format")
         return {str(chip): _position(entry) for chip, entry in data["chips"].items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, EvidenceError, ValueError, TypeError, AttributeError) as error:
         raise CallerError(f"cannot read the inspector's memory {path}: {error}") from None
 
 

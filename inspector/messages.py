@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from firmware_sim import bounds
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical, verify_consistency, verify_inclusion
 from monitor.prover import Opening, Prover, TraceHead
@@ -85,7 +86,7 @@ class Party:
         head = self.trace(step)
         opening = self._opening(lambda: self._prover.node(step, index))
         self._check_inclusion(opening, index, head.size, head.root)
-        node = self._parsed(lambda: Node.from_json(canonical.decode(opening.leaf)))
+        node = self._parsed(lambda: Node.from_json(canonical.decode(opening.leaf, most=bounds.STEP_BYTES)))
         if node.index != index:
             raise Failure(self.name, f"operator {index} of its trace calls itself {node.index}")
         return node
@@ -98,8 +99,8 @@ class Party:
 
     def state(self, step: int) -> dict[str, Tensor]:
         """Full state after a step; the caller compares it with the committed digest."""
-        state = self._ask(lambda: dict(self._prover.state(step)))
-        self._count(self._ask(lambda: _checked_tensors(list(state.values()))))
+        state = self._ask(lambda: _checked_state(self._prover.state(step)))
+        self._count(list(state.values()))
         return state
 
     def rounding_entries(self, step: int, index: int) -> bytes:
@@ -126,7 +127,7 @@ class Party:
         opening = self._ask(question)
         if type(opening) is not Opening or type(opening.leaf) is not bytes:
             raise Failure(self.name, "its opening has no leaf")
-        self._ask(lambda: [_checked_bytes(value) for value in opening.proof])
+        self._ask(lambda: _checked_proof(opening.proof))
         return opening
 
     def _check_inclusion(self, opening: Opening, index: int, size: int, root: bytes) -> None:
@@ -148,21 +149,44 @@ def _checked_bytes(value: object) -> bytes:
 def _checked_prefix(value: object) -> tuple[bytes, tuple[bytes, ...]]:
     if not isinstance(value, tuple) or len(value) != 2:
         raise EvidenceError("an answer is not a root with its proof")
-    return _checked_bytes(value[0]), tuple(_checked_bytes(item) for item in value[1])
+    return _checked_bytes(value[0]), _checked_proof(value[1])
+
+
+def _checked_proof(value: object) -> tuple[bytes, ...]:
+    if type(value) is not tuple:
+        raise EvidenceError("an answer's proof is not a tuple")
+    bounds.PROOF_NODES.check(len(value))
+    return tuple(_checked_bytes(item) for item in value)
+
+
+def _checked_state(value: object) -> dict[str, Tensor]:
+    if type(value) is not dict or not all(type(name) is str for name in value):
+        raise EvidenceError("an answer is not a state of named tensors")
+    _checked_tensors(list(value.values()))
+    return value
 
 
 def _checked_tensors(values: object) -> list[Tensor]:
     """Dense tensors of exactly that type on the CPU, so that no code of the party runs when they are used."""
-    if not isinstance(values, list):
+    if type(values) is not list:
         raise EvidenceError("an answer is not a list of tensors")
+    bounds.TENSORS.check(len(values))
     for value in values:
         if type(value) is not Tensor or value.layout is not torch.strided or value.device.type != "cpu":
             raise EvidenceError("an answer holds something that is not a dense tensor on the CPU")
+        check_materialised(value)
     return values
 
 
+def check_materialised(value: Tensor) -> None:
+    """EvidenceError unless each element has memory of its own: an expanded tensor grows when it is copied or hashed."""
+    held = value.untyped_storage().nbytes()
+    if value.numel() * value.element_size() > held:
+        raise EvidenceError(f"an answer holds a tensor of {value.numel()} elements in {held} bytes")
+
+
 def _leaf(data: bytes, step: int, shards: int) -> Leaf:
-    leaf = Leaf.from_json(canonical.decode(data), shards)
+    leaf = Leaf.from_json(canonical.decode(data, most=bounds.STEP_BYTES), shards)
     if leaf.step != step:
         raise EvidenceError(f"the leaf of step {step} calls itself {leaf.step}")
     return leaf

@@ -10,6 +10,10 @@ the two are.
 Law: snapshots wait in the log, so a longer period is never dearer. A plan leaves the longest period allowed only where
 a site has too few chips for it; what limits the period is how late a run may be noticed.
 
+Law: no confidence through false alarms. Honest labs refuse some chips too; a schedule tolerates the fewest refusals a
+visit that keep an honest lab within the cap, the Prover uses up what is tolerated, and what it takes to catch it then
+is the plan. The programme's bound is then that of the evidence alone: detection exceeds it by the cap at most.
+
 A run of t days meets t/T_m inspections for t >= T_m (Eq. 1) and one, with a window of t, for t < T_m (App. C.2).
 """
 
@@ -23,8 +27,9 @@ import numpy as np
 
 from firmware_sim.errors import CallerError, DeviceError
 from inspector._logspace import Floats, reals
-from inspector._schedule import AS_DECLARED, Evasion, PlannedRun, Problem, Response, Site, Visits, best_response
-from inspector.detection import CHIPS_PER_INSPECTOR, DAYS_PER_YEAR, ChipsTooFewError
+from inspector._responses import Response, best_response, false_alarm, tolerating
+from inspector._schedule import AS_DECLARED, Evasion, PlannedRun, Problem, Site, Visits
+from inspector.detection import CHIPS_PER_INSPECTOR, DAYS_PER_YEAR, ChipsTooFewError, OutOfReachError
 
 __all__ = [
     "AS_DECLARED",
@@ -37,11 +42,13 @@ __all__ = [
     "Visits",
     "best_response",
     "cheapest_plan",
+    "false_alarm",
     "sensitivity",
 ]
 
 _ROUNDS = 200
 _MOST_TRIMS = 3
+_INFEASIBLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,16 @@ class Plan:
         return self.responses[0].detection
 
     @property
+    def false_alarm(self) -> float:
+        """The largest probability that an honest lab is accused while one of the runs lasts."""
+        return max(each.false_alarm for each in self.responses)
+
+    @property
+    def excess(self) -> float:
+        """Guaranteed detection less largest false alarm; no evasion has a smaller excess."""
+        return self.detection - self.false_alarm
+
+    @property
     def samples_per_year(self) -> int:
         """Whole chips examined a year."""
         return math.ceil(sum(each.per_year * each.samples for each in self.visits))
@@ -86,6 +103,8 @@ class Plan:
 def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
     """Return the cheapest schedule whose detection probability is at least ``confidence`` under every evasion.
 
+    Only schedules that accuse an honest lab with ``problem.false_alarms`` at most are candidates.
+
     Args:
         problem: what to plan for.
         gap: stop when the plan's work is within this share of the lower bound. The search also ends when it repeats
@@ -93,7 +112,8 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
 
     Raises:
         ChipsTooFewError: no evasion is possible: the run does not fit the sites at all.
-        CallerError: even examining every chip at the shortest period does not reach the confidence.
+        OutOfReachError: even examining every chip at the shortest period does not reach the confidence within the cap
+            on false alarms.
         DeviceError: the solver failed.
     """
     possible: list[Evasion] = []
@@ -111,6 +131,8 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
         responses = [best_response(problem, best, each) for each in possible]
         programme.cut(responses)
         visits, bound = programme.solve(bound, _work(problem, best))
+        if visits is None:
+            break
         trial = [best_response(problem, visits, each) for each in possible]
         programme.cut(trial)
         repaired = _scaled(problem, visits)
@@ -198,14 +220,15 @@ class _Programme:
             row = np.empty(len(self._choices))
             for place, (site, period) in enumerate(self._choices):
                 times, catch = run.inspections(period)
-                row[place] = -times * math.log1p(-min(1.0, used[place] / site.chips) * catch)
+                shown = catch * (1.0 - self._problem.honest_refusal_rate)
+                row[place] = -times * math.log1p(-min(1.0, used[place] / site.chips) * shown)
             self._rows.append(row)
 
-    def solve(self, bound: float, work: float) -> tuple[list[Visits], float]:
+    def solve(self, bound: float, work: float) -> tuple[list[Visits] | None, float]:
         """Return the cheapest schedule under the constraints so far, and the lower bound that it proves.
 
         ``work`` is that of a schedule known to hold: a better one spends no more on any site, which bounds the samples
-        there and keeps the link between samples and visits well scaled.
+        there and keeps the link between samples and visits well scaled. None, and ``work``, where there is no better.
         """
         from scipy.optimize import linprog
 
@@ -218,13 +241,17 @@ class _Programme:
         visits = np.zeros((sites, 2 * number))
         for place in range(sites):
             visits[place, number + place * periods : number + (place + 1) * periods] = 1
-        caught = np.hstack([np.array(self._rows) * most / self._problem.exponent, np.zeros((len(self._rows), number))])
+        caught = np.hstack(
+            [np.array(self._rows) * most / self._problem.evident_exponent, np.zeros((len(self._rows), number))]
+        )
         result = linprog(
             np.concatenate([each_sample * most, each_visit]) / work,
             A_ub=np.vstack([np.hstack([np.eye(number), -np.eye(number)]), visits, -caught, -visits[self._needed]]),
             b_ub=np.concatenate([np.zeros(number), np.ones(sites), -np.ones(len(caught) + sum(self._needed))]),
             bounds=(0, 1),
         )
+        if result.get("status") == _INFEASIBLE:
+            return None, work
         if result.x is None:
             raise DeviceError(f"the solver found no schedule: {result.message}")
         samples = np.ceil(result.x[:number] * most - 1e-9).astype(int).reshape(sites, periods)
@@ -233,7 +260,7 @@ class _Programme:
             Visits(site=site.name, period=self._problem.periods[chosen[place]], samples=int(samples[place].max()))
             for place, site in enumerate(self._problem.sites)
         ]
-        return schedule, max(bound, float(result.fun) * work)
+        return tolerating(self._problem, schedule), max(bound, float(result.fun) * work)
 
 
 def _work(problem: Problem, visits: Sequence[Visits]) -> float:
@@ -251,10 +278,11 @@ def _scaled(problem: Problem, visits: Sequence[Visits]) -> list[Visits] | None:
     """Return the smallest multiple of a schedule that holds, at most every chip; None if no multiple does."""
 
     def times(factor: float) -> list[Visits]:
-        return [
+        more = [
             replace(each, samples=min(math.floor(site.chips), math.ceil(factor * each.samples - 1e-9)))
             for site, each in zip(problem.sites, visits, strict=True)
         ]
+        return tolerating(problem, more)
 
     low, high = 0.0, 1.0
     most = max(site.chips / max(each.samples, 1) for site, each in zip(problem.sites, visits, strict=True))
@@ -277,6 +305,7 @@ def _trimmed(problem: Problem, visits: list[Visits]) -> list[Visits]:
                 break
             fewer = visits.copy()
             fewer[place] = replace(visits[place], samples=visits[place].samples - 1)
+            fewer = tolerating(problem, fewer)
             if not _holds(problem, fewer):
                 break
             visits = fewer
@@ -300,8 +329,21 @@ def _proportional_plan(problem: Problem) -> list[Visits]:
         if plan is not None:
             plans.append(plan)
     if not plans:
-        raise CallerError(
-            f"no schedule reaches {problem.confidence:g}: examining every chip every {min(problem.periods):g} days "
-            "does not catch the best evasion"
-        )
+        raise OutOfReachError(_out_of_reach(problem))
     return min(plans, key=lambda plan: _work(problem, plan))
+
+
+def _out_of_reach(problem: Problem) -> str:
+    census = [
+        Visits(site=site.name, period=min(problem.periods), samples=math.floor(site.chips)) for site in problem.sites
+    ]
+    responses = [best_response(problem, tolerating(problem, census), each) for each in problem.evasions]
+    best = min(responses, key=lambda each: each.detection).evasion
+    rate = problem.honest_refusal_rate
+    honest = f" with false alarms of {problem.false_alarms:g} at most and honest refusals of {rate:g}" if rate else ""
+    # Without honest refusals a census at the shortest period is the most that can be done; with them it need not be.
+    found = "found that " if rate else ""
+    return (
+        f"no schedule {found}reaches {problem.confidence:g}{honest}: examining every chip every "
+        f"{min(problem.periods):g} days does not catch the best evasion, {best!r}"
+    )

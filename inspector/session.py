@@ -10,19 +10,18 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.answers import Answers
+from inspector.chances import chances
 from inspector.comparison import compare_initial, compare_replay
-from inspector.detection import detection, log_miss_without_replacement
 from inspector.devices import device, run_worker
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
-from inspector.loops import examine_loop
+from inspector.loops import NOT_REVIEWED, examine_loop, numbers_text
 from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
@@ -31,7 +30,7 @@ from inspector.verdict import Outcome, Reason, Verdict
 from monitor.loops.task import LoopTask
 from monitor.transcript import RunFolder
 
-__all__ = ["Worker", "draw", "hidden_training", "hidden_training_detection", "inspect", "replay", "verify"]
+__all__ = ["Worker", "draw", "inspect", "replay", "verify"]
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Runs a job on the named device; ``inspector.devices.run_worker`` in production."""
@@ -56,45 +55,11 @@ def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
     return hasher.digest()
 
 
-def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int) -> float:
-    """Probability that an inspection sees training in the declared memory of all chips during ticks told as idle.
-
-    A chip holds an incriminating snapshot with probability 1 - (1 - rate)^ticks, and chips are drawn without
-    replacement (Shavit 2023, App. B).
-
-    Args:
-        rate: snapshots per chip and tick.
-    """
-    catch = float(1 - (1 - rate) ** ticks)
-    return float(detection(log_miss_without_replacement(chips=chips, used=chips, samples=drawn, catch=catch)))
-
-
-def hidden_training(chips: int, drawn: int, rate: Fraction) -> list[dict[str, Any]]:
-    """How likely this inspection is to see training that no transcript shows, by where it is and what chips are told.
-
-    Work that is told as work is counted by the chips, so that each drawn one shows it. Chips do not meter work that
-    the host does not tell them: that is never seen.
-
-    Args:
-        rate: snapshots per chip and tick.
-    """
-    rows: list[dict[str, Any]] = [{"where": "on every chip", "told_as": "work", "ticks": 1, "probability": 1.0}]
-    rows += [
-        {
-            "where": "in the declared memory of every chip",
-            "told_as": "idle time",
-            "ticks": ticks,
-            "probability": hidden_training_detection(chips, drawn, rate, ticks),
-        }
-        for ticks in (1, 2, 5, 10, 20, 50)
-    ]
-    return [*rows, {"where": "anywhere", "told_as": "nothing", "ticks": 0, "probability": 0.0}]
-
-
 NOT_COVERED = (
     "work that the lab tells no chip of",
     "evidence withheld until after the draw, or older than the challenge",
     "chips put back to a copy of an earlier state",
+    "false steps where no chip took a snapshot",
     "labs that declare nothing",
 )
 """What no verdict claims yet: it needs chips that meter their work, and a challenge after the lab's commitment."""
@@ -119,13 +84,9 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
-    return Verdict.of(
-        findings.found,
-        findings.doubts,
-        evidence,
-        accept=f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed",
-        scope=_scope([transcript]),
-    )
+    text = f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed"
+    text += numbers_text([evidence["loop"]] if "loop" in evidence else [])
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=_scope([transcript]))
 
 
 def inspect(
@@ -182,7 +143,13 @@ def inspect(
     evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
-    evidence["hidden_training"] = hidden_training(len(pool), len(drawn), trust.chip_trust.snapshot_rate)
+    shortest = min((item.run.declared.checkpoint_every for item in transcripts), default=1)
+    evidence["chances"] = chances(
+        chips=len(pool),
+        drawn=len(drawn),
+        rate=trust.chip_trust.snapshot_rate,
+        segment=shortest if settings.segments is None else None,
+    )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     if complete:
         # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
@@ -429,10 +396,7 @@ def _acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
-    slots = [slot for run in evidence["runs"] for slot in run.get("loop", {}).get("slots", [])]
-    free = sum(slot["count"] for slot in slots if slot["explained_by"] == "nothing")
-    if free:
-        text += f"; {free} numbers change from step to step without a rule, as agreed"
+    text += numbers_text([run["loop"] for run in evidence["runs"] if "loop" in run])
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
@@ -440,9 +404,9 @@ def _acceptance(evidence: dict[str, Any]) -> str:
 
 def _scope(transcripts: Sequence[Transcript]) -> str:
     """What an acceptance does not say."""
-    limits = [*NOT_COVERED, "FLOP as the lab counts"]
+    limits = list(NOT_COVERED)
     if any(transcript.loop is not None for transcript in transcripts):
-        limits.append("paths from batches to weights not reviewed")
+        limits += NOT_REVIEWED
     return "not covered: " + "; ".join(limits)
 
 

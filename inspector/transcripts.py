@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
+from inspector import agreement
 from inspector.agreed_data import check_agreed_data
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.loops import LoopReport, examine_loop
-from inspector.replay import segments
 from inspector.trust import Trust
 from monitor.environment import accelerator
 from monitor.loops.steps import check_size
@@ -21,6 +22,7 @@ from monitor.program import meta_batch, step_flop
 from monitor.sharding import ShardedMemory
 from monitor.training import Training
 from monitor.transcript import Batches, Leaf, RunFolder, parse_time
+from monitor.transcript.layout import batch_path
 
 __all__ = ["Transcript", "open_run", "read_transcript"]
 
@@ -69,15 +71,20 @@ def open_run(folder: Path, trust: Trust) -> RunFolder:
 def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: datetime) -> Transcript | None:
     """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on."""
     where = {"run": run.folder.name}
-    if findings.read(run.check_files, **where) is None:
+    if findings.read(run.check_listing, **where) is None:
         return None
     if not isinstance(run.declared, LoopTask) and not findings.read(
         lambda: check_agreed_data(run, trust, findings), **where
     ):
         return None
     steps = findings.read(run.load_steps, **where)
+    if steps is None:
+        return None
+    unread = findings.read(lambda: agreement.unread_files(run, steps[0], trust, findings), **where)
+    if unread is None or findings.read(lambda: run.check_contents(unread), **where) is None:
+        return None
     data = findings.read(run.batches, **where)
-    if steps is None or data is None:
+    if data is None:
         return None
     if not isinstance(run.declared, LoopTask) and findings.read(lambda: _check_samples(run, data), **where) is None:
         return None
@@ -90,11 +97,14 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
         return None  # begun, and nothing committed yet
     if run.finished and findings.read(lambda: _check_trained(leaves), **where) is None:
         return None
+    if isinstance(run.declared, LoopTask) and not agreement.may_load(leaves[0], trust, findings):
+        examine_loop(run, leaves, trust, findings)
+        return None
     memory = findings.read(lambda: _memory(run), **where)
     if memory is None:
         return None
     findings.read(lambda: _check_checkpoints(run, leaves, memory), **where)
-    findings.check(Guard.DATA, lambda: _check_batches(leaves, data), **where)
+    findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
     report = None
     if isinstance(run.declared, LoopTask):
         report = examine_loop(run, leaves, trust, findings)
@@ -147,7 +157,7 @@ def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
 def _check_checkpoints(run: RunFolder, leaves: list[Leaf], memory: ShardedMemory) -> None:
     """Each W_i is there and is the state that its leaf commits to; an open-ended run has its last when it ends."""
     last = len(leaves) - 1
-    due = {0} | {segment.start for segment in segments(run.declared)}
+    due = set(range(0, last + 1, run.declared.checkpoint_every)) | {0}
     if run.finished or not isinstance(run.declared, LoopTask):
         due.add(run.declared.steps)
     for step in sorted(due):
@@ -167,9 +177,9 @@ def _check_samples(run: RunFolder, data: Batches) -> bool:
     return True
 
 
-def _check_batches(leaves: list[Leaf], data: Batches) -> None:
+def _check_batches(leaves: list[Leaf], data: Batches, unread: Collection[str]) -> None:
     for leaf in leaves[1:]:
-        if leaf.batch != data.batch_root(leaf.step).hex():
+        if batch_path(leaf.step) not in unread and leaf.batch != data.batch_root(leaf.step).hex():
             raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
 
 

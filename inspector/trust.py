@@ -5,7 +5,6 @@ Nothing under a run folder is ever an anchor (Shavit 2023, section 3 and S6 of P
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,9 +12,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from firmware_sim import bounds
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import Digest, VerifyingKey
+from firmware_sim.evidence import Digest, VerifyingKey, canonical
+from monitor.loops.task import is_hyper_name
 
 __all__ = ["Trust"]
 
@@ -32,7 +33,8 @@ _KEYS = {
     "verifier",
     "nonce",
 }
-_AGREEMENT_KEYS = {"programs", "initial_states", "free_slots", "data"}
+_RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
+_AGREEMENT_KEYS = {"programs", "initial_states", "free", "data"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Trust:
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
         programs: SHA-256, in hex, of each program that a loop of a lab's own may run.
         initial_states: digests of the states that such a loop may start from.
-        free_slots: those among the programs that may change numbers from step to step which no rule explains.
+        free: names of hyper-parameters that need not be bound to the arithmetic, and those among the programs that may
+            change numbers outside the optimizer's updates from step to step.
         data: digests of samples and orders, other than a preset's own, that lab and inspector agreed on.
     """
 
@@ -57,7 +60,7 @@ class Trust:
     nonce: bytes
     programs: frozenset[str] = frozenset()
     initial_states: frozenset[str] = frozenset()
-    free_slots: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
     data: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -83,11 +86,11 @@ class Trust:
                         f"the trust file {path} lies inside the run {run}: a lab cannot vouch for itself"
                     )
             try:
-                data = json.loads(path.read_text(encoding="utf-8"))
+                data = canonical.parse(bounds.read_file(path, bounds.TRUST_BYTES), most=bounds.TRUST_BYTES)
             except OSError as error:
                 raise CallerError(f"cannot read the trust file {path}: {error.strerror}") from None
-            except (ValueError, RecursionError):
-                raise CallerError(f"the trust file {path} is not JSON") from None
+            except EvidenceError as error:
+                raise CallerError(f"the trust file {path} is not JSON that can be read: {error}") from None
             parsed = cls.from_json(data, str(path))
             merged = parsed if merged is None else merged.merge(parsed)
         if merged is None:
@@ -120,7 +123,7 @@ class Trust:
             nonce=self.nonce,
             programs=self.programs | other.programs,
             initial_states=self.initial_states | other.initial_states,
-            free_slots=self.free_slots | other.free_slots,
+            free=self.free | other.free,
             data=self.data | other.data,
         )
 
@@ -148,10 +151,10 @@ class Trust:
             "verifier": self.verifier,
             "nonce": self.nonce.hex(),
         }
-        if self.programs or self.initial_states or self.free_slots or self.data:
+        if self.programs or self.initial_states or self.free or self.data:
             data["programs"] = sorted(self.programs)
             data["initial_states"] = sorted(self.initial_states)
-            data["free_slots"] = sorted(self.free_slots)
+            data["free"] = sorted(self.free)
             data["data"] = sorted(self.data)
         return data
 
@@ -167,7 +170,13 @@ class Trust:
             texts += [data[name] for name in ("verifier", "nonce", "snapshot_rate", "snapshot_algorithm")]
             if not all(isinstance(text, str) for text in texts) or type(data["minimum_security_version"]) is not int:
                 raise ValueError
-            names = [data["nonce"], *data["programs"], *data["free_slots"]]
+            for lab in data["labs"]:
+                bounds.check_lab(lab)
+            for chip in data["chips"]:
+                bounds.check_chip_id(chip)
+            if not _RATE.fullmatch(data["snapshot_rate"]):
+                raise ValueError
+            names = [data["nonce"], *data["programs"], *(name for name in data["free"] if not is_hyper_name(name))]
             if not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in names):
                 raise ValueError
             for key in _AGREEMENT_KEYS:
@@ -187,7 +196,7 @@ class Trust:
                 nonce=bytes.fromhex(data["nonce"]),
                 programs=frozenset(data["programs"]),
                 initial_states=frozenset(str(Digest.parse(text)) for text in data["initial_states"]),
-                free_slots=frozenset(data["free_slots"]),
+                free=frozenset(data["free"]),
                 data=frozenset(str(Digest.parse(text)) for text in data["data"]),
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class ShardedMemory:
         for name in names:
             tensor = self.tensors[kind, name]
             stop = start + tensor.numel()
-            for chip in range(shards):
+            for chip in range(bisect_right(bounds, start) - 1, bisect_left(bounds, stop)):
                 low, high = max(start, bounds[chip]), min(stop, bounds[chip + 1])
                 if low < high:
                     self._regions[chip].append(

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_tensor
 
@@ -33,6 +34,7 @@ __all__ = [
     "result_tensors",
     "tensor_digest",
     "written_arguments",
+    "written_positions",
 ]
 
 COMMIT_STATE = "chipwitness.commit_state"
@@ -138,6 +140,7 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
     offset = place["offset"]
     if offset < 0 or offset + reach(place["shape"], place["stride"]) > size:
         raise EvidenceError("an input does not lie inside its source")
+    bounds.GATHERED_BYTES.check(size * source.dtype.itemsize)
     memory = torch.zeros(size, dtype=source.dtype)
     memory.as_strided(layout["shape"], layout["stride"]).copy_(source)
     return memory.view(kind).as_strided(place["shape"], place["stride"], offset)
@@ -280,14 +283,14 @@ class Tracer:
 def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the arguments that the call writes, each once, in the order of the schema."""
     found: list[Tensor] = []
-    for position, name in _written_positions(func):
+    for position, name in written_positions(func):
         value = args[position] if position < len(args) else kwargs.get(name)
         found += [tensor for tensor in _tensors(value) if not any(tensor is other for other in found)]
     return found
 
 
 @lru_cache(maxsize=4096)
-def _written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
+def written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
     """Place and name of each argument that the operator writes."""
     hidden = _HIDDEN_WRITES.get(str(func), ())
     return tuple(

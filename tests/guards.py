@@ -11,11 +11,16 @@ A guard is one function of the product that stands between a piece of evidence a
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
+
+from firmware_sim import ScheduleError
+from firmware_sim.bounds import Bound
+from firmware_sim.errors import EvidenceError
 
 __all__ = ["GUARDS", "off"]
 
@@ -28,6 +33,20 @@ def _draw_any(wanted: list[Any], count: int, seed: bytes) -> list[Any]:
     """Draw among all segments, so that the first may be left out."""
     return sorted(wanted, key=lambda segment: hashlib.sha256(seed + str(segment.index).encode()).digest())[:count]
 
+
+def _always(*_: Any, **__: Any) -> bool:
+    """In place of a check that says whether something is so."""
+    return True
+
+
+def _unbounded_shape(shape: list[int]) -> None:
+    """In place of the check of a shape: its size, whatever its rank."""
+    if math.prod(shape) > _ANY:
+        raise EvidenceError("a tensor's size is impossible")
+
+
+_ANY = 1 << 62
+"""In place of a limit."""
 
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
@@ -42,13 +61,41 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "verified manifest": (("inspector.session.verified_manifest", _nothing),),
     # law 5: declared numbers
     "agreed data": (("inspector.transcripts.check_agreed_data", lambda *_: True),),
+    "numbers bound": (("inspector.loops._doubt_unbound", _nothing),),
+    "numbers equal": (("monitor.loops.slots._is_close", _always),),
+    "changes declared": (("inspector.loops._doubt_changed", _nothing),),
     # law 6: bounds and printing
+    "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),
+    "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),
+    "tensor shapes": (("firmware_sim.bounds.check_shape", _unbounded_shape),),
+    "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
+    "steps have files": (("monitor.transcript.manifest.check_steps", _nothing),),
+    "agreed before opened": (("inspector.agreement.may_decode", _always),),
+    "lab names": (("firmware_sim.bounds.check_lab", _nothing),),
+    "visible text": (("analysis.commands._common.visible", str),),
+    "answered tensors": (("inspector.messages.check_materialised", _nothing),),
     # law 7: no host code in firmware
+    "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
+    "exact arguments": tuple(
+        (f"firmware_sim.firmware.check_{name}", _nothing)
+        for name in ("coordinate", "digest", "request", "sealed", "ticks")
+    ),
+    "one command at a time": (
+        ("firmware_sim._commands.Gate.enter", _nothing),
+        ("firmware_sim._commands.Gate.leave", _nothing),
+    ),
+    "own process": (("firmware_sim._commands.Gate.check_process", _nothing),),
+    "unlocked by its process": (("firmware_sim._silicon.Silicon.is_own", False),),
+    "signed firmware": (("firmware_sim.firmware.FirmwareChip._check_signature", _nothing),),
     # law 8: honest labs
     "answers outside runs": (("inspector.answers.Answers.holds", lambda self, chip: False),),
     "evidence of the chip's own lab": (
         ("inspector.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
     ),
+    "room for evidence": (("firmware_sim.firmware.FirmwareChip._has_room", _always),),
+    "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
+    "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
+    "false-alarm cap": (("inspector.alarms.within_cap", lambda *_: True),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 

@@ -1,13 +1,12 @@
 """``bench evasions``: every lie told in real runs, how often a real inspection catches it, and how often it should.
 
 A trial is a world of its own: new chips, new secrets, another draw. A lie is caught where the inspection ends in
-REJECT. The predictions are the closed forms of Shavit 2023, section 3 (PAPERS S2), for chips drawn without replacement.
+REJECT. The predictions are the closed forms that verdicts print (``inspector.chances``).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import tempfile
 import time
@@ -23,9 +22,10 @@ from firmware_sim import ChipLie, LabLie
 from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
 from inspector.campaign.rates import MeasuredRate, save_rates
+from inspector.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
 from inspector.devices import DevicePool
 from inspector.guards import Settings
-from inspector.session import hidden_training_detection, inspect
+from inspector.session import inspect
 from inspector.trust import Trust
 from inspector.verdict import Outcome
 from monitor.lab import train
@@ -65,12 +65,11 @@ class Scene:
 
     def drawn(self, liars: int) -> float:
         """Chance that at least one of so many chips is drawn."""
-        return 1 - math.comb(self.chips - liars, self.samples) / math.comb(self.chips, self.samples)
+        return chip_drawn(chips=self.chips, liars=liars, drawn=self.samples)
 
     def snapshots(self, ticks: int, least: int = 1) -> float:
         """Chance that at least so many snapshots fall into some ticks of a chip."""
-        r = float(self.rate)
-        return 1 - sum(math.comb(ticks, k) * r**k * (1 - r) ** (ticks - k) for k in range(least))
+        return snapshots_within(ticks, self.rate, least)
 
     def replayed(self, last: int) -> float:
         """Chance that a segment with a step from ``lie_step`` to ``last`` is replayed.
@@ -78,8 +77,8 @@ class Scene:
         That is the first segment, and each with a snapshot of a drawn chip.
         """
         first = (self.lie_step - 1) // self.checkpoint_every * self.checkpoint_every
-        end = -(-last // self.checkpoint_every) * self.checkpoint_every
-        return 1.0 if first == 0 else self.snapshots(self.samples * (min(end, self.steps) - first))
+        end = min(-(-last // self.checkpoint_every) * self.checkpoint_every, self.steps)
+        return 1.0 if first == 0 else segment_replayed(end - first, drawn=self.samples, rate=self.rate)
 
     def whole_log(self) -> int:
         """Ticks of a chip."""

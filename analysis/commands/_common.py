@@ -5,17 +5,53 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firmware_sim import bounds
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from inspector.verdict import Verdict
 
-__all__ = ["add_json", "add_now", "add_trust", "finish", "parse_now", "print_json", "progress_bar", "show_verdict"]
+__all__ = [
+    "add_json",
+    "add_now",
+    "add_trust",
+    "finish",
+    "parse_now",
+    "print_json",
+    "progress_bar",
+    "say",
+    "show_verdict",
+    "visible",
+]
+
+
+_SHOWN_AS_IS = ("L", "M", "N", "P", "S")
+"""Unicode's general categories of letters, marks, numbers, punctuation and symbols; controls and formats are others."""
+
+
+def visible(text: object) -> str:
+    """Return text as one line that can only be read: controls, line ends, overrides of direction and the like escaped.
+
+    Everything that a command prints goes through here, since names and reasons come from evidence too.
+    """
+    line = str(text)
+    if len(line) > bounds.LINE_CHARACTERS.most:
+        line = line[: bounds.LINE_CHARACTERS.most] + "…"
+    return "".join(
+        each if each == " " or unicodedata.category(each).startswith(_SHOWN_AS_IS) else ascii(each)[1:-1]
+        for each in line
+    )
+
+
+def say(line: object) -> None:
+    """Print one line, made visible."""
+    print(visible(line))
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +98,7 @@ def finish(arguments: argparse.Namespace, data: dict[str, Any], lines: Iterable[
         print_json(data)
     else:
         for line in lines:
-            print(line)
+            say(line)
     return 0
 
 
@@ -71,9 +107,12 @@ def show_verdict(arguments: argparse.Namespace, verdict: Verdict) -> int:
     if arguments.json:
         print_json(verdict.to_json())
     else:
-        print(verdict.outcome.value)
-        for reason in verdict.reasons:
-            print(f"  [{reason.guard}] {reason.text}")
+        say(verdict.outcome.value)
+        most = bounds.REASONS_SHOWN.most
+        for reason in verdict.reasons[:most]:
+            say(f"  [{reason.guard}] {reason.text}")
+        if len(verdict.reasons) > most:
+            say(f"  … and {len(verdict.reasons) - most} more")
     return verdict.outcome.exit_code
 
 
@@ -86,7 +125,7 @@ def progress_bar(total: int, label: str, *, quiet: bool = False) -> Callable[[in
     def advance(done: int, _: int, note: str) -> None:
         bar.update(done - bar.n)
         if note:
-            bar.set_postfix_str(note)
+            bar.set_postfix_str(visible(note))
         if done >= total:
             bar.close()
 

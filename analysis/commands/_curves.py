@@ -24,7 +24,8 @@ __all__ = ["register"]
 _KEYS = """
 JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and for
 stretch minimum (of p_d(k)/p over the grid) and limit; samples used, catch, detection (at --mark), needed (different
-chips for the confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form).
+chips for the confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form,
+false_alarm: an honest lab is accused under the same regime, excess: detection less false_alarm).
 """
 
 Summary = dict[str, Any]
@@ -238,15 +239,19 @@ def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
     from analysis import figures
 
-    bars, look = _measured(arguments.results) if arguments.results else _closed(arguments)
+    bars, alarms, look = _measured(arguments.results) if arguments.results else _closed(arguments)
     axes.figure.set_size_inches(*figures.bar_size(len(bars)))  # type: ignore[union-attr]
     figures.evasion_figure(axes, estimates=bars, **look)
     return {
-        "strategies": [{"detection" if key == "value" else key: at for key, at in asdict(bar).items()} for bar in bars]
+        "strategies": [
+            {"detection" if key == "value" else key: at for key, at in asdict(bar).items()}
+            | {"false_alarm": alarm, "excess": bar.value - alarm}
+            for bar, alarm in zip(bars, alarms, strict=True)
+        ]
     }
 
 
-def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], dict[str, Any]]:
+def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[float], dict[str, Any]]:
     """Return the Prover's best responses to the schedule that Eq. 1 asks for at one site."""
     from analysis.commands._plan import parse_evasion
     from analysis.figures import EvasionBar
@@ -266,10 +271,11 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], dict[str, 
         EvasionBar(name=each.evasion, value=each.detection, low=each.detection, high=each.detection) for each in found
     ]
     title = f"What the Prover makes of {visits[0].samples:,} samples every {period:g} days"
-    return bars, {"confidence": arguments.confidence, "interval": None, "title": title}
+    alarms = [each.false_alarm for each in found]
+    return bars, alarms, {"confidence": arguments.confidence, "interval": None, "title": title}
 
 
-def _measured(path: Path) -> tuple[list[EvasionBar], dict[str, Any]]:
+def _measured(path: Path) -> tuple[list[EvasionBar], list[float], dict[str, Any]]:
     import json
 
     from analysis.figures import EvasionBar
@@ -291,7 +297,7 @@ def _measured(path: Path) -> tuple[list[EvasionBar], dict[str, Any]]:
             "interval": f"{100 * data['confidence']:g}% interval",
             "title": str(data["scenario"]["title"]),
         }
-        return bars, look
+        return bars, [float(row["false_alarm"]) for row in data["rows"]], look
     except OSError as error:
         raise CallerError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):

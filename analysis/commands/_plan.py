@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish
+from analysis.commands._common import add_json, finish, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers
 from firmware_sim.errors import CallerError
 
@@ -22,22 +22,27 @@ if TYPE_CHECKING:
 __all__ = ["parse_evasion", "register"]
 
 _KEYS = """
-JSON keys: visits (site, period in days, samples per visit, visits_per_year), samples_per_year, visits_per_year, work
-(chips a year, visits counted in chips), lower_bound (no schedule over these periods needs less work), inspectors (at
-1,000 chips' work each a year), cost (inspectors' work times --inspector-cost, or null), detection (guaranteed),
-guaranteed_flop (2H), responses (evasion, detection, placement: chips used at each site; most dangerous first),
-impossible (evasions that need more chips than there are), sensitivity (parameter, lower, higher: work relative to the
-plan's when the parameter is halved and doubled, null if impossible; elasticity; strongest first; null without
---sensitivity), stocks_as_of (month of the stocks, or null without --today), parameters.
+JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year), reason (why
+no schedule reaches the confidence within the cap on false alarms, or null; visits is null then, the exit code is 2 and
+there are no other keys), samples_per_year, visits_per_year, work (chips a year, visits counted in chips), lower_bound
+(no schedule over these periods needs less work), inspectors (at 1,000 chips' work each a year), cost (inspectors' work
+times --inspector-cost, or null), detection (guaranteed), false_alarm (an honest lab is accused by the same schedule
+while the longest of these runs lasts), excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion,
+detection, false_alarm and excess over that run's days, placement: chips used at each site; most dangerous first),
+not_covered (evasions outside the guarantee), impossible (evasions that need more chips than there are), sensitivity
+(parameter, lower, higher: work relative to the plan's when the parameter is halved and doubled, null if impossible;
+elasticity; strongest first; null without --sensitivity), stocks_as_of (month of the stocks, or null without --today),
+parameters.
 """
 
 _EVASIONS = """
 Evasions: declared; stretch=K (1/K of the chips for K times as long); rush=K (K times the chips for 1/K of the time);
 hide=X (a share X of the used chips is undeclared); tamper=X (a share X of the used chips' logs does not incriminate);
-only=SITE (the run fits that site alone). Default: declared, stretch=4, rush=4.
+only=SITE (the run fits that site alone); refuse (drawn chips with evidence are refused, as many as are tolerated).
+Default: declared, stretch=4, rush=4, and refuse where --refusals is above 0.
 """
 
-_FORMS = "declared, stretch=K, rush=K, hide=X, tamper=X or only=SITE"
+_FORMS = "declared, stretch=K, rush=K, hide=X, tamper=X, only=SITE or refuse"
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
 
@@ -69,6 +74,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     option("--delay", type=float, metavar="D", help="longest period allowed: how late a run may be noticed")
     option("--evasion", action="append", metavar="NAME[=X]", help="hold against this (repeat; see above)")
+    option(
+        "--refusals", type=float, default=0.0, metavar="R", help="chance that an honest lab cannot show a drawn chip"
+    )
+    option(
+        "--false-alarms", type=float, default=0.01, metavar="P", help="largest chance of accusing one (default 0.01)"
+    )
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
     option("--inspector-cost", type=float, metavar="M", help="money for one inspector and year")
     option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
@@ -88,6 +99,8 @@ def parse_evasion(text: str) -> Evasion:
     kind, _, value = text.partition("=")
     if text == "declared":
         return Evasion(name="as declared")
+    if text == "refuse":
+        return Evasion(name=text, refuses=True)
     if kind == "only" and value:
         return Evasion(name=text, sites=(value,))
     try:
@@ -111,10 +124,16 @@ def parse_evasion(text: str) -> Evasion:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from inspector.detection import OutOfReachError
     from inspector.planning import cheapest_plan
 
     problem = _problem(arguments)
-    plan = cheapest_plan(problem)
+    try:
+        plan = cheapest_plan(problem)
+    except OutOfReachError as error:
+        if arguments.json:
+            print_json({"visits": None, "reason": str(error)})
+        raise
     rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out else None
     if arguments.out:
         _draw(arguments, rows or [])
@@ -129,15 +148,18 @@ def _problem(arguments: argparse.Namespace) -> Problem:
     periods = [each for each in arguments.periods if arguments.delay is None or each <= arguments.delay]
     if not periods:
         raise CallerError(f"no period of --periods is within --delay {arguments.delay:g}")
+    default = (*_DEFAULT_EVASIONS, "refuse") if arguments.refusals > 0 else _DEFAULT_EVASIONS
     return Problem(
         flop=arguments.flop,
         sites=tuple(_sites(arguments)),
         periods=tuple(periods),
-        evasions=tuple(parse_evasion(each) for each in arguments.evasion or _DEFAULT_EVASIONS),
+        evasions=tuple(parse_evasion(each) for each in arguments.evasion or default),
         days=arguments.days,
         rate=arguments.rate,
         confidence=arguments.confidence,
         flop_per_day=H100_FLOP_PER_DAY if arguments.today else arguments.flop_per_day,
+        honest_refusal_rate=arguments.refusals,
+        false_alarms=arguments.false_alarms,
     )
 
 
@@ -208,6 +230,7 @@ def _sensitivity(problem: Problem, plan: Plan) -> list[Sensitivity]:
             rate=parameters["snapshot rate f"],
             confidence=1.0 - parameters["accepted miss 1-p"],
             flop_per_day=parameters["speed of a chip a"],
+            honest_refusal_rate=parameters.get("honest refusals", 0.0),
         )
         return cheapest_plan(changed).work
 
@@ -220,6 +243,8 @@ def _sensitivity(problem: Problem, plan: Plan) -> list[Sensitivity]:
         "accepted miss 1-p": 1.0 - problem.confidence,
         "work of a visit": 1.0,
     }
+    if problem.honest_refusal_rate > 0:
+        base["honest refusals"] = problem.honest_refusal_rate
     with tqdm(total=1 + 2 * len(base), unit="plan", disable=not sys.stderr.isatty(), leave=False) as bar:
         return sensitivity(work, base)
 
@@ -247,6 +272,7 @@ def _document(
     names = [site.name for site in problem.sites]
     return {
         "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
+        "reason": None,
         "samples_per_year": plan.samples_per_year,
         "visits_per_year": plan.visits_per_year,
         "work": plan.work,
@@ -254,20 +280,30 @@ def _document(
         "inspectors": plan.inspectors,
         "cost": None if price is None else plan.work / CHIPS_PER_INSPECTOR * price,
         "detection": plan.detection,
+        "false_alarm": plan.false_alarm,
+        "excess": plan.excess,
         "guaranteed_flop": 2.0 * problem.flop,
         "responses": [
             {
                 "evasion": each.evasion,
                 "detection": each.detection,
+                "false_alarm": each.false_alarm,
+                "excess": each.excess,
                 "placement": dict(zip(names, each.placement, strict=True)),
             }
             for each in plan.responses
         ],
+        "not_covered": _not_covered(problem),
         "impossible": list(plan.impossible),
         "sensitivity": None if rows is None else [_finite(dataclasses.asdict(each)) for each in rows],
         "stocks_as_of": _newest() if arguments.today else None,
         "parameters": dataclasses.asdict(problem),
     }
+
+
+def _not_covered(problem: Problem) -> list[str]:
+    refusing = any(each.refuses for each in problem.evasions)
+    return ["refuse"] if problem.honest_refusal_rate > 0 and not refusing else []
 
 
 def _newest() -> str:
@@ -284,21 +320,25 @@ def _text(data: dict[str, Any]) -> list[str]:
     from analysis.tables import aligned
 
     chips = {site["name"]: site["chips"] for site in data["parameters"]["sites"]}
-    head = ["site", "chips", "samples", "every (days)", "samples a year"]
+    head = ["site", "chips", "samples", "refusals allowed", "every (days)", "samples a year"]
     body = [
         [
             each["site"],
             f"{chips[each['site']]:,.0f}",
             f"{each['samples']:,}",
+            f"{each['refusals_allowed']:,}",
             f"{each['period']:g}",
             f"{each['samples'] * each['visits_per_year']:,.1f}",
         ]
         if each["samples"]
-        else [each["site"], f"{chips[each['site']]:,.0f}", "0", "-", "0"]
+        else [each["site"], f"{chips[each['site']]:,.0f}", "0", "-", "-", "0"]
         for each in data["visits"]
     ]
     cost = "" if data["cost"] is None else f", cost {data['cost']:,.0f} a year"
-    responses = [[f"  {each['evasion']}", f"{each['detection']:.4f}"] for each in data["responses"]]
+    responses = [
+        [f"  {each['evasion']}", *(f"{each[key]:.4f}" for key in ("detection", "false_alarm", "excess"))]
+        for each in data["responses"]
+    ]
     lines = [
         *aligned([head, *body]),
         "",
@@ -308,8 +348,12 @@ def _text(data: dict[str, Any]) -> list[str]:
         f"{data['lower_bound']:,.0f}.",
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
         f"{data['detection']:.4f} at least, whichever of these the Prover picks:",
-        *aligned([["  evasion", "detection"], *responses]),
+        *aligned([["  evasion", "detection", "honest lab accused", "excess"], *responses]),
+        f"An honest lab that cannot show {data['parameters']['honest_refusal_rate']:g} of its drawn chips is accused "
+        f"with probability {data['false_alarm']:.4f} at most (cap {data['parameters']['false_alarms']:g}).",
     ]
+    if data["not_covered"]:
+        lines.append("Not covered: a lab that refuses drawn chips with evidence while that is tolerated (refuse).")
     if data["impossible"]:
         lines.append(f"Not enough chips for: {', '.join(data['impossible'])}.")
     if data["stocks_as_of"]:

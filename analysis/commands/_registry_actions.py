@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.commands._common import finish, parse_now
+from firmware_sim import bounds
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SignedHead, SigningKey
 from inspector import registry as reg
@@ -188,7 +189,7 @@ def head(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         _write_new(arguments.out, signed)
     data = {"size": newest.size, "root": newest.root.hex(), "signed": signed.decode()}
-    return finish(arguments, data, [signed.decode().rstrip("\n")])
+    return finish(arguments, data, signed.decode().rstrip("\n").split("\n"))
 
 
 def audit(arguments: argparse.Namespace) -> int:
@@ -419,7 +420,7 @@ def _seed(text: str) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return bounds.read_file(path, bounds.STATEMENT_BYTES)
     except OSError as error:
         raise CallerError(f"{path}: {error.strerror or error}") from None
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish
+from analysis.commands._common import add_json, finish, print_json
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: scenario (title, days, periods, registered_chips, samples_per_period, samples_per_year, inspectors, wanted),
+JSON keys: scenario (title, days, periods, registered_chips, samples_per_period, samples_per_year, inspectors, wanted,
+refusals_allowed, false_alarm: exact chance that a world of honest labs alone is accused, false_alarms: its cap),
 engine, trials, seed, confidence, rows. Each row: strategy ("honest" is the world without violation, where detection is
-a false alarm), detection and miss (value, low, high, method), predicted (closed form of detection or null),
+a false alarm), detection and miss (value, low, high, method), false_alarm (as above, the same regime and days), excess
+(detection less false alarm: value, low, high), predicted (closed form of detection or null), predicted_excess,
 predicted_log_miss (natural logarithm, null if there is none or detection is certain), prediction (which law),
 completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles or null),
-involved_chips (registered), hidden_chips (outside the registry), samples_needed (a period, for the wanted probability,
-or null), inspectors_needed, measured_lies, assumed_lies. With --list: scenarios (name, title).
+involved_chips (registered), hidden_chips (outside the registry), samples_needed (a period, for the wanted probability
+within the cap on false alarms, or null), refusals_needed (tolerated with them), needed_reason (why there are none, or
+null), inspectors_needed, measured_lies, assumed_lies. Where a scenario asks for a confidence that no schedule reaches
+within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title).
 """
 
 
@@ -46,6 +50,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--engine", choices=("agents", "counts"), default="counts", help="chip by chip, or aggregated (default)"
     )
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the intervals (default 0.95)")
+    parser.add_argument(
+        "--false-alarms",
+        type=float,
+        metavar="P",
+        help="largest chance of accusing honest labs that sizing may propose (default: the scenario's, else 0.01)",
+    )
     parser.add_argument("--out", metavar="FIGURE", help="draw the strategies side by side (.png, .svg or .pdf)")
     add_json(parser)
     parser.set_defaults(handler=_campaign)
@@ -53,6 +63,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _campaign(arguments: argparse.Namespace) -> int:
     from analysis.scenarios import open_scenario
+    from inspector.campaign import NoScheduleError
 
     if arguments.list:
         if arguments.scenario is not None:
@@ -60,7 +71,12 @@ def _campaign(arguments: argparse.Namespace) -> int:
         return _list(arguments)
     if arguments.scenario is None:
         raise CallerError("name a scenario, or use --list")
-    scenario = open_scenario(arguments.scenario)
+    try:
+        scenario = open_scenario(arguments.scenario, false_alarms=arguments.false_alarms)
+    except NoScheduleError as error:
+        if arguments.json:
+            print_json({"rows": None, "reason": str(error)})
+        raise
     if arguments.out is not None:
         _check_figure(Path(arguments.out))
     rows = _simulate(arguments, scenario)
@@ -111,6 +127,8 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
     from analysis.figures import EvasionBar, Origin, evasion_figure
 
     options = {name: str(getattr(arguments, name)) for name in ("trials", "seed", "engine", "confidence")}
+    if arguments.false_alarms is not None:
+        options["false-alarms"] = str(arguments.false_alarms)
     flags = [word for name, value in options.items() for word in (f"--{name}", value)]
     command = shlex.join(["chipwitness", "campaign", arguments.scenario, *flags])
     evasion_figure(
@@ -147,6 +165,9 @@ def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[Camp
             "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
             "inspectors": scenario.inspectors(samples),
             "wanted": scenario.wanted,
+            "refusals_allowed": inspection.refusals_allowed,
+            "false_alarm": scenario.false_alarm(),
+            "false_alarms": scenario.false_alarms,
         },
         "engine": arguments.engine,
         "trials": arguments.trials,
@@ -159,20 +180,26 @@ def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[Camp
 def _row(scenario: Scenario, row: CampaignRow) -> dict[str, Any]:
     import math
 
-    log_miss = row.predicted.log_miss
+    log_miss, sizing = row.predicted.log_miss, row.sizing
+    samples = None if sizing is None else sizing.samples
     return {
         "strategy": row.name,
         "detection": _interval(row.detection),
         "miss": _interval(row.miss),
+        "false_alarm": row.false_alarm,
+        "excess": dict(zip(("value", "low", "high"), row.excess, strict=True)),
         "predicted": row.predicted.detection,
+        "predicted_excess": row.predicted_excess,
         "predicted_log_miss": None if log_miss is None or math.isinf(log_miss) else log_miss,
         "prediction": row.predicted.reason,
         "completed": row.completed,
         "days_to_detection": None if row.days_to_detection is None else list(row.days_to_detection),
         "involved_chips": row.involved_chips,
         "hidden_chips": row.hidden_chips,
-        "samples_needed": row.samples_needed,
-        "inspectors_needed": None if row.samples_needed is None else scenario.inspectors(row.samples_needed),
+        "samples_needed": samples,
+        "refusals_needed": None if sizing is None else sizing.refusals_allowed,
+        "needed_reason": (sizing.reason or None) if sizing else None,
+        "inspectors_needed": None if samples is None else scenario.inspectors(samples),
         "measured_lies": list(row.measured_lies),
         "assumed_lies": list(row.assumed_lies),
     }
@@ -188,13 +215,15 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
         about["title"],
         f"{about['registered_chips']:,} registered chips, {about['samples_per_period']:,} inspected in each of "
         f"{about['periods']} periods ({about['samples_per_year']:,} a year, {about['inspectors']:.2f} inspectors)",
+        f"honest labs are accused with probability {about['false_alarm']:.4f} ({about['refusals_allowed']} refusals a "
+        f"draw tolerated), {_against(about)} the cap of {about['false_alarms']:g}",
         "",
     ]
     width = max(len(row["strategy"]) for row in data["rows"])
     percent = f"{100 * arguments.confidence:g} % interval"
     lines.append(
-        f"{'strategy':{width}}  caught  {percent:>18}  theory   unseen   day (median)    chips  samples for "
-        f"{about['wanted']:g}"
+        f"{'strategy':{width}}  caught  {percent:>18}  honest  excess  theory   unseen   day (median)    chips  "
+        f"samples for {about['wanted']:g}"
     )
     for row in data["rows"]:
         caught, days = row["detection"], row["days_to_detection"]
@@ -204,11 +233,21 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
         median = "-" if days is None else f"{days[1]:g}"
         chips = row["involved_chips"] + row["hidden_chips"]
         lines.append(
-            f"{row['strategy']:{width}}  {caught['value']:.4f}  {interval:>18}  {theory:>6}  "
-            f"{row['miss']['value']:7.1e}  {median:>12}  {chips:>7,}  {needed:>7}"
+            f"{row['strategy']:{width}}  {caught['value']:.4f}  {interval:>18}  {row['false_alarm']:.4f}  "
+            f"{row['excess']['value']:6.3f}  {theory:>6}  {row['miss']['value']:7.1e}  {median:>12}  {chips:>7,}  "
+            f"{needed:>7}"
         )
+    lines.append("")
+    lines += [
+        f"no samples for {about['wanted']:g} against {row['strategy']!r}: {row['needed_reason']}"
+        for row in data["rows"]
+        if row["needed_reason"]
+    ]
     assumed = sorted({lie for row in data["rows"] for lie in row["assumed_lies"]})
     measured = sorted({lie for row in data["rows"] for lie in row["measured_lies"]})
-    lines.append("")
     lines.append(f"detection rates measured: {', '.join(measured) or 'none'}; assumed: {', '.join(assumed) or 'none'}")
     return lines
+
+
+def _against(about: dict[str, Any]) -> str:
+    return "within" if about["false_alarm"] <= about["false_alarms"] else "above"

@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, print_json
+from analysis.commands._common import add_json, print_json, visible
 from firmware_sim.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ def _demo(arguments: argparse.Namespace) -> int:
 
         def say(line: str) -> None:
             if not arguments.json:
-                bar.write(line)
+                bar.write(visible(line))
                 sys.stdout.flush()
 
         demo = run_demo(arguments.out, say=say, advance=lambda: bar.update() and None)
     if arguments.json:
         print_json(demo.summary)
     else:
-        print(f"summary  {arguments.out / 'summary.json'}")
-        print(f"report   {arguments.out / 'report.html'}")
+        print(visible(f"summary  {arguments.out / 'summary.json'}"))
+        print(visible(f"report   {arguments.out / 'report.html'}"))
     if not as_expected(demo.summary):
         raise DeviceError("a verdict of the demo is not the expected one; see summary.json")
     return 0

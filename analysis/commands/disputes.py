@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.commands._common import add_json, add_trust, print_json
+from analysis.commands._common import add_json, add_trust, print_json, say
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def _dispute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({**verdict.to_json(), **verdict.evidence})
     else:
-        print(verdict.outcome.value)
+        say(verdict.outcome.value)
         for reason in verdict.reasons:
-            print(f"  {reason.text}")
+            say(f"  {reason.text}")
         for name, value in verdict.evidence.items():
-            print(f"  {name:20} {value}")
+            say(f"  {name:20} {value}")
     return verdict.outcome.exit_code

@@ -19,6 +19,7 @@ from analysis.commands._common import (
     parse_now,
     print_json,
     progress_bar,
+    say,
     show_verdict,
 )
 from firmware_sim.errors import CallerError
@@ -330,8 +331,8 @@ def _devices(arguments: argparse.Namespace) -> int:
         print_json(rows)
     else:
         for row in rows:
-            print(f"{row['name']:22} {row['fingerprint'] or row['status']:78} {row['summary']}")
+            say(f"{row['name']:22} {row['fingerprint'] or row['status']:78} {row['summary']}")
             for engine, state in row["engines"].items():
                 if state != "serves":
-                    print(f"{'':22} {engine}: {state}")
+                    say(f"{'':22} {engine}: {state}")
     return 0

@@ -41,19 +41,21 @@ def public_catalogue() -> Catalogue:
     return Catalogue(kinds=kinds, models=models, stocks=stocks)
 
 
-def open_scenario(name: str) -> Scenario:
+def open_scenario(name: str, *, false_alarms: float | None = None) -> Scenario:
     """Load a scenario by path, or a ready one by name; a path that exists comes first.
+
+    ``false_alarms`` is the cap on false alarms, instead of the file's.
 
     Raises:
         CallerError: There is no such file and no such ready scenario, or the file is wrong.
     """
     path, ready = Path(name), ready_scenarios()
     if path.is_file():
-        return load_scenario(path, public_catalogue())
+        return load_scenario(path, public_catalogue(), false_alarms=false_alarms)
     if name not in ready:
         raise CallerError(f"no scenario file {name!r} and no ready scenario of that name; ready: {', '.join(ready)}")
     with as_file(ready[name]) as shipped:
-        return load_scenario(shipped, public_catalogue())
+        return load_scenario(shipped, public_catalogue(), false_alarms=false_alarms)
 
 
 def _rows(name: str) -> list[dict[str, str]]:

@@ -7,14 +7,16 @@ floats as Python's shortest round-trip form (always with "." or "e", so 1 and 1.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
+from firmware_sim import bounds
+from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "decode", "encode"]
+__all__ = ["decode", "encode", "parse"]
 
-MAX_DEPTH = 64
-MAX_BYTES = 1 << 28
+_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def encode(obj: object) -> bytes:
@@ -23,10 +25,10 @@ def encode(obj: object) -> bytes:
     Law: `decode(encode(x)) == x` for every x without tuples; a tuple comes back as a list.
 
     Raises:
-        CallerError: `obj` holds another type, a non-string key, a non-finite float, a lone surrogate, or nests deeper
-            than `MAX_DEPTH`.
+        CallerError: `obj` holds another type, a non-string key, a non-finite float, a lone surrogate, an integer beyond
+            `bounds.JSON_INTEGER_BITS`, or nests deeper than `bounds.JSON_DEPTH`.
     """
-    _check(obj, MAX_DEPTH)
+    _check(obj, bounds.JSON_DEPTH.most)
     try:
         text = json.dumps(
             obj, ensure_ascii=False, allow_nan=False, check_circular=False, sort_keys=True, separators=(",", ":")
@@ -36,20 +38,20 @@ def encode(obj: object) -> bytes:
         raise CallerError(f"value has no canonical encoding: {error}") from None
 
 
-def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
+def decode(data: bytes, *, most: Bound | None = None, items: Bound | None = None) -> Any:
     """Return the value whose canonical encoding is exactly `data`.
 
+    Args:
+        most: bytes that a document of this kind may have; `bounds.JSON_BYTES` by default.
+        items: values that it may hold; `bounds.JSON_ITEMS` by default.
+
     Raises:
-        EvidenceError: `data` is longer than `max_bytes`, is not JSON, or is not byte-equal to `encode` of its value
-            (which covers duplicate keys, white space, a byte-order mark, other escapes and other number forms).
+        EvidenceError: `data` is larger than these, is not JSON, or is not byte-equal to `encode` of its value (which
+            covers duplicate keys, white space, a byte-order mark, other escapes and other number forms).
     """
-    if len(data) > max_bytes:
-        raise EvidenceError(f"JSON document of {len(data)} bytes is longer than the limit of {max_bytes}")
+    value = _parse(data, most or bounds.JSON_BYTES, items or bounds.JSON_ITEMS)
     try:
-        value = json.loads(bytes(data).decode("utf-8"))
         again = encode(value)
-    except (ValueError, RecursionError) as error:
-        raise EvidenceError(f"not a JSON document: {error}") from None
     except CallerError as error:
         raise EvidenceError(f"JSON document is not canonical: {error}") from None
     if again != data:
@@ -57,12 +59,64 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
     return value
 
 
+def parse(data: bytes, *, most: Bound) -> Any:
+    """Return the value of a JSON document of any form, such as one that people edit.
+
+    Raises:
+        EvidenceError: not JSON, larger than `most` bytes, or a value that has no canonical encoding.
+    """
+    value = _parse(data, most, bounds.JSON_ITEMS)
+    try:
+        _check(value, bounds.JSON_DEPTH.most)
+    except CallerError as error:
+        raise EvidenceError(str(error)) from None
+    return value
+
+
+def _parse(data: bytes, most: Bound, items: Bound) -> Any:
+    data = bytes(data)
+    most.check(len(data))
+    if not data.isascii():
+        bounds.WIDE_TEXT_BYTES.check(len(data))
+    values = items.check(1 + sum(data.count(mark) for mark in (b",", b":", b"[", b"{")))
+    _check_depth(data, values)
+    try:
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise EvidenceError(f"not a JSON document: {error}") from None
+
+
+def _check_depth(data: bytes, values: int) -> None:
+    """Find nesting before a parser that calls itself does: brackets outside texts cancel out, level by level."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = data.translate(None, _NO_MARKS)
+    if marks.count(b'"') > 2 * values:
+        raise EvidenceError("not a JSON document: it holds more texts than values")
+    left = b"".join(marks.split(b'"')[::2])
+    depth = 0
+    while left:
+        depth = bounds.JSON_DEPTH.check(depth + 1)
+        shorter = left.replace(b"[]", b"").replace(b"{}", b"")
+        if len(shorter) == len(left):
+            raise EvidenceError("not a JSON document: its brackets do not match")
+        left = shorter
+
+
 def _check(obj: object, depth: int) -> None:
     kind = type(obj)
-    if obj is None or kind in (bool, int, float, str):
+    if obj is None or kind in (bool, str):
+        return
+    if isinstance(obj, int) and kind is int:
+        if obj.bit_length() > bounds.JSON_INTEGER_BITS.most:
+            raise CallerError(f"value has no canonical encoding: an integer of {obj.bit_length()} bits")
+        return
+    if isinstance(obj, float) and kind is float:
+        if not math.isfinite(obj):
+            raise CallerError(f"value has no canonical encoding: {obj}")
         return
     if depth == 0:
-        raise CallerError(f"value has no canonical encoding: nested deeper than {MAX_DEPTH}")
+        raise CallerError(f"value has no canonical encoding: nested deeper than {bounds.JSON_DEPTH.most}")
     if isinstance(obj, dict) and kind is dict:
         for key, value in obj.items():
             if type(key) is not str:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 
@@ -64,6 +65,7 @@ class RecordKind(enum.IntEnum):
     SNAPSHOT: the memory's digest at `tick`; the host claims the coordinate (run_id, step, op).
     BEACON: the digest of a Verifier-signed beacon; step is its time in seconds.
     QUOTE: the digest of the nonce and verifier id of the quote that covers this record.
+    SPENT: zero; the log is full, so the chip never works again, and each later quote covers the log up to here.
     """
 
     GENESIS = 1
@@ -77,6 +79,7 @@ class RecordKind(enum.IntEnum):
     SNAPSHOT = 9
     BEACON = 10
     QUOTE = 11
+    SPENT = 12
 
 
 _KINDS = {kind.value: kind for kind in RecordKind}
@@ -143,6 +146,7 @@ def parse_log(data: bytes, *, chip: str = "") -> list[LogRecord]:
     count, rest = divmod(len(data), RECORD_BYTES)
     if rest:
         raise LogError(f"{_of(chip)}log record {count}: has {rest} bytes of {RECORD_BYTES}", record=count)
+    bounds.CHIP_LOG_RECORDS.check(count)
     records = []
     for number, fields in enumerate(_FORMAT.iter_unpack(data)):
         counter, kind, boot, tick, busy, run_id, step, op, digest, previous = fields

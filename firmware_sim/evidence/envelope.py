@@ -16,6 +16,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from firmware_sim import bounds
+from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.digest import Digest, digest_bytes
@@ -136,15 +138,19 @@ def seal(payload_type: str, payload: object, key: SigningKey) -> bytes:
     return canonical.encode(envelope)
 
 
-def open_sealed(data: bytes, payload_type: str, key: VerifyingKey) -> Any:
+def open_sealed(data: bytes, payload_type: str, key: VerifyingKey, *, most: Bound | None = None) -> Any:
     """Return the payload of an envelope that `key` signed under `payload_type`; the payload is parsed only then.
+
+    Args:
+        most: bytes that an envelope of this kind may have.
 
     Raises:
         SignatureError: another key, or the signature does not verify.
         EvidenceError: not a canonical envelope, another payload type, not exactly one signature, or a payload that is
             not canonical JSON.
     """
-    envelope = canonical.decode(data)
+    most = most or bounds.STATEMENT_BYTES
+    envelope = canonical.decode(data, most=most)
     if not isinstance(envelope, dict) or set(envelope) != {"payload", "payloadType", "signatures"}:
         raise EvidenceError("not a DSSE envelope")
     if envelope["payloadType"] != payload_type:
@@ -159,7 +165,7 @@ def open_sealed(data: bytes, payload_type: str, key: VerifyingKey) -> Any:
         raise SignatureError(f"envelope is signed by key {entry['keyid']!r:.100}, expected {key.key_id}")
     body = decode_base64(envelope["payload"])
     key.verify(decode_base64(entry["sig"]), pae(payload_type, body))
-    return canonical.decode(body)
+    return canonical.decode(body, most=most)
 
 
 def decode_base64(text: object) -> bytes:

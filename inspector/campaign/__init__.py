@@ -27,7 +27,8 @@ from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import POLICIES, Conduct, Policy, Strategy, policy_from
 from inspector.campaign.predicted import Prediction, predict
 from inspector.campaign.rates import Bound, MeasuredRate, MissingRate, RateBook, load_rates, save_rates
-from inspector.campaign.scenario import Catalogue, Scenario, ScenarioError, load_scenario
+from inspector.campaign.scenario import Catalogue, NoScheduleError, Scenario, ScenarioError, load_scenario
+from inspector.campaign.sizing import Sizing
 
 __all__ = [
     "POLICIES",
@@ -43,6 +44,7 @@ __all__ = [
     "LogSpan",
     "MeasuredRate",
     "MissingRate",
+    "NoScheduleError",
     "Outcome",
     "Plan",
     "Policy",
@@ -55,6 +57,7 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "Site",
+    "Sizing",
     "Status",
     "Strategy",
     "clopper_pearson",

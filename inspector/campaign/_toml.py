@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from firmware_sim.errors import CallerError
+from firmware_sim import bounds
+from firmware_sim.errors import CallerError, EvidenceError
 
 __all__ = ["ScenarioError", "Table", "read_toml"]
 
@@ -160,13 +161,19 @@ class Table:
         """Return whether the key is there."""
         return key in self._data
 
+    def is_text(self, key: str) -> bool:
+        """Return whether the key is there and holds a text."""
+        return isinstance(self._data.get(key), str)
+
     def _get(self, key: str, kinds: tuple[type, ...], what: str) -> Any:
         self._known.append(key)
         if key not in self._data:
             return None
         value = self._data[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise self.fail(f"must be {what}, got {value!r}", key)
+            raise self.fail(f"must be {what}, got {value!r:.200}", key)
+        if isinstance(value, int) and value.bit_length() > bounds.JSON_INTEGER_BITS.most:
+            raise self.fail(f"must be {what} of at most {bounds.JSON_INTEGER_BITS.most} bits", key)
         return value
 
     def _need(self, key: str, value: T | None) -> T:
@@ -249,13 +256,14 @@ def read_toml(path: Path) -> Table:
         ScenarioError: It cannot be read or is not TOML; the parser names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = bounds.read_file(path, bounds.SCENARIO_BYTES).decode("utf-8")
         data = tomllib.loads(text)
+        lines = _Scan(text.replace("\r\n", "\n")).run()
     except OSError as error:
         raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (EvidenceError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path.name} is not TOML: {error}") from None
-    return Table(data, (), _Scan(text.replace("\r\n", "\n")).run(), path.name)
+    return Table(data, (), lines, path.name)
 
 
 def _dotted(path: Path_) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from inspector.alarms import log_tolerated
 from inspector.campaign.counts import overlap
 from inspector.campaign.plan import Plan, Stratum, forgets
 from inspector.detection import log_miss_without_replacement
@@ -31,6 +32,8 @@ LogSeries = Callable[[ComplexArray], ComplexArray]
 # Beyond this mean the series of refusals starts below the smallest float.
 _LARGEST_MEAN = 600.0
 _LARGEST_ALLOWANCE = 500
+# Stands for a refusal that cannot happen, whose logarithm is finite.
+_NEVER = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +161,7 @@ def _urn_log_miss(plan: Plan, urn: int, period: int) -> float:
 
 
 def _honest_log_miss(samples: int, broken: float, allowed: int) -> float:
-    if broken == 0:
-        return 0.0
-    from scipy.stats import binom
-
-    return float(binom.logcdf(allowed, samples, broken))
+    return float(log_tolerated(rate=broken, checks=samples, allowed=allowed))
 
 
 def _drawn_once(groups: list[tuple[int, float]]) -> LogSeries:
@@ -191,17 +190,16 @@ def _coefficient(series: LogSeries, degree: int) -> float:
     return _integrate(series, degree, None)
 
 
-def _integrate(series: LogSeries, degree: int, factor: Callable[[ComplexArray], ComplexArray] | None) -> float:
+def _integrate(series: LogSeries, degree: int, part: Callable[[ComplexArray, float], ComplexArray] | None) -> float:
+    """Return log [z^degree] of exp(series(z)), or of a part of it given relative to its value at a real radius."""
     radius = math.exp(_saddle(series, degree))
     # The integrand is a bump of width 1/deviation, and the deviation is at most the root of the degree (plus a floor).
     points = 1 << max(9, math.ceil(math.log2(40 * math.sqrt(degree + 1))))
     angle = 2 * np.pi * np.arange(points) / points
     z = radius * np.exp(1j * angle)
     peak = series(np.array([radius + 0j]))[0].real
-    values = np.exp(series(z) - peak - 1j * degree * angle)
-    if factor is not None:
-        values = values * factor(z)
-    mean = float(values.real.mean())
+    relative = np.exp(series(z) - peak) if part is None else part(z, radius)
+    mean = float((relative * np.exp(-1j * degree * angle)).real.mean())
     return peak - degree * math.log(radius) + math.log(mean) if mean > 0 else -math.inf
 
 
@@ -231,24 +229,36 @@ def _tolerant_log_miss(plan: Plan, urn: int, strata: list[Stratum], exposure: tu
             passes = holds * (1 - s.catch_snapshot) + (1 - holds) * (1 - bare)
             groups.append((s.count, (1 - broken) * passes, broken))
 
-    def refusals(z: ComplexArray) -> ComplexArray:
-        product = np.zeros((allowed + 1, z.size), np.complex128)
-        product[0] = 1
-        for count, shown, refused in groups:
-            if refused == 0 or count == 0:
-                continue
-            share = z * refused / (1 + z * (shown + refused))
-            term = np.exp(count * np.log1p(-share))
-            terms = [term]
-            for j in range(1, allowed + 1):
-                term = term * (count - j + 1) / j * share / (1 - share)
-                terms.append(term)
-            product = np.stack([sum(terms[j] * product[i - j] for j in range(i + 1)) for i in range(allowed + 1)])
-        return np.asarray(product.sum(axis=0))
+    def tolerated(z: ComplexArray, radius: float) -> ComplexArray:
+        """Sum the powers of x up to A; each term is at most 1, being a part of its group's value at the radius."""
+        product: ComplexArray | None = None
+        for count, shown, refused in groups[:-1]:
+            terms = _terms(z, radius, allowed, count, shown, refused)
+            product = terms if product is None else _product(product, terms)
+        last = _terms(z, radius, allowed, *groups[-1])
+        if product is None:
+            return np.asarray(last.sum(axis=0))
+        return np.asarray((np.cumsum(product, axis=0)[::-1] * last).sum(axis=0))
 
     both = _drawn_once([(count, shown + refused) for count, shown, refused in groups])
     everything = _drawn_once([(stock.chips, 1.0)])
-    return min(0.0, _integrate(both, stock.samples, refusals) - _coefficient(everything, stock.samples))
+    return min(0.0, _integrate(both, stock.samples, tolerated) - _coefficient(everything, stock.samples))
+
+
+def _terms(z: ComplexArray, radius: float, most: int, count: int, shown: float, refused: float) -> ComplexArray:
+    """Return the terms x^0 to x^most of (1 + z(shown + refused·x))^count over its value at z = radius, x = 1."""
+    chosen = np.arange(most + 1.0)[:, None]
+    with np.errstate(divide="ignore"):
+        ways = np.log(np.maximum(count - chosen[:-1], 0.0) / (chosen[:-1] + 1.0)) + math.log(max(refused, _NEVER))
+    weights = np.concatenate((np.zeros((1, 1)), np.cumsum(ways, axis=0))) - count * math.log1p(
+        radius * (shown + refused)
+    )
+    return np.asarray(np.exp(weights + chosen * np.log(z) + np.maximum(count - chosen, 0.0) * np.log1p(z * shown)))
+
+
+def _product(one: ComplexArray, other: ComplexArray) -> ComplexArray:
+    """Return the product of two polynomials, coefficients along the first axis, cut at their common degree."""
+    return np.stack([(one[: i + 1] * other[i::-1]).sum(axis=0) for i in range(len(one))])
 
 
 def _loss_log_miss(plan: Plan) -> float:

@@ -6,7 +6,9 @@ Keys, with their defaults; a key that is not listed is refused::
     [rule]        threshold_flop | model, times = 1; evidence = "after-threshold" | "whole-run"
     [inspection]  period_days, snapshot_rate, samples (a period) and/or confidence = 0.9 (alone: sets the samples),
                   sampling = "pooled" | "per-lab" | "per-site", replacement = false, redraw = true,
-                  log = "period" | "run", honest_refusal_rate = 0, refusals_allowed = 0, searches = false,
+                  log = "period" | "run", honest_refusal_rate = 0, refusals_allowed = 0 | "fewest" (that keep honest
+                  labs within the cap), false_alarms = 0.01 (the cap: samples and refusals that accuse an honest lab
+                  more often are not chosen), searches = false,
                   loss_rate_per_year = 0, loss_alarm (none), inspectors (no limit), chips_per_inspector_year = 1000
     [detection]   table (JSON of measured rates), device, settings (choose its rows), assumed = { lie = rate }
     [[kind]]      name, flop_per_second, link_gbps (never limits)
@@ -29,7 +31,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._checks import fraction, named, positive
+from inspector.alarms import FALSE_ALARMS
+from inspector.campaign._checks import fraction, named, positive, probability
 from inspector.campaign._toml import ScenarioError, Table, read_toml
 from inspector.campaign.fleet import (
     Evidence,
@@ -47,14 +50,19 @@ from inspector.campaign.fleet import (
 )
 from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import Policy, Strategy, policy_from
-from inspector.campaign.predicted import predict
 from inspector.campaign.rates import Bound, RateBook, load_rates
-from inspector.detection import CHIPS_PER_INSPECTOR
+from inspector.campaign.sizing import Sizing, false_alarm, fewest_refusals, size
+from inspector.detection import CHIPS_PER_INSPECTOR, OutOfReachError
 
-__all__ = ["Catalogue", "Scenario", "ScenarioError", "load_scenario"]
+__all__ = ["Catalogue", "NoScheduleError", "Scenario", "ScenarioError", "load_scenario"]
 
 SECONDS_PER_DAY = 86_400.0
+_BUSY = float(CHIPS_PER_INSPECTOR)
 E = TypeVar("E", bound=StrEnum)
+
+
+class NoScheduleError(ScenarioError, OutOfReachError):
+    """The scenario asks for a confidence that no schedule reaches within its cap on false alarms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +79,9 @@ class Scenario:
     """One campaign to simulate.
 
     ``wanted`` is the detection probability that a planner asks for; where the file gives it instead of ``samples``,
-    the inspection holds the number that reaches it against the first strategy.
+    the inspection holds the number that reaches it against the first strategy. No number that accuses an honest lab
+    with more than ``false_alarms`` is ever proposed; where ``chooses_refusals``, as few refusals are tolerated as that
+    takes.
     """
 
     title: str
@@ -85,11 +95,19 @@ class Scenario:
     rates: RateBook
     wanted: float
     chips_per_inspector_year: float
+    false_alarms: float = FALSE_ALARMS
+    chooses_refusals: bool = False
 
     def __post_init__(self) -> None:
         named("title", self.title)
         positive("days", self.days)
         fraction("confidence", self.wanted)
+        probability("false_alarms", self.false_alarms)
+        alarming = self.inspection.honest_refusal_rate > 0 or self.inspection.loss_alarm is not None
+        if alarming and self.false_alarms >= self.wanted:
+            raise CallerError(
+                f"false_alarms of {self.false_alarms:g} would reach a confidence of {self.wanted:g} by themselves"
+            )
         positive("chips_per_inspector_year", self.chips_per_inspector_year)
         if not self.strategies:
             raise CallerError("a scenario needs at least one strategy")
@@ -112,19 +130,41 @@ class Scenario:
         """Return the plan of a world in which nobody breaks the rule."""
         return honest_plan(self.fleet, self.inspection, days=self.days)
 
+    def false_alarm(self) -> float:
+        """Return the exact chance that this regime accuses somebody in a world in which nobody breaks the rule."""
+        return false_alarm(self.honest())
+
+    def sizing(self, strategy: Strategy) -> Sizing:
+        """Return the fewest samples a period whose closed form reaches ``wanted`` within the cap on false alarms."""
+        return size(
+            self.inspection,
+            plan=lambda regime: dataclasses.replace(self, inspection=regime).plan(strategy),
+            honest=lambda regime: dataclasses.replace(self, inspection=regime).honest(),
+            most=self.fleet.registered(),
+            wanted=self.wanted,
+            cap=self.false_alarms,
+            chooses=self.chooses_refusals,
+        )
+
     def samples_needed(self, strategy: Strategy) -> int | None:
-        """Return the fewest samples a period whose closed form reaches ``wanted``; None if none does or none exists."""
-        return _samples_needed(self, strategy)
+        """Return the samples of ``sizing``; None if no number serves or no closed form exists."""
+        return self.sizing(strategy).samples
 
     def inspectors(self, samples: int) -> float:
         """Return the inspectors that so many samples a period keep busy."""
         return samples * 365 / self.inspection.period_days / self.chips_per_inspector_year
 
 
-def load_scenario(path: Path, catalogue: Catalogue | None = None) -> Scenario:
+def load_scenario(path: Path, catalogue: Catalogue | None = None, *, false_alarms: float | None = None) -> Scenario:
     """Read and check a scenario file; paths in it are relative to it.
 
+    Args:
+        path: the file.
+        catalogue: public figures that it may name.
+        false_alarms: cap on false alarms, instead of the file's.
+
     Raises:
+        NoScheduleError: No schedule reaches the confidence that the file asks for, within the cap on false alarms.
         ScenarioError: Anything in the file is wrong; the text names line and key.
     """
     root = read_toml(path)
@@ -147,12 +187,14 @@ def load_scenario(path: Path, catalogue: Catalogue | None = None) -> Scenario:
         seen.add(strategy.name)
     rates = _rates(root.table("detection"), path.parent)
     section = root.table("inspection")
-    inspection, samples, wanted, busy = _inspection(section)
+    regime, sampled = _inspection(section)
+    wanted, busy = _wanted(section)
+    cap, chooses = _cap(section, false_alarms)
+    section.close()
     title, description, days = root.text("title"), root.text("description", ""), root.number("days")
     root.close()
-
-    def scenario(regime: Inspection) -> Scenario:
-        return Scenario(
+    made = root.build(
+        lambda: Scenario(
             title=title,
             description=description,
             days=days,
@@ -164,43 +206,38 @@ def load_scenario(path: Path, catalogue: Catalogue | None = None) -> Scenario:
             rates=rates,
             wanted=wanted,
             chips_per_inspector_year=busy,
+            false_alarms=cap,
+            chooses_refusals=chooses,
         )
-
-    made = root.build(lambda: scenario(inspection))
-    if samples is None:
-        needed = section.build(lambda: _samples_needed(made, strategies[0]))
-        if needed is None:
-            raise section.fail(
-                f"no number of samples reaches {wanted:g} against {strategies[0].name!r}; give 'samples'", "confidence"
-            )
-        made = scenario(dataclasses.replace(inspection, samples=needed))
+    )
+    made = dataclasses.replace(made, inspection=_sized(made, section, sampled=sampled))
     section.build(made.honest)
     for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
         table.build(lambda strategy=strategy: made.plan(strategy))  # type: ignore[misc]
     return made
 
 
-def _samples_needed(scenario: Scenario, strategy: Strategy) -> int | None:
-    if not scenario.inspection.redraw:
-        return None
-
-    def detection(samples: int) -> float | None:
-        regime = dataclasses.replace(scenario.inspection, samples=samples, capacity=None)
-        return predict(dataclasses.replace(scenario, inspection=regime).plan(strategy)).detection
-
-    most = scenario.fleet.registered()
-    low, high = 0, 1
-    while (found := detection(high)) is not None and found < scenario.wanted:
-        if high == most:
-            return None
-        low, high = high, min(2 * high, most)
-    if found is None:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = detection(middle)
-        low, high = (low, middle) if found is not None and found >= scenario.wanted else (middle, high)
-    return high
+def _sized(scenario: Scenario, section: Table, *, sampled: bool) -> Inspection:
+    """Return the regime with the samples and tolerated refusals that the file leaves to be chosen."""
+    regime, cap = scenario.inspection, scenario.false_alarms
+    if not sampled:
+        found = section.build(lambda: scenario.sizing(scenario.strategies[0]))
+        if found.samples is None or found.refusals_allowed is None:
+            message = (
+                f"no number of samples reaches {scenario.wanted:g} against {scenario.strategies[0].name!r} with false "
+                f"alarms of {cap:g} at most: {found.reason}; give 'samples'"
+            )
+            raise NoScheduleError(str(section.fail(message, "confidence")))
+        return dataclasses.replace(regime, samples=found.samples, refusals_allowed=found.refusals_allowed)
+    if not scenario.chooses_refusals:
+        return regime
+    fewest = section.build(
+        lambda: fewest_refusals(regime, lambda each: dataclasses.replace(scenario, inspection=each).honest(), cap)
+    )
+    if fewest is None:
+        message = f"an honest lab is accused with more than {cap:g}, however many refusals are tolerated"
+        raise NoScheduleError(str(section.fail(message, "refusals_allowed")))
+    return dataclasses.replace(regime, refusals_allowed=fewest)
 
 
 def _choice(table: Table, key: str, kind: type[E], default: E) -> E:
@@ -310,21 +347,18 @@ def _rates(table: Table, folder: Path) -> RateBook:
     return table.build(lambda: RateBook(measured=measured, assumed=assumed), "assumed")
 
 
-def _inspection(table: Table) -> tuple[Inspection, int | None, float, float]:
-    samples = table.whole("samples") if table.has("samples") else None
-    wanted = table.number("confidence", 0.9)
-    if samples is None:
-        if not table.has("confidence"):
-            raise table.fail("give 'samples' or 'confidence'")
-        table.whole("samples", 0)
-    table.build(lambda: fraction("inspection.confidence", wanted))
+def _inspection(table: Table) -> tuple[Inspection, bool]:
+    """Return the regime, and whether the file gives its samples."""
+    sampled = table.has("samples")
+    if not sampled and not table.has("confidence"):
+        raise table.fail("give 'samples' or 'confidence'")
+    samples = table.whole("samples", 0)
     period = table.number("period_days")
-    busy = table.number("chips_per_inspector_year", float(CHIPS_PER_INSPECTOR))
-    table.build(lambda: positive("inspection.chips_per_inspector_year", busy))
     table.build(lambda: positive("inspection.period_days", period))
-    inspectors = table.number("inspectors", -1.0)
+    inspectors, busy = table.number("inspectors", -1.0), table.number("chips_per_inspector_year", _BUSY)
     if table.has("inspectors") and not inspectors >= 0:
         raise table.fail(f"must be at least 0, got {inspectors!r}", "inspectors")
+    table.build(lambda: positive("inspection.chips_per_inspector_year", busy))
     capacity = int(inspectors * busy * period / 365) if table.has("inspectors") else None
     alarm = table.number("loss_alarm") if table.has("loss_alarm") else None
     values = {
@@ -334,13 +368,31 @@ def _inspection(table: Table) -> tuple[Inspection, int | None, float, float]:
         "redraw": table.switch("redraw", True),
         "log": _choice(table, "log", LogSpan, LogSpan.PERIOD),
         "honest_refusal_rate": table.number("honest_refusal_rate", 0.0),
-        "refusals_allowed": table.whole("refusals_allowed", 0),
+        "refusals_allowed": 0 if table.is_text("refusals_allowed") else table.whole("refusals_allowed", 0),
         "searches": table.switch("searches", False),
         "loss_rate_per_year": table.number("loss_rate_per_year", 0.0),
     }
     table.number("loss_alarm", 0.0)
-    table.close()
     made = table.build(
-        lambda: Inspection(period_days=period, samples=samples or 0, capacity=capacity, loss_alarm=alarm, **values)  # type: ignore[arg-type]
+        lambda: Inspection(period_days=period, samples=samples, capacity=capacity, loss_alarm=alarm, **values)  # type: ignore[arg-type]
     )
-    return made, samples, wanted, busy
+    return made, sampled
+
+
+def _wanted(table: Table) -> tuple[float, float]:
+    """Return the wanted confidence, and the chips that keep an inspector busy for a year."""
+    wanted = table.number("confidence", 0.9)
+    table.build(lambda: fraction("inspection.confidence", wanted))
+    return wanted, table.number("chips_per_inspector_year", _BUSY)
+
+
+def _cap(table: Table, given: float | None) -> tuple[float, bool]:
+    """Return the cap on false alarms, and whether tolerated refusals are to be chosen."""
+    cap = table.number("false_alarms", FALSE_ALARMS)
+    table.build(lambda: probability("inspection.false_alarms", cap))
+    if given is not None:
+        probability("false alarms", given)
+    chooses = table.is_text("refusals_allowed")
+    if chooses and table.text("refusals_allowed") != "fewest":
+        raise table.fail("must be a whole number or 'fewest'", "refusals_allowed")
+    return cap if given is None else given, chooses

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from firmware_sim.errors import CallerError
+from firmware_sim import bounds
+from firmware_sim.errors import CallerError, EvidenceError
 from inspector.registry._values import ChipRecord
 from inspector.registry.errors import ImportRejected, RegistryMisuse
 
@@ -46,18 +48,22 @@ def read_rows(
     """Yield (line number, fields in the order required + optional, "" for an absent optional column) of a CSV file."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
+            bounds.CSV_BYTES.check(os.fstat(file.fileno()).st_size)
             reader = csv.reader(file, strict=True)
             header = next(reader, None)
             if header is None:
                 raise ImportRejected(f"{path}: line 1: the file is empty, a header is needed")
             positions = _columns(path, header, required, optional)
             width = len(header)
-            for row in reader:
+            for number, row in enumerate(reader, start=1):
+                bounds.CSV_ROWS.check(number)
                 if len(row) != width:
                     raise ImportRejected(f"{path}: line {reader.line_num}: {len(row)} fields, the header has {width}")
                 yield reader.line_num, [row[position] if position >= 0 else "" for position in positions]
     except OSError as error:
         raise RegistryMisuse(f"{path}: {error.strerror or error}") from None
+    except EvidenceError as error:
+        raise ImportRejected(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
         raise ImportRejected(f"{path}: not UTF-8 text: {error.reason}") from None
     except csv.Error as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from firmware_sim.errors import CallerError
+from firmware_sim import bounds
+from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey
 
 __all__ = ["load_private", "load_public", "write_keys"]
@@ -48,10 +49,10 @@ def load_public(path: Path) -> VerifyingKey:
 
 def _read(path: Path, label: str, kind: str) -> bytes:
     try:
-        words = path.read_text(encoding="ascii").split()
+        words = bounds.read_file(path, bounds.KEY_FILE_BYTES).decode("ascii").split()
     except OSError as error:
         raise CallerError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
+    except (EvidenceError, UnicodeDecodeError):
         raise CallerError(f"{path}: not a {kind} key file") from None
     try:
         value = bytes.fromhex(words[2]) if len(words) == 3 else b""

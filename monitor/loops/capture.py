@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,10 @@ class Capture(Tracer):
         return self._readers[constant]
 
     def program(
-        self, state: Mapping[str, Tensor | None], batch: Mapping[str, Mapping[str, Any]], updates: int
+        self,
+        state: Mapping[str, Tensor | None],
+        batch: Mapping[str, Mapping[str, Any]],
+        updates: Sequence[tuple[int, int]],
     ) -> Program:
         """Close the step with what each tensor of the state now is, None where it is absent."""
         scalars: list[str] = []
@@ -87,7 +90,7 @@ class Capture(Tracer):
             batch=batch,
             constants=tuple(self._constants),
             commit=commit,
-            updates=updates,
+            updates=tuple(updates),
         )
 
     def _digest(self, tensor: Tensor) -> str:

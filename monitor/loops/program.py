@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.numerics import UnsupportedOperator
@@ -44,11 +45,9 @@ ITEM = "aten._local_scalar_dense.default"
 """The call by which Python reads a value; its result is a number, not a tensor."""
 
 MAXIMUM_PROGRAMS = 64
-MAXIMUM_BYTES = 256 << 20
 _MOST_CALLS = 1 << 20
 _MOST_UPDATES = 64
-_MOST_ELEMENTS = 1 << 36
-_FORM = "chipwitness/program/1"
+_FORM = "chipwitness/program/2"
 _KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates"}
 _CALL_KEYS = {"operator", "arguments", "sources", "results", "draws"}
 _PLACE_KEYS = {"source", "dtype", "shape", "stride", "offset"}
@@ -83,7 +82,7 @@ class Program:
         batch: dtype and shape of each declared batch tensor.
         constants: in the order of their first use.
         commit: for each tensor of the state, where its new value lies; None where it is absent, which counts as zeros.
-        updates: how often the optimizer's ``step`` ran.
+        updates: for each run of the optimizer's ``step``, its first call and the one after its last.
     """
 
     calls: tuple[Mapping[str, Any], ...]
@@ -91,7 +90,7 @@ class Program:
     batch: Mapping[str, Mapping[str, Any]]
     constants: tuple[Constant, ...]
     commit: Mapping[str, Mapping[str, Any] | None]
-    updates: int
+    updates: tuple[tuple[int, int], ...]
 
     def structure(self) -> tuple[Any, ...]:
         """Everything but scalars and the constants' values: what two runs of one program share."""
@@ -110,7 +109,7 @@ class Program:
                 for constant in self.constants
             ],
             "commit": {name: None if place is None else dict(place) for name, place in self.commit.items()},
-            "updates": self.updates,
+            "updates": [list(update) for update in self.updates],
         }
 
     @cached_property
@@ -146,7 +145,7 @@ class Program:
     @classmethod
     def decode(cls, data: bytes) -> Program:
         """Parse; EvidenceError on any other form, an unknown operator, or a source that does not come before."""
-        raw = canonical.decode(data, max_bytes=MAXIMUM_BYTES)
+        raw = canonical.decode(data, most=bounds.PROGRAM_BYTES, items=bounds.AGREED_ITEMS)
         try:
             return cls._parse(raw)
         except _MISFITS:
@@ -159,8 +158,7 @@ class Program:
         calls, scalars, updates = raw["calls"], raw["scalars"], raw["updates"]
         if not isinstance(calls, list) or len(calls) > _MOST_CALLS or not isinstance(scalars, list):
             raise EvidenceError("a program's calls or scalars are malformed")
-        if type(updates) is not int or not 0 <= updates <= _MOST_UPDATES:
-            raise EvidenceError("a program's number of updates is malformed")
+        _check_updates(updates, len(calls))
         for text in scalars:
             parse_hex(text)
         if not isinstance(raw["constants"], list) or not isinstance(raw["batch"], dict):
@@ -186,7 +184,7 @@ class Program:
             batch=raw["batch"],
             constants=constants,
             commit=raw["commit"],
-            updates=updates,
+            updates=tuple((first, last) for first, last in updates),
         )
 
 
@@ -282,6 +280,20 @@ def _constant(data: object) -> Constant:
     return Constant(data["dtype"], content)
 
 
+def _check_updates(updates: object, calls: int) -> None:
+    """Updates are stretches of calls, one after the other."""
+    if not isinstance(updates, list) or len(updates) > _MOST_UPDATES:
+        raise EvidenceError("a program's updates are malformed")
+    end = 0
+    for update in updates:
+        if not isinstance(update, list) or [type(bound) for bound in update] != [int, int]:
+            raise EvidenceError("a program's updates are malformed")
+        first, last = update
+        if not end <= first <= last <= calls:
+            raise EvidenceError("a program's updates do not lie among its calls in order")
+        end = last
+
+
 def _check_call(call: object, known: set[str]) -> None:
     if not isinstance(call, dict) or set(call) != _CALL_KEYS or not isinstance(call["operator"], str):
         raise EvidenceError("a program's call has missing or extra keys")
@@ -306,7 +318,7 @@ def _check_place(place: object, known: set[str]) -> None:
     _check_layout(place, _PLACE_KEYS)
     assert isinstance(place, dict)
     source, offset = place["source"], place["offset"]
-    if type(offset) is not int or abs(offset) > _MOST_ELEMENTS:
+    if type(offset) is not int or abs(offset) > bounds.TENSOR_ELEMENTS.most:
         raise EvidenceError("a place's offset is malformed")
     if not isinstance(source, str) or _SOURCE.fullmatch(source) is None:
         raise EvidenceError("a place's source is malformed")
@@ -318,10 +330,13 @@ def _check_layout(layout: object, keys: set[str]) -> None:
     if not isinstance(layout, dict) or set(layout) != keys or layout["dtype"] not in DTYPE_SIZES:
         raise EvidenceError("a tensor's layout in a program is malformed")
     lists = [layout[name] for name in ("shape", "stride") if name in keys]
+    bounds.check_shape(layout["shape"])
     for sizes in lists:
-        if not isinstance(sizes, list) or not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for size in sizes):
+        if not isinstance(sizes, list) or not all(
+            type(size) is int and 0 <= size <= bounds.TENSOR_ELEMENTS.most for size in sizes
+        ):
             raise EvidenceError("a tensor's layout in a program is malformed")
-    if len({len(sizes) for sizes in lists}) != 1 or math.prod(layout["shape"]) > _MOST_ELEMENTS:
+    if len({len(sizes) for sizes in lists}) != 1:
         raise EvidenceError("a tensor's layout in a program is malformed")
 
 

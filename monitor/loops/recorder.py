@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -32,10 +32,10 @@ from monitor.loops.capture import Capture, digest_reads
 from monitor.loops.keys import RecordedKeys, step_seed
 from monitor.loops.program import MAXIMUM_PROGRAMS, Program
 from monitor.loops.replaying import ProgramTraining
-from monitor.loops.slots import SlotRules, updates_before
+from monitor.loops.slots import StepNumbers
 from monitor.loops.state import LoopState, same_bytes
 from monitor.loops.steps import ProgramSteps, execution_of
-from monitor.loops.task import LoopTask, class_name, hyper_of
+from monitor.loops.task import LoopTask, class_name, hyper_of, is_hyper_name, members_of
 from monitor.sharding import StateDigest
 from monitor.site import Site, SiteConfig, new_site_config, site_path
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
@@ -72,6 +72,7 @@ class Recorder:
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
         checkpoint_every: steps from one full state to the next.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
+        free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic.
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         lie: ``wrong-operator`` simulates a lab in whose step ``lie_step`` one operator returns one wrong number.
@@ -83,7 +84,7 @@ class Recorder:
     _state: Literal["ready", "open", "failed", "quoted", "finished"]
     _loop: LoopState
     _start: StateDigest
-    _hook: RemovableHandle
+    _hooks: tuple[RemovableHandle, ...]
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class Recorder:
         lab: str = "lab-1",
         snapshot_rate: Fraction = Fraction(1, 4),
         free_slots: bool = False,
+        free: Sequence[str] = (),
         started: datetime | None = None,
         hours: float = 24.0,
         lie: str | None = None,
@@ -120,7 +122,7 @@ class Recorder:
             started=begin,
             duration=timedelta(hours=hours),
         )
-        self._adopt(model, optimizer, folder, config, free_slots)
+        self._adopt(model, optimizer, folder, config, free_slots, free)
         self._task = LoopTask(
             numerics=numerics,
             seed=seed,
@@ -128,16 +130,25 @@ class Recorder:
             shards=chips,
             optimizer=class_name(optimizer),
             groups=self._groups,
+            parameters=members_of(model, optimizer),
             state=self._loop.entries,
         )
-        self._rules = SlotRules(self._task.optimizer, self._groups, updates_before(self._before))
+        self._rules = StepNumbers(self._task, self._before)
         self._site = Site.create(site_path(folder), config)
         self._start = self._loop.memory.digest()
         self._write_trust()
         self._begin(lab, begin, config.declared_end)
 
     @classmethod
-    def resume(cls, model: nn.Module, optimizer: Optimizer, *, out: str | Path, free_slots: bool = False) -> Self:
+    def resume(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        out: str | Path,
+        free_slots: bool = False,
+        free: Sequence[str] = (),
+    ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
         The loop goes on with batch ``recorder.steps``; its schedule of learning rates is the caller's to put forward.
@@ -146,7 +157,7 @@ class Recorder:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
-            free_slots: as for the first part.
+            free_slots, free: as for the first part.
 
         Raises:
             CallerError: the run is finished, or belongs to another model or optimizer.
@@ -161,8 +172,8 @@ class Recorder:
         writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
         run = RunFolder(folder, key.verifying)
         recorder = cls.__new__(cls)
-        recorder._adopt(model, optimizer, folder, config, free_slots)
-        recorder._take_over(run, writer)
+        recorder._adopt(model, optimizer, folder, config, free_slots, free)
+        recorder._take_over(run, writer, members_of(model, optimizer))
         return recorder
 
     @property
@@ -197,36 +208,51 @@ class Recorder:
         write_answers(self._site, self.folder)
         self._writer.finish({**files, **evidence})
         self._site.power_off()
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._state = "finished"
         return str(self._loop.memory.digest().root)
 
     def _adopt(
-        self, model: nn.Module, optimizer: Optimizer, folder: Path, config: SiteConfig, free_slots: bool
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        folder: Path,
+        config: SiteConfig,
+        free_slots: bool,
+        free: Sequence[str],
     ) -> None:
         """Take the loop's objects into chip memory; nothing is on disk yet."""
         _check_objects(model, optimizer)
+        if isinstance(free, str) or not all(map(is_hyper_name, free)):
+            raise CallerError(f"free lists names of hyper-parameters, not {free!r}")
         check_subnormals()
         self.folder = folder
         self._optimizer = optimizer
-        self._free_slots = free_slots
+        self._free_slots, self._free = free_slots, frozenset(free)
         self._conduct = _conduct_of(config.lie, config.lie_step)
         self._state = "ready"
         self._groups: tuple[Mapping[str, Any], ...] = tuple(hyper_of(group) for group in optimizer.param_groups)
         self._loop = LoopState(model, optimizer, config.chips)
         self._before = {name: tensor.clone() for name, tensor in self._loop.memory.export().items()}
         self._programs: dict[str, Program] = {}
-        self._updates = 0
+        self._capture: Capture | None = None
+        self._updates: list[tuple[int, int]] = []
+        self._update_start = 0
         self._used: list[Mapping[str, Any]] = list(self._groups)
-        self._hook = optimizer.register_step_pre_hook(self._note_update)
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._note_update),
+            optimizer.register_step_post_hook(self._note_updated),
+        )
         self._salt = hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
         self._reference = Site.reference_values(config)
 
-    def _take_over(self, run: RunFolder, writer: TranscriptWriter) -> None:
+    def _take_over(self, run: RunFolder, writer: TranscriptWriter, parameters: tuple[tuple[str, ...], ...]) -> None:
         """Bring memory and chips to the last committed step of an unfinished run."""
         leaves, _ = run.load_steps()
         task, self._run_id, self._writer = run.loop, run.metadata.run_id, writer
-        mine = replace(task, optimizer=class_name(self._optimizer), state=self._loop.entries)
+        name = class_name(self._optimizer)
+        mine = replace(task, optimizer=name, parameters=parameters, state=self._loop.entries)
         keys = [set(group) - {_SCHEDULED} for group in task.groups]  # a schedule may come before or after the recorder
         if mine != task or [set(group) - {_SCHEDULED} for group in self._groups] != keys:
             raise CallerError(f"{run.folder.name} was recorded with another model or optimizer")
@@ -237,9 +263,7 @@ class Recorder:
             raise CallerError(
                 f"the optimizer keeps {self._loop.numbers[0]} outside tensors, where no checkpoint has it"
             )
-        self._rules = SlotRules(
-            task.optimizer, self._groups, updates_before(run.checkpoint(0) if leaves else self._before)
-        )
+        self._rules = StepNumbers(task, run.checkpoint(0) if leaves else self._before)
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
             program = self._programs.setdefault(execution.program, run.program(execution.program))
@@ -313,8 +337,17 @@ class Recorder:
 
     def _note_update(self, *_: object) -> None:
         """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it."""
-        self._updates += 1
-        self._used = [hyper_of(group) for group in self._optimizer.param_groups]
+        if self._capture is None:
+            return  # between steps, where a write of the state is found
+        used: list[Mapping[str, Any]] = [hyper_of(group) for group in self._optimizer.param_groups]
+        if self._updates and used != self._used:
+            raise CallerError("hyper-parameters change between two updates of one step; record one step for each")
+        self._used, self._update_start = used, len(self._capture.nodes)
+
+    def _note_updated(self, *_: object) -> None:
+        """Called after each ``optimizer.step``."""
+        if self._capture is not None:
+            self._updates.append((self._update_start, len(self._capture.nodes)))
 
     def _require_ready(self) -> None:
         if self._state != "ready":
@@ -397,12 +430,15 @@ class Recorder:
         for now, declared in zip(self._used, self._groups, strict=True):
             # A schedule made after the recorder adds keys of its own to the groups; they decide nothing.
             changes.append({name: now[name] for name in declared if name in now and now[name] != declared[name]})
-        self._rules.take(program, slots, changes)
+        try:
+            self._rules.take(program, slots, changes)
+        except EvidenceError as error:
+            raise CallerError(f"this step cannot be recorded: {error}") from None
         unexplained = self._rules.unexplained()
         if unexplained and not self._free_slots:
             raise CallerError(
-                f"a number that {unexplained[0].operator} takes changes from step to step, and the optimizer's "
-                "hyper-parameters do not explain it; pass it as a tensor of the batch, or allow free_slots=True"
+                f"a number that {unexplained[0].operator} takes changes from step to step outside the optimizer's "
+                "updates; pass it as a tensor of the batch, or allow free_slots=True"
             )
         return program, Execution(
             program=program.digest,
@@ -461,7 +497,7 @@ class Recorder:
             **self._reference,
             "programs": programs,
             "initial_states": [str(self._start.root)],
-            "free_slots": programs if self._free_slots else [],
+            "free": sorted(self._free | set(programs if self._free_slots else ())),
             "data": [],
         }
         path = self.folder.resolve().with_name(self.folder.resolve().name + ".trust.json")
@@ -492,7 +528,7 @@ class _Step(AbstractContextManager[None]):
         self._capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         self._random = torch.get_rng_state()
         torch.default_generator.manual_seed(step_seed(recorder._task.seed, step))
-        recorder._updates, recorder._used = 0, list(recorder._groups)
+        recorder._capture, recorder._updates, recorder._used = self._capture, [], list(recorder._groups)
         recorder._state = "open"
         self._session = numerics.recording(recorder._task.numerics, observer=self._capture, keys=keys)
         self._session.__enter__()
@@ -501,7 +537,7 @@ class _Step(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder = self._recorder
-        recorder._state = "failed"
+        recorder._state, recorder._capture = "failed", None
         try:
             try:
                 self._session.__exit__(kind, error, trace)

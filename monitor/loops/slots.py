@@ -1,75 +1,32 @@
-"""Explains the numbers of a program that change from step to step by the optimizer's declared hyper-parameters.
+"""Compares the numbers of a run's programs, step by step, with what the declared optimizer takes.
 
-A place among a program's scalars that any step gives another value than the program does is a slot. A slot is explained
-if one formula of the optimizer, for one parameter group, gives its value in every step that ran the program. Formulas
-know the hyper-parameters that the step declares and t, the number of optimizer updates since the run began (or as many
-more as the state that was taken over had seen). Values must agree to 2^-46 of themselves, since ``pow`` differs between
-mathematical libraries in the last bits.
+One rule binds every number of an optimizer's update, whether it ever changes or not: by its place, it must equal the
+number in the same place of the reference. A number elsewhere that some step gives another value than the program does
+is a slot; nothing explains it. Values must agree to 2^-46 of themselves, since ``pow`` differs between mathematical
+libraries in the last bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from monitor.loops.program import Program, parse_hex, scalar_numbers
+from firmware_sim.errors import EvidenceError
+from monitor.loops.binding import Bound, ProgramWrites, bind, calls_of
+from monitor.loops.program import Program, parse_hex
+from monitor.loops.reference import IMPLEMENTATION, SCHEDULES, NotBound, ReferenceOptimizer
+from monitor.loops.task import LoopTask
 
-__all__ = ["Slot", "SlotRules", "formulas_of", "overlay", "updates_before"]
+__all__ = ["Slot", "StepNumbers", "overlay"]
 
 Hyper = Mapping[str, Any]
-Formula = Callable[[Hyper, float], float]
 
 _CLOSE = 2.0**-46
-
-_ANY: dict[str, Formula] = {
-    "-lr": lambda h, t: -h["lr"],
-    "lr": lambda h, t: h["lr"],
-    "1-lr·weight_decay": lambda h, t: 1 - h["lr"] * h["weight_decay"],
-    "-lr·weight_decay": lambda h, t: -h["lr"] * h["weight_decay"],
-    "lr·weight_decay": lambda h, t: h["lr"] * h["weight_decay"],
-}
-_ADAM: dict[str, Formula] = {
-    "-lr/(1-beta1^t)": lambda h, t: -(h["lr"] / (1 - h["betas"][0] ** t)),
-    "sqrt(1-beta2^t)": lambda h, t: (1 - h["betas"][1] ** t) ** 0.5,
-    "beta1": lambda h, t: h["betas"][0],
-    "1-beta1": lambda h, t: 1 - h["betas"][0],
-}
-
-
-def _radam_rectification(h: Hyper, t: float) -> float:
-    """Liu et al. 2020, equation for r_t; complex, and so nobody's value, while the variance is intractable."""
-    beta = h["betas"][1]
-    longest = 2 / (1 - beta) - 1
-    length = longest - 2 * t * beta**t / (1 - beta**t)
-    share = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    return float(share**0.5)
-
-
-_FORMULAS: dict[str, dict[str, Formula]] = {
-    "torch.optim.adam.Adam": _ADAM,
-    "torch.optim.adamw.AdamW": _ADAM,
-    "torch.optim.adamax.Adamax": _ADAM,
-    "torch.optim.sgd.SGD": {
-        "momentum": lambda h, t: h["momentum"],
-        "1-dampening": lambda h, t: 1 - h["dampening"],
-    },
-    "torch.optim.radam.RAdam": {
-        "1-beta1^t": lambda h, t: 1 - h["betas"][0] ** t,
-        "sqrt(1-beta2^t)": lambda h, t: (1 - h["betas"][1] ** t) ** 0.5,
-        "rectification": _radam_rectification,
-    },
-    "torch.optim.rmsprop.RMSprop": {"momentum": lambda h, t: h["momentum"]},
-    "torch.optim.adagrad.Adagrad": {"-lr/(1+(t-1)·lr_decay)": lambda h, t: -h["lr"] / (1 + (t - 1) * h["lr_decay"])},
-}
-
-
-def formulas_of(optimizer: str) -> dict[str, Formula]:
-    """The formulas for an optimizer's class; those of the learning rate and of weight decay hold for any."""
-    return {**_ANY, **_FORMULAS.get(optimizer, {})}
+_MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def overlay(groups: Sequence[Hyper], changes: Sequence[Hyper]) -> list[dict[str, Any]]:
@@ -77,108 +34,156 @@ def overlay(groups: Sequence[Hyper], changes: Sequence[Hyper]) -> list[dict[str,
     return [{**group, **changed} for group, changed in zip(groups, changes, strict=True)]
 
 
-def updates_before(state: Mapping[str, Tensor]) -> int:
-    """Updates that an initial state has seen, by the optimizer's own counters ``optimizer/…/step`` in it."""
-    counters = [t for name, t in state.items() if name.startswith("optimizer/") and name.endswith("/step")]
-    values = [float(t) for t in counters if t.numel() == 1 and not t.is_complex()]
-    return int(max((value for value in values if math.isfinite(value)), default=0))
-
-
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A scalar of a program that changes, the operator that takes it, and what explains it (empty: nothing does)."""
+    """A scalar of a program that changes from step to step, and the operator that takes it.
+
+    Attributes:
+        explained: ``update`` if the declared optimizer gives it, ``not bound`` if it is part of an update that could
+            not be compared, ``nothing`` outside updates.
+    """
 
     program: str
     number: int
     operator: str
-    formulas: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Use:
-    """One step that ran a program: hyper-parameters, updates before it, and the values that it changed."""
-
-    groups: list[dict[str, Any]]
-    updates: int
+    explained: str
 
 
 @dataclass(slots=True)
 class _Known:
+    """A program, the call that takes each of its scalars, and its last binding with the reference it was made for."""
+
     program: Program
-    operators: list[str]
-    uses: list[_Use] = field(default_factory=list)
-    slots: dict[int, set[tuple[str, int, int]]] = field(default_factory=dict)
+    calls: list[int]
+    writes: ProgramWrites
+    slots: dict[int, str] = field(default_factory=dict)
+    structure: tuple[Any, ...] | None = None
+    bound: Bound | None = None
+
+    def operator(self, number: int) -> str:
+        """The operator that takes a scalar."""
+        return str(self.program.calls[self.calls[number]]["operator"])
 
 
-class SlotRules:
-    """Follows a run step by step and keeps, for every slot, the formulas that explain all of its values so far.
+class StepNumbers:
+    """Follows a run and keeps what its numbers are bound to.
 
     Args:
-        optimizer: full name of the class.
-        groups: declared hyper-parameters of each parameter group.
-        before: updates that the optimizer's state had seen when the run began.
+        task: the declaration.
+        start: the state that the run began with, under ``kind/name``.
+
+    Attributes:
+        steps: steps so far.
+        updates: runs of the optimizer's ``step`` so far.
+        unbound: hyper-parameters that govern no number that could be found, each with the reason and the first step.
+        updated: weights that updates wrote.
     """
 
-    def __init__(self, optimizer: str, groups: Sequence[Hyper], before: int = 0) -> None:
-        self._formulas = formulas_of(optimizer)
-        self._groups = groups
+    def __init__(self, task: LoopTask, start: Mapping[str, Tensor]) -> None:
+        self._task = task
         self._known: dict[str, _Known] = {}
-        self.updates = before
+        self.steps = 0
+        self.updates = 0
+        self.unbound: dict[str, str] = {}
+        self.updated: set[str] = set()
+        self._reference: ReferenceOptimizer | None = None
+        try:
+            self._reference = ReferenceOptimizer(task, start)
+        except NotBound as reason:
+            self._give_up(str(reason))
+            return
+        for name in self._names() - self._reference.known:
+            self.unbound[name] = f"{task.optimizer} has no such hyper-parameter"
 
     def take(self, program: Program, slots: Mapping[str, Sequence[int]], hyper: Sequence[Hyper]) -> None:
-        """Add the next step: the program that it ran, the scalars that it changed, its changed hyper-parameters."""
-        known = self._known.setdefault(program.digest, _Known(program, _operators(program)))
-        use = _Use(overlay(self._groups, hyper), self.updates)
+        """Add the next step: the program that it ran, the scalars that it changed, its changed hyper-parameters.
+
+        Raises:
+            EvidenceError: a number of an update is not what the declared hyper-parameters give.
+        """
+        self.steps += 1
+        self.updates += len(program.updates)
+        try:
+            known = self._known.get(program.digest) or _Known(program, calls_of(program), ProgramWrites(program))
+        except _MALFORMED:
+            raise EvidenceError(f"step {self.steps} runs a program whose calls have malformed arguments") from None
+        self._known[program.digest] = known
         changed = {number: parse_hex(text) for text, numbers in slots.items() for number in numbers}
+        bound: Bound | None = None
+        if self._reference is not None:
+            try:
+                bound = self._bind(known, changed, overlay(self._task.groups, hyper))
+            except NotBound as reason:
+                self._give_up(f"step {self.steps}: {reason}")
+        for update in known.writes.updates:
+            self.updated |= update.weights
         for number in changed:
-            if number not in known.slots:
-                inline = parse_hex(program.scalars[number])
-                everything = {
-                    (name, group, later)
-                    for name in self._formulas
-                    for group in range(len(self._groups))
-                    for later in range(1, program.updates + 1)
-                }
-                known.slots[number] = self._explaining(everything, inline, known.uses)
-        for number, candidates in known.slots.items():
-            value = changed.get(number)
-            value = parse_hex(program.scalars[number]) if value is None else value
-            known.slots[number] = self._explaining(candidates, value, [use])
-        known.uses.append(use)
-        self.updates += program.updates
+            explained = "update" if bound is not None and number in bound.scalars else self._loose(known, number)
+            if known.slots.get(number) != "nothing":
+                known.slots[number] = explained
 
     def slots(self) -> Iterable[Slot]:
         """All slots of all programs so far."""
         for known in self._known.values():
-            for number, candidates in sorted(known.slots.items()):
-                names = tuple(sorted({name for name, _, _ in candidates}))
-                yield Slot(known.program.digest, number, known.operators[number], names)
+            for number, explained in sorted(known.slots.items()):
+                yield Slot(known.program.digest, number, known.operator(number), explained)
 
     def unexplained(self) -> list[Slot]:
-        """Slots that no formula explains."""
-        return [slot for slot in self.slots() if not slot.formulas]
+        """Slots outside the optimizer's updates."""
+        return [slot for slot in self.slots() if slot.explained == "nothing"]
 
-    def _explaining(
-        self, candidates: set[tuple[str, int, int]], value: float, uses: Sequence[_Use]
-    ) -> set[tuple[str, int, int]]:
-        """Those among the candidates (formula, group, update within the step) that give ``value`` in all these uses."""
-        for use in uses:
-            candidates = {
-                (name, group, later)
-                for name, group, later in candidates
-                if _close(self._formulas[name], use.groups[group], use.updates + later, value)
-            }
-        return candidates
+    def idle_groups(self) -> list[int]:
+        """Parameter groups none of whose weights an update wrote: their hyper-parameters govern nothing."""
+        return [i for i, names in enumerate(self._task.parameters) if not self.updated & set(names)]
+
+    def _bind(self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper]) -> Bound:
+        assert self._reference is not None
+        writes = known.writes
+        strangers = set().union(*(update.weights for update in writes.updates)) - {
+            name for names in self._task.parameters for name in names
+        }
+        if strangers:
+            raise NotBound(f"an update writes {sorted(strangers)[0]!a}, which belongs to no parameter group")
+        reference = self._reference.take(writes.updates, groups, writes.present)
+        structure = reference.structure()
+        if known.bound is None or known.structure != structure:
+            try:
+                known.bound, known.structure = bind(writes, reference, self._task), structure
+            except _MALFORMED:
+                raise NotBound("the program's calls have malformed arguments") from None
+        for number, partner in known.bound.scalars.items():
+            found = changed.get(number)
+            found = parse_hex(known.program.scalars[number]) if found is None else found
+            expected = parse_hex(reference.scalars[partner])
+            if not _is_close(found, expected):
+                raise EvidenceError(
+                    f"step {self.steps}: {known.operator(number)} of an update takes {found!r} (scalar {number}), but "
+                    f"the declared hyper-parameters give {expected!r}"
+                )
+        for mine, theirs in known.bound.constants:
+            if known.program.constants[mine] != reference.constants[theirs]:
+                raise EvidenceError(
+                    f"step {self.steps}: constant {mine} of an update is not what the declared hyper-parameters give"
+                )
+        return known.bound
+
+    def _loose(self, known: _Known, number: int) -> str:
+        """What to say about a changing number that is not bound."""
+        call = known.calls[number]
+        inside = any(first <= call < last for first, last in known.program.updates)
+        return "not bound" if inside and self._reference is None else "nothing"
+
+    def _give_up(self, reason: str) -> None:
+        """From now on nothing is bound: the reference can no longer follow."""
+        self._reference = None
+        for name in self._names():
+            self.unbound.setdefault(name, reason)
+
+    def _names(self) -> set[str]:
+        return {name for group in self._task.groups for name in group} - IMPLEMENTATION - SCHEDULES
 
 
-def _close(formula: Formula, hyper: Hyper, t: int, value: float) -> bool:
-    try:
-        expected = formula(hyper, float(t))
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError):
-        return False
-    return isinstance(expected, float | int) and abs(value - expected) <= _CLOSE * abs(expected)
-
-
-def _operators(program: Program) -> list[str]:
-    """The operator that takes each scalar."""
-    return [call["operator"] for call in program.calls for _ in scalar_numbers(call["arguments"])]
+def _is_close(found: float, expected: float) -> bool:
+    if math.isnan(expected) or math.isinf(expected):
+        return found == expected or (math.isnan(found) and math.isnan(expected))
+    return abs(found - expected) <= _CLOSE * abs(expected)

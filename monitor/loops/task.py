@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from firmware_sim import REGION_KINDS
+from firmware_sim import REGION_KINDS, bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor.sharding import ShardedMemory
 
-__all__ = ["LoopTask", "StateEntry", "check_hyper", "class_name", "hyper_of"]
+__all__ = ["LoopTask", "StateEntry", "check_hyper", "class_name", "hyper_of", "is_hyper_name", "members_of"]
 
-_FORM = "loop/1"
-_KEYS = {"form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "state"}
-_MOST_TENSORS = 1 << 18
+_FORM = "loop/2"
+_KEYS = {"form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "parameters", "state"}
 _MOST_GROUPS = 1 << 10
-_MOST_DIMENSIONS = 32
+_HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -40,9 +41,10 @@ class StateEntry:
         if not all(isinstance(text, str) and text for text in texts):
             raise EvidenceError("the declared state has a tensor whose kind, name or type is no text")
         if self.kind not in REGION_KINDS or self.dtype not in DTYPE_SIZES:
-            raise EvidenceError(f"the declared state has an impossible tensor: {self.kind} {self.name!r} {self.dtype}")
-        if len(self.shape) > _MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in self.shape):
-            raise EvidenceError(f"the declared state holds a tensor of impossible shape: {self.name!r} {self.shape}")
+            raise EvidenceError(
+                f"the declared state has an impossible tensor: {self.kind!r:.40} {self.name!r:.100} {self.dtype!r:.40}"
+            )
+        bounds.check_shape(self.shape)
 
     @property
     def byte_count(self) -> int:
@@ -60,6 +62,7 @@ class LoopTask:
         seed: of the keys of random operators (dropout).
         optimizer: full name of the optimizer's class.
         groups: hyper-parameters of each parameter group, as they are before the first step.
+        parameters: names of the weights in each parameter group, in its order.
         state: all tensors of the state, in the order of memory.
         steps: steps of the run as far as it came; no part of the declaration.
     """
@@ -70,6 +73,7 @@ class LoopTask:
     shards: int
     optimizer: str
     groups: tuple[Mapping[str, Any], ...]
+    parameters: tuple[tuple[str, ...], ...]
     state: tuple[StateEntry, ...]
     steps: int = field(default=0, compare=False)
 
@@ -82,8 +86,8 @@ class LoopTask:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise CallerError(f"{name} must be at least 1 and at most {most}, not {value!r}")
-        if not 1 <= len(self.state) <= _MOST_TENSORS:
-            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {_MOST_TENSORS} can be recorded")
+        if not 1 <= len(self.state) <= bounds.TENSORS.most:
+            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {bounds.TENSORS.most} can be recorded")
         if not 1 <= len(self.groups) <= _MOST_GROUPS:
             raise CallerError(
                 f"the optimizer has {len(self.groups)} parameter groups; 1 … {_MOST_GROUPS} can be recorded"
@@ -92,6 +96,15 @@ class LoopTask:
             raise CallerError("two tensors of the state have one name")
         for group in self.groups:
             check_hyper(group)
+        names = [name for group in self.parameters for name in group]
+        weights = {entry.name for entry in self.state if entry.kind == "weight"}
+        if len(self.parameters) != len(self.groups) or len(set(names)) != len(names) or not set(names) <= weights:
+            raise CallerError("the parameter groups do not name weights of the state, each at most once")
+        values = sum(1 + _count(value) for group in self.groups for value in group.values())
+        if values > bounds.HYPER_VALUES.most:
+            raise CallerError(
+                f"the optimizer has {values} hyper-parameters; at most {bounds.HYPER_VALUES.most} can be recorded"
+            )
 
     @property
     def byte_count(self) -> int:
@@ -121,6 +134,7 @@ class LoopTask:
             "shards": self.shards,
             "optimizer": self.optimizer,
             "groups": [dict(group) for group in self.groups],
+            "parameters": [list(names) for names in self.parameters],
             "state": [[entry.kind, entry.name, entry.dtype, list(entry.shape)] for entry in self.state],
         }
 
@@ -129,9 +143,12 @@ class LoopTask:
         """Parse what ``to_json`` returned; EvidenceError on anything missing, extra or out of range."""
         if not isinstance(data, dict) or set(data) != _KEYS or data["form"] != _FORM:
             raise EvidenceError("the loop in the metadata has missing or extra keys")
-        state, groups = data["state"], data["groups"]
-        if not isinstance(state, list) or not isinstance(groups, list) or not isinstance(data["optimizer"], str):
-            raise EvidenceError("the loop's state, groups or optimizer in the metadata is malformed")
+        state, groups, parameters = data["state"], data["groups"], data["parameters"]
+        lists = [state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
+        if not all(isinstance(each, list) for each in lists):
+            raise EvidenceError("the loop's state, groups or parameters in the metadata are no lists")
+        if not isinstance(data["optimizer"], str):
+            raise EvidenceError("the loop's optimizer in the metadata is no text")
         try:
             entries = [
                 StateEntry(kind=kind, name=name, dtype=dtype, shape=tuple(shape)) for kind, name, dtype, shape in state
@@ -143,15 +160,31 @@ class LoopTask:
                 shards=data["shards"],
                 optimizer=data["optimizer"],
                 groups=tuple(groups),
+                parameters=tuple(tuple(names) for names in parameters),
                 state=tuple(entries),
             )
         except (CallerError, TypeError, ValueError) as error:
             raise EvidenceError(f"the loop in the metadata is invalid: {error}") from None
 
 
+def _count(value: object) -> int:
+    return len(value) if isinstance(value, list | tuple) else 0
+
+
 def class_name(value: object) -> str:
     """Full name of an object's class."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def members_of(model: nn.Module, optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:
+    """Names of the weights in each of an optimizer's parameter groups; KeyError on one that the model does not hold."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return tuple(tuple(names[parameter] for parameter in group["params"]) for group in optimizer.param_groups)
+
+
+def is_hyper_name(text: object) -> bool:
+    """Tell whether a hyper-parameter may be agreed on by this name: a short lower-case identifier."""
+    return isinstance(text, str) and _HYPER_NAME.fullmatch(text) is not None
 
 
 def hyper_of(group: Mapping[str, Any]) -> dict[str, Any]:

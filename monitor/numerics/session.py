@@ -79,6 +79,11 @@ def _name(func: OpOverload) -> str:
     return str(func)
 
 
+def is_counted(func: OpOverload) -> bool:
+    """Tell whether a call is part of a step."""
+    return _name(func) not in _UNCOUNTED and func.namespace != "profiler"
+
+
 def _require_real(name: str, value: Any) -> None:
     if isinstance(value, Tensor) and value.dtype.is_complex:
         raise UnsupportedOperator(name, "complex operands; use real ones")
@@ -224,7 +229,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
-        if name in _UNCOUNTED or self._is_aside or func.namespace == "profiler":
+        if self._is_aside or not is_counted(func):
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, digest_bytes
+from firmware_sim.evidence.merkle import leaf_hash, root_of_hashes
 from monitor.environment import accelerator
+from monitor.transcript.header import check_header
 from monitor.transcript.layout import ORDER, SAMPLES
 
 __all__ = ["RunData", "decode_arrays", "encode_arrays", "to_batch"]
@@ -39,9 +41,10 @@ def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 def decode_arrays(data: bytes, what: str) -> dict[str, np.ndarray]:
     """Parse safetensors; EvidenceError unless the bytes are the canonical encoding of what they hold."""
+    check_header(data, what)
     try:
         arrays = load(data)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise EvidenceError(f"{what} is not safetensors: {error}") from None
     if save(arrays) != data:
         raise EvidenceError(f"{what} is not in its canonical encoding")
@@ -61,6 +64,7 @@ class RunData:
     samples: Mapping[str, np.ndarray]
     order: np.ndarray
     salt: bytes
+    _hashes: dict[int, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         counts = {len(values) for values in self.samples.values() if values.ndim}
@@ -103,10 +107,13 @@ class RunData:
 
     def batch_root(self, step: int) -> bytes:
         """RFC 9162 root over the sample digests of the batch of step 1, 2, …: 32 bytes."""
-        tree = MerkleTree()
-        for row in self.order[step - 1]:
-            tree.append(self.sample_digest(int(row)))
-        return tree.root()
+        return root_of_hashes([self._leaf_hash(int(row)) for row in self.order[step - 1]])
+
+    def _leaf_hash(self, row: int) -> bytes:
+        """Leaf hash of a sample's digest, made once: an order names each sample as often as there are epochs."""
+        if row not in self._hashes:
+            self._hashes[row] = leaf_hash(self.sample_digest(row))
+        return self._hashes[row]
 
     def batch_roots(self) -> list[bytes]:
         """Roots of all steps, in order."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, canonical
 from monitor.sharding import StateDigest
@@ -18,7 +19,6 @@ _BATCH = re.compile("[0-9a-f]{64}")
 _LOSS = re.compile("[0-9a-f]{8}")
 _KEYS = {"step", "batch", "state", "log", "loss", "flop"}
 _EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
-_MOST_SCALARS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Execution:
         numbers = [number for each in slots.values() if isinstance(each, list) for number in each]
         if not all(isinstance(each, list) and each for each in slots.values()) or len(set(numbers)) != len(numbers):
             raise EvidenceError("a step's slots are malformed")
-        if not all(type(number) is int and 0 <= number < _MOST_SCALARS for number in numbers):
+        if not all(type(number) is int and 0 <= number < bounds.SCALARS.most for number in numbers):
             raise EvidenceError("a step's slots are malformed")
         if not all(isinstance(changes, dict) and all(map(_is_hyper, changes.values())) for changes in hyper):
             raise EvidenceError("a step's hyper-parameters are malformed")
@@ -156,7 +156,7 @@ def encode_step(leaf: Leaf, head: bytes) -> bytes:
 
 def decode_step(data: bytes, shards: int) -> tuple[Leaf, bytes]:
     """Parse a step file into leaf and signed head."""
-    payload = canonical.decode(data)
+    payload = canonical.decode(data, most=bounds.STEP_BYTES)
     if not isinstance(payload, dict) or set(payload) != {"leaf", "head"} or not isinstance(payload["head"], str):
         raise EvidenceError("a step file has missing or extra keys")
     return Leaf.from_json(payload["leaf"], shards), payload["head"].encode()

@@ -8,16 +8,19 @@ run: each listed file is whole, and a pending one is whole or absent.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
 from monitor.transcript.layout import MAXIMUM_STEP, is_allowed
 
-__all__ = ["Entry", "Manifest"]
+__all__ = ["Entry", "Manifest", "check_steps"]
 
 PAYLOAD_TYPE = "application/vnd.chipwitness.manifest+json"
+_SHA256 = re.compile("[0-9a-f]{64}")
 _KEYS = {"run", "finished", "steps", "files", "pending"}
 
 
@@ -66,7 +69,7 @@ class Manifest:
     @classmethod
     def open(cls, data: bytes, key: VerifyingKey) -> Manifest:
         """Verify and parse; EvidenceError on a wrong signature, an unknown path or any other form."""
-        payload = open_sealed(data, PAYLOAD_TYPE, key)
+        payload = open_sealed(data, PAYLOAD_TYPE, key, most=bounds.MANIFEST_BYTES)
         if not isinstance(payload, dict) or set(payload) != _KEYS:
             raise EvidenceError("the manifest has missing or extra keys")
         if not isinstance(payload["run"], str) or type(payload["finished"]) is not bool:
@@ -76,9 +79,16 @@ class Manifest:
         files, pending = _entries(payload["files"]), _entries(payload["pending"])
         if set(files) & set(pending) or (payload["finished"] and pending):
             raise EvidenceError("the manifest lists a file twice, or a finished run with pending files")
+        check_steps(payload["steps"], len(files) + len(pending))
         return cls(
             run=payload["run"], finished=payload["finished"], steps=payload["steps"], files=files, pending=pending
         )
+
+
+def check_steps(steps: int, files: int) -> None:
+    """EvidenceError unless each of the steps can have a file; readers take one turn for each step."""
+    if steps > files:
+        raise EvidenceError(f"the manifest counts {steps} steps and lists {files} files")
 
 
 def _entries(data: object) -> dict[str, Entry]:
@@ -87,8 +97,11 @@ def _entries(data: object) -> dict[str, Entry]:
     entries = {}
     for path, value in data.items():
         if not is_allowed(path):
-            raise EvidenceError(f"the manifest lists {path!r}, which no run folder holds")
-        if not (isinstance(value, list) and len(value) == 2 and type(value[0]) is int and isinstance(value[1], str)):
+            raise EvidenceError(f"the manifest lists {path!r:.200}, which no run folder holds")
+        if not isinstance(value, list) or len(value) != 2:
             raise EvidenceError(f"the manifest's entry of {path} is malformed")
-        entries[path] = Entry(value[0], value[1])
+        length, sha256 = value
+        if type(length) is not int or length < 0 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+            raise EvidenceError(f"the manifest's entry of {path} is malformed")
+        entries[path] = Entry(length, sha256)
     return entries

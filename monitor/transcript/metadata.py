@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_bytes
 from monitor.loops.task import LoopTask
@@ -21,9 +22,9 @@ _KEYS = {"format", "lab", "task", "data", "chips", "device", "versions", "settin
 def parse_time(text: object) -> datetime:
     """Parse ``YYYY-MM-DDTHH:MM:SSZ``; EvidenceError on any other form."""
     try:
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        return datetime.strptime(text if isinstance(text, str) else "", "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
-        raise EvidenceError(f"{text!r} is not a time like 2026-01-31T12:00:00Z") from None
+        raise EvidenceError(f"{text!r:.100} is not a time like 2026-01-31T12:00:00Z") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +82,12 @@ class Metadata:
                 raise EvidenceError(f"the metadata's {name} is malformed")
         if set(data["device"]) != {"name", "fingerprint"}:
             raise EvidenceError("the metadata's device lacks name or fingerprint")
-        if not isinstance(data["settings"], dict) or not isinstance(data["lab"], str):
-            raise EvidenceError("the metadata's settings or lab is malformed")
+        bounds.check_lab(data["lab"])
         chips = data["chips"]
-        if not isinstance(chips, list) or not all(isinstance(chip, str) for chip in chips):
-            raise EvidenceError("the metadata's chips are malformed")
+        if not isinstance(data["settings"], dict) or not isinstance(chips, list):
+            raise EvidenceError("the metadata's settings or chips are malformed")
+        for chip in chips:
+            bounds.check_chip_id(chip)
         is_loop = isinstance(data["task"], dict) and "form" in data["task"]
         task = LoopTask.from_json(data["task"]) if is_loop else Task.from_json(data["task"])
         if len(chips) != task.shards or len(set(chips)) != len(chips):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
 
+from firmware_sim import bounds
+from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical
 from monitor.loops.program import MAXIMUM_PROGRAMS, Program
 from monitor.loops.task import LoopTask
 from monitor.task import Task
+from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
 from monitor.transcript.layout import (
@@ -37,9 +40,7 @@ from monitor.transcript.manifest import Entry, Manifest
 from monitor.transcript.metadata import Metadata
 from monitor.transcript.state import decode_state, encode_state
 
-__all__ = ["MAXIMUM_MANIFEST", "RunFolder", "decode_state", "encode_state"]
-
-MAXIMUM_MANIFEST = 64 << 20
+__all__ = ["RunFolder", "decode_state", "encode_state"]
 
 
 class RunFolder:
@@ -64,16 +65,17 @@ class RunFolder:
         path = folder / MANIFEST
         if path.is_symlink() or not path.is_file():
             raise EvidenceError(f"{folder} holds no manifest")
-        if path.stat().st_size > MAXIMUM_MANIFEST:
-            raise EvidenceError(f"the manifest is larger than {MAXIMUM_MANIFEST} bytes")
-        self.manifest_bytes = _read(path)
+        self.manifest_bytes = _read(path, bounds.MANIFEST_BYTES.check(path.stat().st_size))
         if manifest is not None:
             _require_same(self.manifest_bytes, manifest, folder)
         self.manifest = Manifest.open(self.manifest_bytes, key)
         self._key = key
         present = {name: entry for name, entry in self.manifest.pending.items() if (folder / name).exists()}
         self.files: dict[str, Entry] = {**self.manifest.files, **present}
-        self.metadata = Metadata.from_json(canonical.decode(self.read(METADATA)))
+        self._programs: dict[str, Program] = {}
+        self.metadata = Metadata.from_json(
+            canonical.decode(self.read(METADATA, bounds.METADATA_BYTES), most=bounds.METADATA_BYTES)
+        )
         task = self.metadata.task
         if isinstance(task, LoopTask):
             task = replace(task, steps=max(self.manifest.steps, 0))
@@ -81,6 +83,7 @@ class RunFolder:
             raise EvidenceError(f"the manifest counts {self.manifest.steps} steps of {task.steps}")
         if self.metadata.run_id.hex() != self.manifest.run:
             raise EvidenceError("the manifest belongs to another run than the metadata")
+        lengths.check_lengths(task, {**self.manifest.files, **self.manifest.pending})
         self.declared: Task | LoopTask = task
         self.finished = self.manifest.finished
 
@@ -103,23 +106,37 @@ class RunFolder:
         """SHA-256 of the manifest in hex: it fixes every byte of the run."""
         return hashlib.sha256(self.manifest_bytes).hexdigest()
 
-    def read(self, path: str) -> bytes:
-        """Return a file's content; EvidenceError unless it is listed and has the listed length and digest."""
+    def read(self, path: str, most: Bound | None = None) -> bytes:
+        """Return a file's content; EvidenceError unless it is listed and has the listed length and digest.
+
+        Args:
+            most: bytes that it may have, where ``lengths`` has not checked that yet.
+        """
         entry = self.files.get(path)
         if entry is None:
             raise EvidenceError(f"{path} is missing from the manifest")
+        self._check_length(path, entry)
+        if most is not None:
+            most.check(entry.length)
+        data = _read(self.folder / path, entry.length)
+        if Entry.of(data) != entry:
+            raise EvidenceError(f"{path} was altered: its digest is not the signed one")
+        return data
+
+    def _check_length(self, path: str, entry: Entry) -> None:
         target = self.folder / path
         if target.is_symlink() or not target.is_file():
             raise EvidenceError(f"{path} is missing")
         if target.stat().st_size != entry.length:
             raise EvidenceError(f"{path} has {target.stat().st_size} bytes, not {entry.length} as signed")
-        data = _read(target)
-        if Entry.of(data) != entry:
-            raise EvidenceError(f"{path} was altered: its digest is not the signed one")
-        return data
 
     def check_files(self) -> int:
-        """Check every listed file, and that nothing else is there: no file, folder, link or device.
+        """Check every listed file, and that nothing else is there; return the number of files."""
+        self.check_listing()
+        return self.check_contents()
+
+    def check_listing(self) -> int:
+        """Check that the manifest lists what this run may hold, and that nothing else is there: no link, no device.
 
         Returns the number of files.
         """
@@ -135,8 +152,19 @@ class RunFolder:
         for path in sorted(self.files):
             if path not in expected:
                 raise EvidenceError(f"{path} is listed in the manifest, but is no part of this run")
+        return len(self.files)
+
+    def check_contents(self, unread: Collection[str] = ()) -> int:
+        """Check length and digest of every listed file; return their number.
+
+        Args:
+            unread: files whose length is checked, but not their content, since nothing explains how long they are.
+        """
         for path in sorted(self.files):
-            self.read(path)
+            if path in unread:
+                self._check_length(path, self.files[path])
+            else:
+                self.read(path)
         return len(self.files)
 
     def _expected_files(self) -> set[str]:
@@ -164,10 +192,12 @@ class RunFolder:
 
     def program(self, digest: str) -> Program:
         """Return a loop's program; EvidenceError unless it is there and has that digest."""
-        program = Program.decode(self.read(program_path(digest)))
-        if program.digest != digest:
-            raise EvidenceError(f"{program_path(digest)} holds another program")
-        return program
+        if digest not in self._programs:
+            program = Program.decode(self.read(program_path(digest)))
+            if program.digest != digest:
+                raise EvidenceError(f"{program_path(digest)} holds another program")
+            self._programs[digest] = program
+        return self._programs[digest]
 
     @property
     def committed(self) -> int:
@@ -230,14 +260,17 @@ def _require_same(found: bytes, verified: str, folder: Path) -> None:
         raise EvidenceError(f"{folder.name} holds another run than the one that was verified")
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, length: int) -> bytes:
+    """Content of a file of that length; of one that has grown, one byte more."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(length + 1)
     except OSError as error:
         raise EvidenceError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, bool]]:
+    """Paths below a folder, each before what is in it, so that an unknown folder is never entered."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda item: item.name):
             path = f"{prefix}{entry.name}"

@@ -9,6 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
+from monitor.transcript.header import check_header
 
 __all__ = ["decode_state", "encode_state"]
 
@@ -20,9 +21,10 @@ def encode_state(state: Mapping[str, Tensor]) -> bytes:
 
 def decode_state(data: bytes, what: str) -> dict[str, Tensor]:
     """Parse a checkpoint; EvidenceError unless the bytes are the canonical encoding of what they hold."""
+    check_header(data, what)
     try:
         state = load(data)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise EvidenceError(f"{what} is not safetensors: {error}") from None
     if save(state) != data:
         raise EvidenceError(f"{what} is not in its canonical encoding")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from analysis.bench import fleet as bench
 from analysis.cli import main
+from analysis.scenarios import open_scenario, ready_scenarios
 
 SCENARIO = """\
 title = "small"
@@ -70,14 +72,15 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
     assert (data["engine"], data["trials"], data["seed"]) == (engine, 300, 3)
     assert data["scenario"] == {
         "title": "small", "days": 60, "periods": 2, "registered_chips": 200, "samples_per_period": 10,
-        "samples_per_year": 122, "inspectors": pytest.approx(0.12166666), "wanted": 0.9,
+        "samples_per_year": 122, "inspectors": pytest.approx(0.12166666), "wanted": 0.9, "refusals_allowed": 0,
+        "false_alarm": 0, "false_alarms": 0.01,
     }  # fmt: skip
     honest, plain, adaptive = data["rows"]
     assert [row["strategy"] for row in data["rows"]] == ["honest", "plain", "quit"]
     assert set(plain) == {
-        "strategy", "detection", "miss", "predicted", "predicted_log_miss", "prediction", "completed",
-        "days_to_detection", "involved_chips", "hidden_chips", "samples_needed", "inspectors_needed", "measured_lies",
-        "assumed_lies",
+        "strategy", "detection", "miss", "false_alarm", "excess", "predicted", "predicted_excess", "predicted_log_miss",
+        "prediction", "completed", "days_to_detection", "involved_chips", "hidden_chips", "samples_needed",
+        "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies",
     }  # fmt: skip
     assert honest["detection"]["value"] == honest["predicted"] == 0
     assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
@@ -85,6 +88,39 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
     assert plain["prediction"] == "exact, without replacement"
     assert adaptive["predicted"] is None
     assert adaptive["prediction"].startswith("none: ")
+
+
+def test_honest_figure_and_excess_stand_beside_every_probability(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small.write_text(SCENARIO.replace("samples = 10", "samples = 10\nhonest_refusal_rate = 0.02"), encoding="utf-8")
+    data = document(capsys, "campaign", small, "--trials", 300)
+    alarm = 1 - 0.98**20
+    assert data["scenario"]["false_alarm"] == pytest.approx(alarm)
+    for row in data["rows"]:
+        assert row["false_alarm"] == pytest.approx(alarm)
+        for key in ("value", "low", "high"):
+            assert row["excess"][key] == pytest.approx(row["detection"][key] - alarm)
+    honest, plain, adaptive = data["rows"]
+    assert honest["detection"]["low"] <= alarm <= honest["detection"]["high"]
+    assert honest["predicted_excess"] == 0
+    assert plain["predicted_excess"] == pytest.approx(plain["predicted"] - alarm)
+    assert adaptive["predicted_excess"] is None
+    assert plain["samples_needed"] is None
+    assert "above the cap of 0.01" in plain["needed_reason"]
+    assert adaptive["needed_reason"] == "no closed form: the Prover reacts to inspections"
+    code, out, _ = run(capsys, "campaign", small, "--trials", 300)
+    assert code == 0
+    assert "accused with probability 0.3324 (0 refusals a draw tolerated), above the cap of 0.01" in out
+    assert re.search(
+        r"no samples for 0.9 against 'plain': the \d+ samples a period that reach 0.9 accuse an honest", out
+    )
+
+
+@pytest.mark.parametrize("name", sorted(ready_scenarios()))
+def test_ready_scenarios_keep_their_cap(name: str) -> None:
+    made = open_scenario(name)
+    assert made.false_alarm() <= made.false_alarms == 0.01
 
 
 def test_same_seed_same_answer(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +142,13 @@ def test_figure_holds_command_and_seed(
     kind: str, start: bytes, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / f"figure.{kind}"
-    code, _, _ = run(capsys, "campaign", small, "--trials", 200, "--seed", 17, "--out", figure)
+    code, _, _ = run(capsys, "campaign", small, "--trials", 200, "--seed", 17, "--false-alarms", 0.02, "--out", figure)
     assert code == 0
     data = figure.read_bytes()
     assert data.startswith(start)
     if kind != "pdf":
         assert b"--seed 17" in data
+        assert b"--false-alarms 0.02" in data
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +174,7 @@ def test_a_ready_scenario_runs_by_name(capsys: pytest.CaptureFixture[str]) -> No
         (["SMALL", "--trials", "0"], "trials must be at least 1, got 0"),
         (["SMALL", "--trials", "-5"], "trials must be at least 1"),
         (["SMALL", "--seed", "-1"], "seed must be at least 0"),
+        (["SMALL", "--false-alarms", "2"], "false alarms must be between 0 and 1, got 2.0"),
         (["SMALL", "--confidence", "1"], "confidence must lie strictly between 0 and 1"),
         (["SMALL", "--confidence", "nan"], "confidence must be a finite number"),
         (["SMALL", "--trials", "10", "--out", "figure.gif"], "must be .png, .svg or .pdf"),

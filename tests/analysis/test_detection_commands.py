@@ -143,8 +143,18 @@ def test_curve_evasion_draws_a_campaign(capsys: pytest.CaptureFixture[str], tmp_
         "scenario": {"title": "Two strategies", "wanted": 0.9},
         "confidence": 0.95,
         "rows": [
-            {"strategy": "honest", "detection": {"value": 0.0, "low": 0.0, "high": 0.1}, "predicted": 0.0},
-            {"strategy": "adaptive", "detection": {"value": 0.5, "low": 0.4, "high": 0.6}, "predicted": None},
+            {
+                "strategy": "honest",
+                "detection": {"value": 0.0, "low": 0.0, "high": 0.1},
+                "predicted": 0.0,
+                "false_alarm": 0,
+            },
+            {
+                "strategy": "adaptive",
+                "detection": {"value": 0.5, "low": 0.4, "high": 0.6},
+                "predicted": None,
+                "false_alarm": 0.125,
+            },
         ],
     }
     file = tmp_path / "campaign.json"
@@ -198,6 +208,29 @@ def test_plan_of_two_sites(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert "inspectors, cost" in capsys.readouterr().out
 
 
+def test_plan_tells_the_honest_figure_and_the_excess(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--flop", "2.56e26", "--site", "a=1e5", "--refusals", "0.01", "--evasion", "declared"]
+    data = run_json(capsys, *words)
+    assert data["reason"] is None
+    assert data["not_covered"] == ["refuse"]
+    assert 0 < data["false_alarm"] <= 0.01 < 0.9 <= data["detection"]
+    for row in (data, *data["responses"]):
+        assert row["excess"] == row["detection"] - row["false_alarm"]
+    assert data["visits"][0]["refusals_allowed"] > 0
+    strict = run_json(capsys, *words, "--false-alarms", "1e-6")
+    assert strict["false_alarm"] <= 1e-6
+    assert strict["visits"][0]["refusals_allowed"] > data["visits"][0]["refusals_allowed"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"evasion +detection +honest lab accused +excess\n", out)
+    assert "Not covered: a lab that refuses drawn chips with evidence" in out
+    covered = run_json(capsys, *words[:-2])
+    assert covered["responses"][0]["evasion"] == "refuse"
+    assert covered["not_covered"] == []
+    without = run_json(capsys, *words[:5])
+    assert (without["false_alarm"], without["excess"]) == (0, without["detection"])
+
+
 @pytest.mark.slow
 def test_plan_says_what_matters_most(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     figure = tmp_path / "a.svg"
@@ -231,6 +264,9 @@ def test_plan_for_today_covers_the_world(capsys: pytest.CaptureFixture[str]) -> 
         ("--site a=1e5 --evasion hide=2", "X must be between 0 and 1"),
         ("--site a=1e5 --evasion stretch=0.5", "K must be at least 1"),
         ("--site a=1e5 --evasion only=b", "names a site that is not in the plan"),
+        ("--site a=1e5 --refusals 1.5", "honest refusal rate must be at least 0 and at most 1, not 1.5"),
+        ("--site a=1e5 --refusals 0.1 --false-alarms 0.9", "would reach a confidence of 0.9 by themselves"),
+        ("--site a=1e5 --refusals 0.01", "no schedule found that reaches 0.9 with false alarms of 0.01 at most"),
         ("--site a=1e5 --inspector-cost -1", "--inspector-cost must be at least 0"),
         ("--site a=nan", "chips of site 'a' must be a finite number, not nan"),
         ("--sites {tmp}/none.csv", "cannot be read: No such file or directory"),

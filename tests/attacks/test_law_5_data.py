@@ -33,7 +33,8 @@ def test_a14_guard_off_it_is_accepted(other_data, devices):
     assert verdict.outcome is Outcome.ACCEPT
 
 
-def test_a14_data_of_the_labs_own_need_an_agreement(tmp_path, capsys):
+def test_a14_data_of_the_labs_own_need_an_agreement(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("inspector.devices.enter", lambda name: None)  # train in this process
     text = tmp_path / "text.txt"
     text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 100)
     words = [

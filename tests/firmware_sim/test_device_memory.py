@@ -3,6 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim import (
     BLAKE3,
@@ -200,6 +203,117 @@ def test_regions_of_the_wrong_kind_are_the_callers_mistake():
     tensor.resize_(4)
     with pytest.raises(CallerError, match=r"shape \(4,\), not \(3,\)"):
         region.view()
+
+
+class HostArray(np.ndarray):
+    """An array whose methods are the host's."""
+
+    def reshape(self, *shape):
+        raise AssertionError("host code ran")
+
+    @property
+    def dtype(self):
+        raise AssertionError("host code ran")
+
+
+class HostTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError("host code ran")
+
+
+with FakeTensorMode():
+    FAKE = torch.zeros(3)
+
+NOT_PLAIN = {
+    "array subclass": (lambda: np.zeros(3).view(HostArray), "is of type 'HostArray', not a plain NumPy array or torch"),
+    "masked array": (lambda: np.ma.zeros(3), "is of type 'MaskedArray'"),
+    "tensor subclass": (lambda: torch.zeros(3).as_subclass(HostTensor), "is of type 'HostTensor'"),
+    "fake tensor": (lambda: FAKE, "is of type 'FakeTensor'"),
+    "list": (lambda: [1.0], "is of type 'list'"),
+    "meta": (lambda: torch.empty(3, device="meta"), "has no memory"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "sparse or nested"),
+    "sparse rows": (lambda: torch.eye(3).to_sparse_csr(), "sparse or nested"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]), "sparse or nested"),
+    "negated": (lambda: torch._neg_view(torch.ones(3)), "can't be read"),
+    "structured": (lambda: np.zeros(3, dtype="f4,i4"), "unknown dtype"),
+    "objects": (lambda: np.zeros(3, dtype=object), "unknown dtype"),
+    "dates": (lambda: np.zeros(3, dtype="M8[s]"), "unknown dtype"),
+    "swapped bytes": (lambda: np.zeros(3, dtype=">f4"), "unknown dtype"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR|The PyTorch API of nested")
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_only_plain_arrays_and_tensors_are_memory(name):
+    make, message = NOT_PLAIN[name]
+    with pytest.raises(CallerError, match=message):
+        DeviceMemory([Region.of("x", make())]).owned()
+
+
+def test_memory_that_is_only_described_is_not_read():
+    memory = DeviceMemory([Region.of("x", torch.empty(3, device="meta"))])
+    assert memory.table_digest() == DeviceMemory([Region.of("x", torch.empty(3))]).table_digest()
+    with pytest.raises(CallerError, match="region 'x': tensor has no memory"):
+        memory.digest()
+
+
+def test_batched_tensors_are_refused_before_a_snapshot_needs_them():
+    def attach(value):
+        with pytest.raises(CallerError, match="region 'x': the bytes of its tensor can't be read"):
+            DeviceMemory([Region.of("x", value)]).owned()
+        return value
+
+    torch.vmap(attach)(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("change", [{"name": type("Text", (str,), {})("w")}, {"offset": True}, {"shape": [3]}])
+def test_fields_of_a_region_have_exact_types(change):
+    fields = {"name": "w", "kind": "weight", "dtype": "float32", "shape": (3,), "offset": 0, "elements": 3, **change}
+    with pytest.raises(CallerError, match="of type"):
+        Region(**fields, tensor=torch.zeros(3))
+
+
+def test_modes_and_attributes_of_the_host_do_not_run_while_memory_is_read():
+    ran = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            ran.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            ran.append(function)
+            return function(*args, **(kwargs or {}))
+
+    tensors = {"t": torch.arange(4.0), "p": torch.nn.Parameter(torch.arange(4.0))}
+    expected = DeviceMemory([Region.of(name, tensor) for name, tensor in tensors.items()]).digest()
+    for name in ("detach", "reshape", "is_contiguous", "view", "cpu"):
+        setattr(tensors["t"], name, lambda *_: ran.append("attribute"))
+    with Dispatch(), Function(), FakeTensorMode():
+        memory = DeviceMemory([Region.of(name, tensor) for name, tensor in tensors.items()])
+        assert memory.copy().digest() == memory.digest() == expected
+    assert ran == []
+
+
+def test_tensor_that_turns_into_a_subclass_is_not_read():
+    tensor = torch.zeros(3)
+    memory = DeviceMemory([Region.of("w", tensor)])
+    tensor.__class__ = HostTensor
+    with pytest.raises(CallerError, match="region 'w': is of type 'HostTensor'"):
+        memory.digest()
+
+
+def test_owned_memory_holds_plain_regions_only():
+    class HostRegion(Region):
+        def view(self):
+            raise AssertionError("host code ran")
+
+    region = Region.of("w", torch.zeros(3))
+    assert DeviceMemory([region]).owned().digest() == DeviceMemory([region]).digest()
+    with pytest.raises(CallerError, match="consists of objects of type Region"):
+        DeviceMemory([HostRegion.of("w", torch.zeros(3))]).owned()
 
 
 def test_table_lines_are_complete():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from firmware_sim import (
+    CURRENT_FIRMWARE,
     EMPTY_MEMORY,
     RECORD_BYTES,
     ZERO_DIGEST,
@@ -219,14 +220,14 @@ def test_quote_covers_its_own_record_and_shows_each_request(world):
 
 
 def test_firmware_update_changes_the_measurement_and_rollback_is_refused(world):
-    update = Firmware(name="firmware 2", security_version=2)
+    update = world.maker.sign_firmware(Firmware(name="firmware 2", security_version=2))
     world.make().power_off()
     folder = world.folder / "chip-1"
     chip = FirmwareChip.power_on(folder, firmware=update)
     assert read_chain(chip.certificate_chain()).measurement == update.measurement
     chip.power_off()
     with pytest.raises(MailboxError, match="security version 1 is below 2, which it has booted") as caught:
-        FirmwareChip.power_on(folder, firmware=Firmware(name="firmware 1", security_version=1))
+        FirmwareChip.power_on(folder, firmware=world.maker.sign_firmware(CURRENT_FIRMWARE))
     assert caught.value.code is ErrorCode.FIRMWARE_ROLLBACK
     chip = FirmwareChip.power_on(folder)
     world.chips.append(chip)
@@ -351,7 +352,10 @@ def test_orders_that_make_no_sense_leave_no_folder(world, options, message):
 
 @pytest.mark.parametrize("name", ["fuses.json", "firmware.json", "nvram.bin", "log.bin"])
 def test_altered_chip_does_not_boot_as_if_nothing_had_happened(world, name):
-    """Every seventh byte of the chip's files flipped: an error, or a boot that loses the last NVRAM write at most."""
+    """Every seventh byte of the chip's files flipped: an error, or a boot that loses the last NVRAM write at most.
+
+    The log's last record is in the NVRAM too, so it comes back.
+    """
     chip = world.make(snapshot_rate=Fraction(1))
     chip.tick(RUN, 0)
     chip.power_off()
@@ -364,7 +368,7 @@ def test_altered_chip_does_not_boot_as_if_nothing_had_happened(world, name):
         path.write_bytes(altered)
         try:
             again = FirmwareChip.power_on(path.parent)
-        except EvidenceError:
+        except (EvidenceError, MailboxError):
             path.write_bytes(good[path])
         else:
             data = again.log_bytes()
@@ -372,9 +376,8 @@ def test_altered_chip_does_not_boot_as_if_nothing_had_happened(world, name):
             if name == "nvram.bin":
                 assert data.startswith(log[:-RECORD_BYTES])
             else:
-                assert name == "firmware.json"
-                measured = records_of(parse_log(data), RecordKind.BOOT)
-                assert measured[0].digest != measured[1].digest
+                assert (name, index // RECORD_BYTES) == ("log.bin", len(log) // RECORD_BYTES - 1)
+                assert data.startswith(log)
             for file, content in good.items():
                 file.write_bytes(content)
 
@@ -384,8 +387,8 @@ def test_shortened_log_is_refused_at_boot(world, damage):
     world.make().cut_power()
     path = world.folder / "chip-1" / "log.bin"
     if damage == "shorten":
-        path.write_bytes(path.read_bytes()[:-RECORD_BYTES])
-        message = r"log\.bin has 284 bytes, fewer than its 3 acknowledged records"
+        path.write_bytes(path.read_bytes()[: -RECORD_BYTES - 1])
+        message = r"log\.bin has 283 bytes, fewer than its 3 acknowledged records"
     else:
         path.unlink()
         message = "can't be opened"

@@ -141,7 +141,7 @@ def test_disk_error_is_the_devices_fault(path):
 def test_log_drops_only_what_was_never_acknowledged(tmp_path):
     path = tmp_path / "log.bin"
     path.write_bytes(b"")
-    log = LogFile(path, record_bytes=4, size=0, disk=PosixDisk())
+    log = LogFile(path, last=bytes(4), size=0, disk=PosixDisk())
     for record in (b"aaaa", b"bbbb"):
         log.append(record)
         log.acknowledge()
@@ -149,19 +149,28 @@ def test_log_drops_only_what_was_never_acknowledged(tmp_path):
     assert log.read() == b"aaaabbbb"
     log.close()
     log.close()
-    again = LogFile(path, record_bytes=4, size=2, disk=PosixDisk())
+    again = LogFile(path, last=b"bbbb", size=2, disk=PosixDisk())
     assert again.read() == path.read_bytes() == b"aaaabbbb"
     again.close()
-    with pytest.raises(NvramError, match=r"log\.bin has 8 bytes, fewer than its 3 acknowledged records"):
-        LogFile(path, record_bytes=4, size=3, disk=PosixDisk())
+    with pytest.raises(NvramError, match=r"log\.bin has 8 bytes, fewer than its 4 acknowledged records"):
+        LogFile(path, last=b"dddd", size=4, disk=PosixDisk())
     with pytest.raises(NvramError, match="can't be opened"):
-        LogFile(tmp_path / "missing", record_bytes=4, size=0, disk=PosixDisk())
+        LogFile(tmp_path / "missing", last=bytes(4), size=0, disk=PosixDisk())
+
+
+@pytest.mark.parametrize("left", [b"aaaa", b"aaaabb", b"aaaa" + bytes(4), b"aaaabbbbcc"])
+def test_newest_write_to_the_log_may_get_lost(tmp_path, left):
+    path = tmp_path / "log.bin"
+    path.write_bytes(left)
+    log = LogFile(path, last=b"bbbb", size=2, disk=PosixDisk())
+    assert log.read() == path.read_bytes() == b"aaaabbbb"
+    log.close()
 
 
 def test_log_that_shrinks_while_in_use_is_noticed(tmp_path):
     path = tmp_path / "log.bin"
     path.write_bytes(b"aaaabbbb")
-    log = LogFile(path, record_bytes=4, size=2, disk=PosixDisk())
+    log = LogFile(path, last=b"bbbb", size=2, disk=PosixDisk())
     path.write_bytes(b"aaaa")
     with pytest.raises(NvramError, match="shorter than its 2 acknowledged records"):
         log.read()

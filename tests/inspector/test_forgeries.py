@@ -11,7 +11,7 @@ import pytest
 
 from firmware_sim import LogRecord, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.commits import CommitOrder
+from inspector.commits import BusyTicks, CommitOrder, SnapshotMoment
 from inspector.guards import ALL_GUARDS, Guard, Settings
 from inspector.session import inspect, verify
 from inspector.verdict import Outcome
@@ -74,9 +74,9 @@ def test_heads_without_ticks_are_rejected(make_run, monkeypatch, passes_without)
     recorded = make_run()
     verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
-    assert "no tick passed after step 5 was committed" in reasons(verdict)
-    assert "no tick passed after step 6 was committed" in reasons(verdict)
-    passes_without(recorded, Guard.COMMITMENT)
+    assert "no busy tick passed after step 5 was committed" in reasons(verdict)
+    assert "no busy tick passed after step 6 was committed" in reasons(verdict)
+    passes_without(recorded, Guard.TIME)
 
 
 def test_heads_committed_late_are_rejected(make_run, monkeypatch):
@@ -95,7 +95,7 @@ def test_heads_committed_late_are_rejected(make_run, monkeypatch):
     )
     verdict = check(make_run())
     assert verdict.outcome is Outcome.REJECT
-    assert "no tick passed after step 1 was committed" in reasons(verdict)
+    assert "no busy tick passed after step 1 was committed" in reasons(verdict)
 
 
 def test_chip_without_attached_memory_is_rejected(make_run, monkeypatch):
@@ -133,7 +133,7 @@ def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch, pas
     verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
     assert "attached again in the same boot" in reasons(verdict)
-    passes_without(recorded, Guard.COMMITMENT)
+    passes_without(recorded, Guard.COMMITMENT, Guard.TIME)
 
 
 def test_another_batch_than_the_committed_data_is_rejected(make_run, monkeypatch, passes_without):
@@ -269,9 +269,12 @@ BOOT, REGIONS, COMMIT = RecordKind.BOOT, RecordKind.REGIONS, RecordKind.COMMIT
         ([record(BOOT), record(REGIONS), record(COMMIT, step=1)], "committed after step -1"),
         ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=2, tick=1)], "committed after step 0"),
         ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=0, tick=1)], "committed after step 0"),
-        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1)], "no tick passed"),
-        ([record(BOOT), record(REGIONS), record(COMMIT), record(RecordKind.CLOSE_EPOCH)], "no tick passed"),
-        ([record(BOOT), record(RecordKind.SNAPSHOT)], "memory is not attached"),
+        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1)], "no busy tick passed"),
+        ([record(BOOT), record(REGIONS), record(COMMIT), record(RecordKind.CLOSE_EPOCH)], "no busy tick passed"),
+        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1, tick=2)], "1 busy ticks before it"),
+        ([record(BOOT), record(REGIONS, tick=1)], "1 busy ticks before it"),
+        ([record(BOOT), record(RecordKind.SNAPSHOT)], "memory that was not attached"),
+        ([record(BOOT), record(REGIONS), record(RecordKind.SNAPSHOT)], "was not committed before its snapshot"),
         (
             [record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1, tick=1)] * 2,
             None,
@@ -283,11 +286,12 @@ BOOT, REGIONS, COMMIT = RecordKind.BOOT, RecordKind.REGIONS, RecordKind.COMMIT
     ],
 )
 def test_order_of_commits(records, error):
-    order = CommitOrder("chip")
+    laws = (CommitOrder("chip"), SnapshotMoment("chip"), BusyTicks("chip", {b"r" * 32}))
 
     def take_all() -> None:
         for each in records:
-            order.take(each)
+            for law in laws:
+                law.take(each)
 
     if error is None:
         take_all()

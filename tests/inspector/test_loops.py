@@ -93,11 +93,10 @@ def test_honest_loop_is_accepted_on_two_devices_that_differ(record_loop, judge, 
     loop = verdict.evidence["runs"][0]["loop"]
     assert sorted(loop["programs"].values()) == [1, STEPS - 1]
     assert loop["updates"] == STEPS
-    assert {slot["explained_by"] for slot in loop["slots"]} == {
-        "-lr/(1-beta1^t)",
-        "sqrt(1-beta2^t)",
-        "1-lr·weight_decay",
-    }
+    assert {slot["explained_by"] for slot in loop["slots"]} == {"update"}
+    assert loop["not_bound"] == {}
+    assert [line["name"] for line in loop["changed_hyper_parameters"]] == ["lr"]
+    assert loop["not_reviewed"] == ["FLOP as the lab counts", "paths from batches to weights not reviewed"]
     ((low, high),) = loop["learning_rates"]
     assert high == 1e-2
     assert low < high
@@ -185,7 +184,7 @@ def forge_execution(change):
 
 
 def test_edited_slot_is_not_what_the_declared_rates_give(record_loop, judge):
-    """The numbers of step 4 are doubled and the declared learning rate is not: no formula is left."""
+    """The numbers of step 4 are doubled and the declared learning rate is not."""
 
     def double(execution):
         slots = {(2 * float.fromhex(text)).hex(): numbers for text, numbers in execution.slots.items()}
@@ -194,11 +193,12 @@ def test_edited_slot_is_not_what_the_declared_rates_give(record_loop, judge):
     recorded = Loop().record(record_loop, prepare=forge_execution(double))
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert guards_of(verdict) == {"program"}
-    assert "step 4: a number that aten." in verdict.reasons[0].text
+    assert "step 4: aten." in verdict.reasons[0].text
+    assert "of an update takes" in verdict.reasons[0].text
     assert guards_of(judge(recorded)) == {"program", "replay"}
     assert judge(recorded, off={Guard.PROGRAM, Guard.REPLAY}).outcome is Outcome.ACCEPT
-    free = replace(recorded.trust, free_slots=recorded.trust.programs)
-    assert verify(recorded.run, free, now=recorded.now).outcome is Outcome.ACCEPT
+    free = replace(recorded.trust, free=recorded.trust.programs)
+    assert verify(recorded.run, free, now=recorded.now).outcome is Outcome.REJECT
 
 
 @pytest.mark.parametrize("hyper", [({"lr": "fast"},), ({"lr": None},), ({"pace": 1.0},), (), ({}, {})], ids=str)
@@ -346,29 +346,39 @@ def test_free_slots_are_accepted_only_where_agreed_and_listed(record_loop, judge
         with torch.no_grad():
             model[3].bias.mul_(1.0 - 0.01 * loop.step)
 
-    recorded = record_loop(loop.model, loop.optimizer, make_batches(), body, free_slots=True)
+    free = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
+    recorded = record_loop(loop.model, loop.optimizer, make_batches(), body, free_slots=True, free=free)
     verdict = judge(recorded)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
-    assert "; 1 numbers change from step to step without a rule, as agreed" in verdict.reasons[0].text
+    text = verdict.reasons[0].text
+    assert "; 1 numbers change from step to step without a rule, as agreed; not bound to the arithmetic, as ag" in text
     slots = verdict.evidence["runs"][0]["loop"]["slots"]
     assert {"operator": "aten.mul_.Tensor", "explained_by": "nothing", "count": 1} in slots
-    strict = replace(recorded.trust, free_slots=frozenset())
+    strict = replace(recorded.trust, free=recorded.trust.free - recorded.trust.programs)
     assert guards_of(verify(recorded.run, strict, now=recorded.now)) == {"program"}
+    bound = replace(recorded.trust, free=recorded.trust.programs | {"lr"})
+    verdict = verify(recorded.run, bound, now=recorded.now)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "not bound to the arithmetic: amsgrad, betas, decoupled_weight_decay" in verdict.reasons[0].text
+    assert "aten.mul_.Tensor writes 'weight/3.bias' outside the optimizer's updates" in verdict.reasons[0].text
 
 
 def test_trust_keeps_agreements_apart_and_refuses_half_of_one(record_loop, tmp_path):
     one = Loop().record(record_loop, name="one").trust
-    other = replace(one, programs=frozenset({"a" * 64}), free_slots=frozenset({"a" * 64}))
+    other = replace(one, programs=frozenset({"a" * 64}), free=frozenset({"a" * 64, "lr"}))
     both = one.merge(other)
     assert both.programs == one.programs | {"a" * 64}
-    assert both.free_slots == {"a" * 64}
+    assert both.free == {"a" * 64, "lr"}
     assert both.initial_states == one.initial_states
     data = both.to_json()
     assert Trust.from_json(data, "here") == both
-    for change in ({"programs": ["x"]}, {"free_slots": "a" * 64}, {"initial_states": ["x"]}, {"programs": None}):
+    for change in (
+        *({"programs": ["x"]}, {"programs": None}, {"initial_states": ["x"]}),
+        *({"free": "a" * 64}, {"free": ["A" * 64]}, {"free": ["l r"]}, {"free": [["lr"]]}, {"free": ["x" * 33]}),
+    ):
         with pytest.raises(CallerError, match="here is malformed"):
             Trust.from_json({**data, **change}, "here")
-    del data["free_slots"]
+    del data["free"]
     with pytest.raises(CallerError, match="not a trust file"):
         Trust.from_json(data, "here")
 

@@ -15,7 +15,6 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 from monitor.loops.program import Program, parse_hex
 from monitor.loops.replaying import ProgramTraining, scalars_of
-from monitor.loops.slots import SlotRules
 from monitor.loops.task import LoopTask
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder
 
@@ -103,6 +102,13 @@ def test_changed_program_is_an_error_or_reaches_its_own_state_and_never_breaks(r
         assert reached.execution.program != leaf.execution.program
     assert refused > 400
     assert executed > 10
+
+
+@pytest.mark.parametrize("updates", [1, [[0]], [[2, 1]], [[0, 9], [8, 9]], [[0, 1 << 20]], [[True, 1]], [[0, 0]] * 65])
+def test_updates_are_stretches_of_calls_in_order(run, updates):
+    whole = json.loads(run.program(run.leaf(1).execution.program).encoded)
+    with pytest.raises(EvidenceError, match="updates"):
+        Program.decode(canonical.encode({**whole, "updates": updates}))
 
 
 def test_operator_outside_the_table_is_refused(run):
@@ -194,7 +200,13 @@ TASKS = [
     {"groups": [{"lr": {}}]},
     {"groups": [3]},
     {"optimizer": None},
-    {"form": "loop/2"},
+    {"form": "loop/1"},
+    {"parameters": []},
+    {"parameters": [["0.weight", "0.weight"]]},
+    {"parameters": [["0.running_mean"]]},
+    {"parameters": [[3]]},
+    {"parameters": [3]},
+    {"parameters": None},
     {"steps": 3},
 ]
 
@@ -210,23 +222,3 @@ def test_malformed_declaration_is_refused(run, change):
 def test_declared_state_that_fits_no_shard_is_refused(run):
     with pytest.raises(EvidenceError, match="cannot be laid out"):
         replace(run.loop, shards=4096).empty_memory(torch.device("cpu"))
-
-
-def test_slot_needs_one_formula_for_all_steps(run):
-    """A number that is the rate in one step and the decay factor in another has no explanation left."""
-    execution = run.leaf(3).execution
-    program = run.program(execution.program)
-    number = next(iter(execution.slots.values()))[0]
-    group = {"lr": 0.1, "weight_decay": 0.5, "betas": [0.9, 0.999]}
-
-    def unexplained(values):
-        rules = SlotRules("torch.optim.adam.Adam", [group])
-        for value, rate in values:
-            rules.take(program, {value.hex(): (number,)}, [{"lr": rate}])
-        return len(rules.unexplained())
-
-    assert unexplained([(-0.1, 0.1), (-0.2, 0.2)]) == 0
-    assert unexplained([(1 - 0.05, 0.1), (1 - 0.1, 0.2)]) == 0
-    assert unexplained([(-0.1, 0.1), (1 - 0.1, 0.2)]) == 1
-    assert unexplained([(-0.1, 0.1), (-0.2 * (1 + 2.0**-40), 0.2)]) == 1
-    assert unexplained([(-0.1, 0.1), (-0.2 * (1 + 2.0**-50), 0.2)]) == 0

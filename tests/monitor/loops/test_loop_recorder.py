@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -94,7 +95,7 @@ def test_optimizer_with_a_schedule_is_recorded_and_replays_here(record_loop, nam
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])
-def test_cycled_momentum_is_explained(record_loop, kind):
+def test_cycled_momentum_is_listed_and_agreed_on_or_leaves_the_verdict_open(record_loop, kind):
     model = mlp()
     optimizer = sgd(model) if kind == "SGD" else torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
@@ -103,7 +104,12 @@ def test_cycled_momentum_is_explained(record_loop, kind):
         plain(*arguments)
         schedule.step()
 
-    assert accepted(record_loop(model, optimizer, pairs(4), body))
+    recorded = record_loop(model, optimizer, pairs(4), body)
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    name = "momentum" if kind == "SGD" else "betas"
+    assert f"hyper-parameters change in the run: {name} of group 0" in verdict.reasons[0].text
+    assert accepted(replace(recorded, trust=replace(recorded.trust, free=frozenset({name}))))
 
 
 def test_schedule_made_after_the_recorder_with_numbers_of_numpy(record_loop):
@@ -401,6 +407,9 @@ def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(
         Recorder(turned, sgd(turned), out=tmp_path / "run")
     with pytest.raises(CallerError, match="exact or rounded numerics, not 'native'"):
         Recorder(model, sgd(model), out=tmp_path / "run", numerics="native")
+    for free in ("lr", ("l r",), (1,)):
+        with pytest.raises(CallerError, match="free lists names of hyper-parameters"):
+            Recorder(model, sgd(model), out=tmp_path / "run", free=free)
     assert list(tmp_path.iterdir()) == []
 
 

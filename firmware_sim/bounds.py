@@ -1,0 +1,156 @@
+"""Every bound on what foreign bytes can make a reader do, with its reason.
+
+A reader checks a bound before it allocates, loops, decodes or prints: ``bounds.JSON_DEPTH.check(depth)``. Bounds lie
+above everything that an honest party writes; what is beyond them is refused in one line and costs next to nothing.
+Bounds that follow from a declaration (the length of a checkpoint from the declared state) are computed where the
+declaration is known, in ``monitor.transcript.lengths``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from firmware_sim.errors import EvidenceError
+
+__all__ = ["Bound", "check_chip_id", "check_lab", "check_shape", "read_file"]
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_LONGEST_SHOWN = 1 << 80
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The largest number of something that a reader accepts."""
+
+    most: int
+    what: str
+
+    def check(self, value: int) -> int:
+        """Return the value; EvidenceError names what there is too much of."""
+        if value > self.most:
+            shown = str(value) if value < _LONGEST_SHOWN else f"2^{value.bit_length() - 1}"
+            raise EvidenceError(f"{shown} {self.what}; at most {self.most} are read")
+        return value
+
+
+# Documents. A parsed item takes about a hundred bytes of memory and a microsecond.
+JSON_ITEMS = Bound(1 << 21, "items in a JSON document")
+"""200 MB when parsed. The largest honest document is the manifest, with three items a file."""
+JSON_DEPTH = Bound(64, "levels of nesting in a JSON document")
+"""Parsers call themselves; programs, the deepest documents, have 10."""
+JSON_INTEGER_BITS = Bound(128, "bits of a JSON integer")
+"""Converts to a float and to decimal digits whatever it is multiplied with; counters have 64."""
+JSON_BYTES = Bound(256 * _MIB, "bytes of a JSON document")
+"""Programs hold constants; every other kind has a bound of its own below."""
+WIDE_TEXT_BYTES = Bound(16 * _MIB, "bytes of a document with other than ASCII characters")
+"""One character of four bytes makes Python store all of a text in four bytes a character."""
+AGREED_ITEMS = Bound(1 << 26, "items in an agreed program")
+"""Lab and inspector agreed on the program's digest, so it may be as large as their memory allows."""
+
+# Files of a run whose length no declaration explains.
+MANIFEST_BYTES = Bound(64 * _MIB, "bytes of a manifest")
+"""400,000 files of 110 bytes each, in base64."""
+METADATA_BYTES = Bound(16 * _MIB, "bytes of metadata")
+"""Names and shapes of 2^17 tensors."""
+STEP_BYTES = Bound(4 * _MIB, "bytes of a step's leaf")
+"""Digests of 4096 shards are 350 KB; the rest are the numbers of scalars that change."""
+ROUNDING_LOG_BYTES = Bound(64 * _MIB, "bytes of a step's rounding log")
+"""A step of the largest preset logs less than 1 MB."""
+PROGRAM_BYTES = Bound(256 * _MIB, "bytes of all programs of a run")
+"""The digest of a program that was not agreed is checked, and nothing else: half a second."""
+SALT_BYTES = Bound(32, "bytes of a salt key")
+SAMPLES_BYTES = Bound(256 * _MIB, "bytes of samples")
+"""Held twice while they are parsed; data sets of the presets have less than 6 MB."""
+HEADER_BYTES = Bound(16 * _MIB, "bytes of a safetensors header")
+"""2^17 tensors; the format's own limit is 100 MB."""
+PLACES = Bound(1 << 22, "places in the order of samples")
+"""Each is hashed once when the data commitment is opened: 4 seconds."""
+
+# Evidence of a chip.
+CHAIN_BYTES = Bound(16 * _KIB, "bytes of a certificate chain")
+"""Three certificates of 600 bytes."""
+QUOTE_BYTES = Bound(16 * _KIB, "bytes of a quote")
+"""A quote has 2 KB."""
+CHIP_LOG_RECORDS = Bound(2_883_585, "records in a chip's log")
+"""All that the firmware's quotas allow (firmware_sim.mailbox)."""
+STRANGE_LOG_RECORDS = Bound(1 << 14, "records in the log of a chip that no trusted maker vouches for")
+"""Such a log can hold anything; of a maker's chip each record cost its firmware a step."""
+EPOCH_KEYS = Bound(1 << 17, "epoch keys")
+"""The firmware's quota of epochs."""
+EPOCH_KEYS_BYTES = Bound(16 * _MIB, "bytes of epoch keys")
+AUDITED_TICKS = Bound(1 << 21, "ticks in a chip's log")
+"""Each takes one HMAC of the audit, all together about 3 s; an older chip's schedule stays unaudited."""
+NOTE_BYTES = Bound(4 * _KIB, "bytes of a signed log head")
+
+# Programs and states.
+TENSOR_RANK = Bound(32, "dimensions of a tensor")
+"""PyTorch computes with at most 64; products over more take quadratic time."""
+TENSOR_ELEMENTS = Bound(1 << 36, "elements of a tensor")
+"""Also the largest size and stride, so that no product overflows 64 bits twice."""
+TENSORS = Bound(1 << 17, "tensors")
+HYPER_VALUES = Bound(1 << 14, "hyper-parameters in all groups of an optimizer")
+"""Copied at each step: 1024 groups have 12 each."""
+SCALARS = Bound(1 << 24, "scalars of a program")
+GATHERED_BYTES = Bound(1 << 33, "bytes of memory under an operator's input")
+"""What a referee allocates to cut an input out of its source."""
+
+# Messages.
+PROOF_NODES = Bound(128, "nodes of a Merkle proof")
+"""Two for each level of a tree with 2^63 leaves."""
+WORKER_BYTES = Bound(256 * _MIB, "bytes of a replay device's answer")
+"""Leaves of 100,000 steps."""
+
+# Files of the inspector's side: from people, but not always from careful ones.
+TRUST_BYTES = Bound(64 * _MIB, "bytes of a trust file")
+MEMORY_BYTES = Bound(64 * _MIB, "bytes of an inspector's memory")
+SCENARIO_BYTES = Bound(256 * _KIB, "bytes of a scenario")
+"""Finding the line of a key takes time in proportion to the file."""
+STATEMENT_BYTES = Bound(16 * _MIB, "bytes of a registry statement or proof")
+"""10,000 chips of 300 bytes for each of two signatures."""
+KEY_FILE_BYTES = Bound(4 * _KIB, "bytes of a key file")
+CSV_BYTES = Bound(1 << 32, "bytes of a list of chips")
+CSV_ROWS = Bound(1 << 24, "rows in a list of chips")
+
+# What is shown.
+LINE_CHARACTERS = Bound(2000, "characters in a line")
+REASONS_SHOWN = Bound(200, "reasons")
+"""More are counted; JSON output has them all."""
+
+_LAB = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_CHIP = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+def read_file(path: Path, most: Bound) -> bytes:
+    """Content of a file; OSError where it cannot be read, EvidenceError where it is longer than that."""
+    with path.open("rb") as file:
+        content = file.read(most.most + 1)
+    if len(content) > most.most:
+        raise EvidenceError(f"{path.name} has more than {most.most} {most.what}")
+    return content
+
+
+def check_lab(name: object) -> None:
+    """EvidenceError unless a lab's name is 1 to 32 small letters, digits and "-", the first no "-"."""
+    if not isinstance(name, str) or _LAB.fullmatch(name) is None:
+        raise EvidenceError(f"a lab's name is 1 to 32 small letters, digits and '-', not {name!r:.100}")
+
+
+def check_chip_id(name: object) -> None:
+    """EvidenceError unless a chip's id is 1 to 64 small letters, digits and "-", the first no "-"."""
+    if not isinstance(name, str) or _CHIP.fullmatch(name) is None:
+        raise EvidenceError(f"a chip's id is 1 to 64 small letters, digits and '-', not {name!r:.100}")
+
+
+def check_shape(shape: object) -> None:
+    """EvidenceError unless it is a list of counts whose product, zeros left out, is a tensor's size."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+        raise EvidenceError("a tensor's shape is no list")
+    TENSOR_RANK.check(len(shape))
+    elements = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise EvidenceError("a tensor's shape holds something that is no count")
+        elements = TENSOR_ELEMENTS.check(elements * max(size, 1))

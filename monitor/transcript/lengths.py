@@ -1,0 +1,100 @@
+"""How long each file of a run may be, as far as its declaration explains it; checked before any of them is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from firmware_sim import RECORD_BYTES, bounds
+from firmware_sim.bounds import Bound
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import DTYPE_SIZES
+from monitor.loops.task import LoopTask
+from monitor.presets import preset
+from monitor.task import Task
+from monitor.training import Training
+from monitor.transcript.layout import METADATA, ORDER, SALT
+from monitor.transcript.manifest import Entry
+
+__all__ = ["batch_bytes", "check_lengths"]
+
+_CHIP_FILES = {
+    "chain.pem": bounds.CHAIN_BYTES,
+    "epochs.json": bounds.EPOCH_KEYS_BYTES,
+    "quote.json": bounds.QUOTE_BYTES,
+    "log.bin": Bound(RECORD_BYTES * bounds.CHIP_LOG_RECORDS.most, "bytes of a chip's log"),
+}
+_BY_FOLDER = {"steps": bounds.STEP_BYTES, "logs": bounds.ROUNDING_LOG_BYTES, "programs": bounds.PROGRAM_BYTES}
+_BY_PATH = {METADATA: bounds.METADATA_BYTES, SALT: bounds.SALT_BYTES}
+_SLACK = 1 << 20
+"""Bytes beyond what a declaration explains: a file that is wrong by little is for the checks that say what is wrong."""
+_HEADER, _HEADER_ENTRY, _HEADER_SIZE = 64, 96, 24
+"""Bytes of safetensors' JSON header: in all, for each tensor beside its name, and for each of its dimensions."""
+
+
+def check_lengths(task: Task | LoopTask, files: Mapping[str, Entry]) -> None:
+    """EvidenceError if a signed length is more than the declared task can explain.
+
+    Batches of a loop are explained by programs, which are not known here (``batch_bytes``).
+    """
+    for path, entry in files.items():
+        most = _bound(task, path)
+        if most is not None and entry.length > most.most:
+            raise EvidenceError(f"{path} is signed as {entry.length} bytes long: at most {most.most} {most.what}")
+    bounds.PROGRAM_BYTES.check(sum(entry.length for path, entry in files.items() if path.startswith("programs/")))
+
+
+def batch_bytes(layouts: Mapping[str, Mapping[str, Any]]) -> int:
+    """Longest file of a loop's batch whose tensors have these dtypes and shapes."""
+    return _file_bytes((name, layout["dtype"], layout["shape"]) for name, layout in layouts.items())
+
+
+def _bound(task: Task | LoopTask, path: str) -> Bound | None:
+    if path in _BY_PATH:
+        return _BY_PATH[path]
+    folder, _, name = path.partition("/")
+    if folder == "chips":
+        return _CHIP_FILES[name.rpartition("/")[2]]
+    if folder == "checkpoints":
+        return Bound(_state_bytes(task), "bytes hold the declared state")
+    if folder == "batches":
+        return None
+    if folder == "data":
+        places = 0 if isinstance(task, LoopTask) else task.steps * task.batch_size
+        if path == ORDER:
+            order = _file_bytes([("order", "int64", (min(places, bounds.PLACES.most), 1))])
+            return Bound(order, "bytes hold the declared order of samples")
+        return Bound(min(_samples_bytes(task, places), bounds.SAMPLES_BYTES.most), "bytes hold the declared samples")
+    return _BY_FOLDER[folder]
+
+
+def _samples_bytes(task: Task | LoopTask, count: int) -> int:
+    if isinstance(task, LoopTask):
+        return 0
+    arrays = preset(task.preset).samples(None)
+    return _file_bytes((name, str(array.dtype), (count, *array.shape[1:])) for name, array in arrays.items())
+
+
+def _state_bytes(task: Task | LoopTask) -> int:
+    if isinstance(task, LoopTask):
+        return _file_bytes((f"{entry.kind}/{entry.name}", entry.dtype, entry.shape) for entry in task.state)
+    return _preset_bytes(task.preset, task.optimizer, task.momentum)
+
+
+@lru_cache(maxsize=32)
+def _preset_bytes(name: str, optimizer: str, momentum: float) -> int:
+    """Longest checkpoint of a preset; neither the seed nor the length of the run changes it."""
+    task = Task.for_preset(name, seed=0, steps=1, optimizer=optimizer, momentum=momentum, shards=1)
+    state = Training(task, device="meta").memory.export()
+    return _file_bytes((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in state.items())
+
+
+def _file_bytes(tensors: Iterable[tuple[str, str, Iterable[int]]]) -> int:
+    """Longest safetensors file that holds tensors of these names, dtypes and shapes."""
+    total = _SLACK + _HEADER
+    for name, dtype, sizes in tensors:
+        shape = list(sizes)
+        total += 6 * len(name) + _HEADER_ENTRY + _HEADER_SIZE * len(shape) + math.prod(shape) * DTYPE_SIZES[dtype]
+    return total

@@ -1,0 +1,201 @@
+"""What is accepted and must not be, and needs a part that is not there yet: each reason names the part."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+
+from inspector.dispute import Claim, settle
+from inspector.guards import Settings
+from inspector.memory import remember
+from inspector.session import inspect
+from inspector.transcripts import open_run
+from inspector.verdict import Outcome
+from monitor.prover import LabProver
+from monitor.site import site_path
+from tests.guards import off
+
+SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
+
+
+def deferred(missing: str):
+    """Expected to fail until the named part is there; passing is a failure too, so that this list stays true."""
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=missing)
+
+
+@pytest.fixture
+def judge(devices):
+    def run(recorded, *, runs=None, trust=None, settings=SETTINGS, memory=None):
+        return inspect(
+            runs or [recorded.run],
+            trust or recorded.trust,
+            settings,
+            now=recorded.now,
+            worker=devices.run,
+            memory=memory,
+        )
+
+    return run
+
+
+@deferred("chips that meter the operators which run on them")
+def test_a8_hidden_steps_that_no_chip_is_told_of(make_run, judge):
+    verdict = judge(make_run(lie="untold-steps"))
+    assert verdict.outcome is Outcome.REJECT
+
+
+def test_a8_the_verdict_claims_no_chance_for_work_that_no_chip_is_told_of(make_run, judge):
+    verdict = judge(make_run(lie="untold-steps", rate=Fraction(1)))
+    told = {row["lie"]: row["probability"] for row in verdict.evidence["chances"]}
+    assert told["chips work without being told of it"] == 0.0
+    assert "work that the lab tells no chip of" in verdict.reasons[1].text
+
+
+@deferred("review of programs: FLOP of products that are written as broadcast and sum")
+def test_a13_products_in_disguise_count_no_flop(record_loop, judge):
+    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(4, 3))})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        (batch[:, :, None] * model["w"]).sum(1).square().sum().backward()
+        optimizer.step()
+
+    recorded = record_loop(model, optimizer, [torch.ones(2, 4) for _ in range(3)], body, numerics="exact")
+    verdict = judge(recorded, settings=replace(SETTINGS, maximum_flop=0))
+    assert verdict.outcome is Outcome.REJECT
+
+
+@deferred("a live challenge after the lab's commitment: the nonce is fixed before training")
+def test_a16_evidence_from_before_an_undeclared_run(make_run, judge):
+    first = make_run("first")
+    make_run("second", after=first.run)  # on the same chips, and nobody is told
+    assert judge(first).outcome is Outcome.REJECT
+
+
+def test_a16_a_quote_that_was_seen_before_is_said_to_be_old(make_run, judge):
+    recorded = make_run()
+    memory = remember({}, judge(recorded, memory={}))
+    text = judge(recorded, memory=memory).reasons[0].text
+    assert "0 of 3 drawn chips go on from where an earlier inspection left them" in text
+    assert "3 showed what was seen then and nothing newer" in text
+
+
+@deferred("beacons and a live challenge: a chip that is put back to a copy answers with an old log")
+def test_a17_chips_put_back_to_a_copy(make_run, judge):
+    first = make_run("first")
+    memory = remember({}, judge(first, memory={}))
+    chips = site_path(first.run) / "chips"
+    shutil.copytree(chips, chips.with_name("copy"))
+    make_run("hidden", after=first.run)
+    shutil.rmtree(chips)
+    chips.with_name("copy").rename(chips)
+    assert judge(first, memory=memory).outcome is Outcome.REJECT
+
+
+@deferred("segments that are drawn uniformly, and the odds of a lab that knows its snapshots")
+def test_a18_a_lie_in_a_segment_without_a_snapshot(make_run, judge):
+    recorded = make_run(lie="fake-layers", lie_step=6, steps=6, checkpoint_every=2, rate=Fraction(1, 1000))
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.REJECT or "odds" in verdict.evidence
+
+
+@deferred("an inspection that draws from the registry, of labs that declare nothing too")
+def test_a19_a_lab_that_declares_nothing(make_run, judge):
+    recorded = make_run()
+    labs = {**recorded.trust.labs, "silent": recorded.trust.labs["lab"]}
+    trust = replace(recorded.trust, labs=labs, chips={**recorded.trust.chips, "silent-chip-0000": "silent"})
+    verdict = judge(recorded, trust=trust, settings=replace(SETTINGS, samples=3))
+    assert "silent" in verdict.evidence["labs"]
+
+
+@deferred("signed heads in the verdict's evidence: nothing proves the first folder")
+def test_a20_a_folder_swapped_after_a_rejection(make_run, judge, tmp_path):
+    cheat = make_run("run", lie="wrong-operator")
+    before = judge(cheat)
+    assert before.outcome is Outcome.REJECT
+    shutil.rmtree(cheat.run)
+    shutil.rmtree(site_path(cheat.run))
+    clean = make_run("run")
+    verdict = judge(clean)
+    assert verdict.evidence["runs"][0]["run_id"] == before.evidence["runs"][0]["run_id"]
+    assert verdict.outcome is Outcome.REJECT
+
+
+@pytest.fixture
+def delivered(record_loop):
+    """A loop whose batches carry finished weights, or finished running statistics, beside the samples."""
+
+    def record(target: str):
+        model = nn.Linear(4, 3, bias=False)
+        model.register_buffer("statistics", torch.zeros(3, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+        def body(model, optimizer, batch):
+            optimizer.zero_grad()
+            (model(batch["x"]).sum() + model.statistics.sum()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                getattr(model, target).copy_(batch["model"])
+
+        batches = [{"x": torch.ones(2, 4), "model": torch.randn(3, 4)} for _ in range(3)]
+        return record_loop(model, optimizer, batches, body, numerics="exact")
+
+    return record
+
+
+@deferred("review of programs: paths from batches to what the model keeps")
+def test_a21_batches_that_carry_a_finished_model(delivered, judge):
+    assert judge(delivered("statistics")).outcome is not Outcome.ACCEPT
+
+
+def test_a21_weights_that_no_update_writes_leave_the_verdict_open(delivered, judge):
+    recorded = delivered("weight")
+    assert judge(recorded).outcome is Outcome.INCONCLUSIVE
+    with off("numbers bound"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+@deferred("parties as servers, with deadlines")
+def test_b7_a_party_that_never_answers_loses(make_run):
+    recorded = make_run(numerics="exact")
+    other = make_run("other", numerics="exact", lie="wrong-operator")
+    released = threading.Event()
+
+    class Silent(LabProver):
+        def step(self, number):
+            released.wait(60)
+            return super().step(number)
+
+    claims = [
+        Claim(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)),
+        Claim(run=open_run(other.run, other.trust), prover=Silent(other.run)),
+    ]
+    referee = threading.Thread(target=settle, args=claims, daemon=True)
+    referee.start()
+    referee.join(2)
+    hangs = referee.is_alive()
+    released.set()
+    referee.join()
+    assert not hangs
+
+
+@deferred("declarations that both sides signed: which of two tasks was asked for is nowhere agreed")
+def test_b9_a_dispute_about_runs_with_another_learning_rate(make_run):
+    from firmware_sim.errors import CallerError
+
+    claims = []
+    for name, rate in (("one", 0.01), ("two", 0.02)):
+        recorded = make_run(name, numerics="exact", learning_rate=rate)
+        claims.append(Claim(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)))
+    try:
+        outcome = settle(*claims).outcome
+    except CallerError:
+        outcome = None
+    assert outcome is Outcome.REJECT

@@ -1,0 +1,315 @@
+"""Law 5, declared numbers: what the report of a recorded loop states, its program did."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from analysis.cli import main
+from firmware_sim.errors import CallerError, EvidenceError
+from monitor import Recorder
+from monitor.loops import recorder as lab
+from tests.guards import off
+
+NOW = ("--now", "2026-01-01T00:30:00Z")
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+
+
+def batches(steps: int = 4) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        {"x": torch.randn(5, 8, generator=generator), "y": torch.randint(0, 4, (5,), generator=generator)}
+        for _ in range(steps)
+    ]
+
+
+def backward(model, optimizer, batch) -> None:
+    optimizer.zero_grad()
+    functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
+
+
+def body(model, optimizer, batch) -> None:
+    backward(model, optimizer, batch)
+    optimizer.step()
+
+
+@pytest.fixture
+def record(record_loop):
+    """Record a loop over ``optimizer``; returns its folder."""
+
+    def run(optimizer, *, body=body, steps=4, name="loop", free=(), **options) -> Path:
+        model = make_model()
+        return record_loop(model, optimizer(model), batches(steps), body, name=name, free=free, **options).run
+
+    return run
+
+
+def ask(capsys, command: str, run: Path, *words: str) -> tuple[int, dict]:
+    """Exit code and JSON answer of a command about a run under its trust file."""
+    capsys.readouterr()
+    code = main([command, str(run), "--trust", f"{run}.trust.json", *NOW, "--json", *words])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def verify(capsys, run: Path) -> tuple[int, str, dict]:
+    code, answer = ask(capsys, "verify", run)
+    return code, answer["reasons"][0]["text"], answer["evidence"]["loop"]
+
+
+def inspect(capsys, run: Path) -> tuple[int, dict]:
+    return ask(capsys, "inspect", run, "--samples", "3", "--device", "sse41")
+
+
+@contextmanager
+def declaring(change):
+    """A lab whose recorder declares other hyper-parameters than its optimizer has, and overlooks what does not fit."""
+
+    class Blind(lab.StepNumbers):
+        def take(self, *step):
+            try:
+                super().take(*step)
+            except EvidenceError:
+                return
+
+    true_hyper = lab.hyper_of
+    with (
+        mock.patch.object(lab, "hyper_of", lambda group: {**true_hyper(group), **change(group)}),
+        mock.patch.object(lab, "StepNumbers", Blind),
+    ):
+        yield
+
+
+def sgd(**hyper):
+    return lambda model: torch.optim.SGD(model.parameters(), **{"lr": 0.1, **hyper})
+
+
+def adamw(**hyper):
+    return lambda model: torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, **hyper})
+
+
+def record_a10(record) -> Path:
+    """The rate falls from 5.0, and in each step it is declared rate times declared weight decay."""
+    with declaring(lambda group: {"lr": group["lr"] / 5000, "weight_decay": 5000.0}):
+        return record(sgd(lr=5.0), before=lower_rate)
+
+
+def lower_rate(recorder, step) -> None:
+    recorder._optimizer.param_groups[0]["lr"] = 5.0 / step
+
+
+def test_a10_rate_declared_as_a_product_is_not_bound(record, capsys):
+    code, text, loop = verify(capsys, record_a10(record))
+    assert code == 3
+    assert text.startswith("not bound to the arithmetic: dampening, lr, maximize, momentum, nesterov, weight_decay, ")
+    assert "step 1: an update has 4 calls, where the declared optimizer makes 8" in text
+    assert set(loop["not_bound"]) == {"dampening", "lr", "maximize", "momentum", "nesterov", "weight_decay"}
+
+
+def test_a10_guard_off_accepts_the_product(record, capsys):
+    run = record_a10(record)
+    with off("numbers bound"):
+        code, answer = inspect(capsys, run)
+    assert code == 0, answer["reasons"]
+
+
+def test_a10_agreed_as_free_is_accepted_and_said(record, capsys):
+    names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+    with declaring(lambda group: {"lr": group["lr"] / 5000, "weight_decay": 5000.0}):
+        run = record(sgd(lr=5.0), free=names)
+    code, text, _ = verify(capsys, run)
+    assert code == 0
+    assert "not bound to the arithmetic, as agreed: dampening, lr, maximize, momentum, nesterov, weight_decay" in text
+
+
+def record_a11(record) -> Path:
+    def before(recorder, step):
+        recorder._optimizer.param_groups[0]["weight_decay"] = 1000.0 if step == 3 else 0.01
+
+    return record(adamw(), before=before)
+
+
+def test_a11_weight_decay_of_one_step_is_listed_and_leaves_the_verdict_open(record, capsys):
+    run = record_a11(record)
+    code, text, loop = verify(capsys, run)
+    assert code == 3
+    assert text == (
+        "hyper-parameters change in the run: weight_decay of group 0 (declared 0.01) from 0.01 to 0.01 in 0.01 … 1000.0"
+    )
+    (line,) = loop["changed_hyper_parameters"]
+    assert (line["name"], line["first"], line["last"], line["lowest"], line["highest"]) == (
+        "weight_decay",
+        *(0.01, 0.01, 0.01, 1000.0),
+    )
+
+
+def test_a11_guard_off_accepts_the_step_that_forgets_everything(record, capsys):
+    run = record_a11(record)
+    with off("changes declared"):
+        code, answer = inspect(capsys, run)
+    assert code == 0, answer["reasons"]
+
+
+def test_a11_weight_decay_of_one_step_that_is_not_declared_is_rejected(record, capsys):
+    with declaring(lambda group: {"weight_decay": 0.01}):
+        code, text, _ = verify(capsys, record_a11(record))
+    assert code == 1
+    assert text == (
+        "step 3: aten.mul_.Tensor of an update takes 0.0 (scalar 0), but the declared hyper-parameters give 0.99999"
+    )
+
+
+def record_a12(record) -> Path:
+    with declaring(lambda group: {"lr": 1e-6}):
+        return record(sgd(lr=0.5))
+
+
+def test_a12_other_rate_than_the_programs_is_rejected(record, capsys):
+    code, text, _ = verify(capsys, record_a12(record))
+    assert code == 1
+    assert text.startswith("step 1: aten.add_.Tensor of an update takes -0.5 (scalar ")
+    assert text.endswith("but the declared hyper-parameters give -1e-06")
+
+
+def test_a12_guard_off_accepts_the_other_rate(record, capsys):
+    run = record_a12(record)
+    with off("numbers equal"):
+        code, answer = inspect(capsys, run)
+    assert code == 0, answer["reasons"]
+
+
+def test_a12_a_lab_hears_of_it_before_anything_is_committed(record, tmp_path):
+    true_hyper = lab.hyper_of
+    with (
+        mock.patch.object(lab, "hyper_of", lambda group: {**true_hyper(group), "lr": 1e-6}),
+        pytest.raises(CallerError, match=r"step 1: aten\.add_\.Tensor of an update takes -0\.5"),
+    ):
+        record(sgd(lr=0.5))
+    assert not (tmp_path / "loop" / "steps" / "00000001.json").exists()
+
+
+def by_hand(model, optimizer, batch) -> None:
+    """The declared update, and a larger one beside it."""
+    body(model, optimizer, batch)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(weight.grad, alpha=-0.5)
+
+
+def aside(model, optimizer, batch) -> None:
+    """The declared update writes copies of the weights; the weights get another one."""
+    backward(model, optimizer, batch)
+    true = [weight.data for weight in model.parameters()]
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
+    optimizer.step()
+    with torch.no_grad():
+        for weight, kept in zip(model.parameters(), true, strict=True):
+            weight.data = kept.add_(weight.grad, alpha=-0.5)
+
+
+def replaced(model, optimizer, batch) -> None:
+    """The declared update runs, and other weights are put in the place of what it made."""
+    body(model, optimizer, batch)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.data = weight * 0.5
+
+
+def smuggled(model, optimizer, batch) -> None:
+    """Momentum that the optimizer never made."""
+    body(model, optimizer, batch)
+    with torch.no_grad():
+        for weight in model.parameters():
+            optimizer.state[weight]["momentum_buffer"].mul_(100.0)
+
+
+@pytest.mark.parametrize("change", [by_hand, aside, replaced, smuggled])
+def test_a12_update_beside_the_declared_one_is_not_bound(record, capsys, change):
+    run = record(sgd(lr=1e-6, momentum=0.9), body=change)
+    code, text, _ = verify(capsys, run)
+    assert code == 3
+    assert text.startswith("not bound to the arithmetic: ")
+
+
+@pytest.mark.parametrize("ranges", ["none", "first", "all"])
+def test_a12_program_that_hides_where_its_updates_are_is_not_bound(record, capsys, ranges):
+    true_updated = Recorder._note_updated
+
+    def note(self, *arguments):
+        true_updated(self, *arguments)
+        first = self._updates[-1][0]
+        self._updates[-1:] = {"none": [], "first": [(first, first + 1)], "all": [(0, first)]}[ranges]
+
+    with mock.patch.object(Recorder, "_note_updated", note):
+        run = record(sgd(lr=1e-6, momentum=0.9))
+    code, text, _ = verify(capsys, run)
+    assert code == 3
+    assert text.startswith("not bound to the arithmetic: ")
+
+
+def two_groups(model):
+    first, last = model[0].parameters(), model[2].parameters()
+    return torch.optim.SGD([{"params": first, "lr": 1e-6}, {"params": last, "lr": 0.5}], lr=0.1)
+
+
+def test_a12_weights_declared_in_each_others_group_are_not_accepted(record, capsys):
+    true_members = lab.members_of
+    assert verify(capsys, record(two_groups, name="honest"))[0] == 0
+    with (
+        declaring(lambda group: {}),
+        mock.patch.object(lab, "members_of", lambda *objects: true_members(*objects)[::-1]),
+    ):
+        run = record(two_groups)
+    assert verify(capsys, run)[0] in {1, 3}
+
+
+class Own(torch.optim.SGD):
+    """An optimizer that PyTorch does not ship."""
+
+
+def test_a12_optimizer_of_the_labs_own_is_not_bound_unless_agreed(record, capsys):
+    def own(model):
+        return Own(model.parameters(), lr=0.1)
+
+    code, text, _ = verify(capsys, record(own))
+    assert code == 3
+    assert "Own' is not known here" in text
+    names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+    assert verify(capsys, record(own, name="agreed", free=names))[0] == 0
+
+
+def test_a12_hyper_parameter_that_the_optimizer_does_not_have_is_not_bound(record, capsys):
+    def named(model):
+        return torch.optim.SGD([{"params": model.parameters(), "pace": 3.0}], lr=0.1)
+
+    code, text, _ = verify(capsys, record(named))
+    assert code == 3
+    assert text == "not bound to the arithmetic: pace, since torch.optim.sgd.SGD has no such hyper-parameter"
+    assert verify(capsys, record(named, name="agreed", free=("pace",)))[0] == 0
+
+
+def test_honest_schedule_is_accepted_and_listed(record, capsys):
+    def scheduled(model):
+        optimizer = adamw(lr=0.01)(model)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        optimizer.register_step_post_hook(lambda *_: schedule.step())
+        return optimizer
+
+    code, text, loop = verify(capsys, record(scheduled))
+    assert code == 0
+    assert text.endswith(
+        "hyper-parameters that change: lr of group 0 (declared 0.01) from 0.01 to 0.005 in 0.005 … 0.01"
+    )
+    assert loop["not_bound"] == {}
+    assert loop["not_reviewed"] == ["FLOP as the lab counts", "paths from batches to weights not reviewed"]

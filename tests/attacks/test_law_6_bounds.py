@@ -1,0 +1,470 @@
+"""Law 6: nothing is allocated, looped over, decoded or printed before its size and form are checked.
+
+Each hostile folder is signed with the lab's own key, so that all of it is read that is read of an honest one. A child
+process verifies it and is measured: at most 5 seconds and 1 GB more than an honest run of two steps takes, an exit code
+of the product's own, no traceback, no control character. With the guard off the same folder breaks a limit.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from firmware_sim.evidence import MerkleTree, SignedHead, canonical, digest_bytes, pae
+from monitor.site import Site, site_path
+from monitor.transcript import Entry, Manifest
+from monitor.transcript.layout import METADATA, SAMPLES, program_path, step_path
+from monitor.transcript.manifest import PAYLOAD_TYPE
+
+NOW = ("--now", "2026-01-01T00:30:00Z")
+SECONDS, BYTES = 5.0, 1 << 30
+DIES_AFTER, DIES_ABOVE = 10, 3 << 30
+"""CPU seconds and address space of a child, which has 1 GB of the latter when torch is loaded."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it took."""
+
+    code: int
+    output: str
+    seconds: float
+    memory: int
+
+    @property
+    def is_clean(self) -> bool:
+        controls = [each for each in self.output if unicodedata.category(each) in ("Cc", "Cf") and each != "\n"]
+        return self.code in (0, 1, 2, 3) and "Traceback" not in self.output and not controls
+
+
+def call(module: list[str], arguments: list[str], *, seconds: int = 60) -> Ended:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_AS, (DIES_ABOVE, DIES_ABOVE))
+
+    command = [sys.executable, *module, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limit, env=environment
+    )
+    assert child.stdout is not None
+    output = child.stdout.read().decode(errors="replace")
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    child.stdout.close()
+    return Ended(child.returncode, output, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+
+
+def command(*arguments: Any) -> Ended:
+    return call(["-m", "analysis.cli"], list(arguments))
+
+
+def unguarded(guards: tuple[str, ...], *arguments: Any) -> Ended:
+    return call(["-m", "tests.guards", *guards, "--"], list(arguments), seconds=DIES_AFTER)
+
+
+def verify(run: Path) -> tuple[Any, ...]:
+    return ("verify", run, "--trust", run.with_name(run.name + ".trust.json"), *NOW)
+
+
+@dataclass(frozen=True)
+class Honest:
+    run: Path
+    loop: Path
+    cost: Ended
+
+    def refuses(self, ended: Ended, code: int = 1) -> None:
+        assert ended.is_clean, ended
+        assert ended.code == code, ended
+        assert ended.seconds <= self.cost.seconds + SECONDS, ended
+        assert ended.memory <= self.cost.memory + BYTES, ended
+
+    def is_broken_by(self, ended: Ended) -> None:
+        """A limit is broken: it was killed for its time or lacked memory, took too much of either, or fell over."""
+        killed = ended.code < 0
+        lacked = "not enough memory" in ended.output or "MemoryError" in ended.output
+        dear = ended.seconds > self.cost.seconds + SECONDS or ended.memory > self.cost.memory + BYTES
+        assert killed or lacked or dear or not ended.is_clean, ended
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory, record) -> Honest:
+    """A preset's run and a loop of two steps, and what verifying the former takes."""
+    from monitor import Recorder
+    from tests.conftest import STARTED
+
+    folder = tmp_path_factory.mktemp("honest")
+    recorded = record(folder / "run", steps=2, chips=2, checkpoint_every=1)
+    (folder / "run.trust.json").write_text(json.dumps(recorded.trust.to_json()))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"seed": 5, "chips": 2, "checkpoint_every": 1, "lab": "lab"}
+    recorder = Recorder(
+        model, optimizer, out=folder / "loop", started=STARTED, hours=1.0, snapshot_rate=Fraction(1, 2), **options
+    )
+    for batch in torch.randn(2, 3, 4):
+        with recorder.step(batch):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    recorder.finish()
+    cost = command(*verify(folder / "run"))
+    assert cost.code == 0, cost
+    assert command(*verify(folder / "loop")).code == 0
+    return Honest(folder / "run", folder / "loop", cost)
+
+
+def encode(value: object) -> bytes:
+    """Canonical JSON without any limit, as a lab may write it."""
+    sys.set_int_max_str_digits(0)
+    try:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+    finally:
+        sys.set_int_max_str_digits(4300)
+
+
+class Forger:
+    """A lab that edits a copy of its own run and signs all of it again."""
+
+    def __init__(self, source: Path, run: Path) -> None:
+        shutil.copytree(source, run)
+        shutil.copy(source.with_name(source.name + ".trust.json"), run.with_name(run.name + ".trust.json"))
+        self.run = run
+        self.key = Site.lab_key(Site.read_config(site_path(source)))
+        self.manifest = Manifest.open((run / "manifest.json").read_bytes(), self.key.verifying)
+
+    def seal(self, payload: dict[str, Any]) -> bytes:
+        body = encode(payload)
+        signature = {"keyid": self.key.verifying.key_id, "sig": _text(self.key.sign(pae(PAYLOAD_TYPE, body)))}
+        return encode({"payload": _text(body), "payloadType": PAYLOAD_TYPE, "signatures": [signature]})
+
+    def sign(self, **changes: Any) -> Path:
+        self.manifest = replace(self.manifest, **changes)
+        payload = {
+            "run": self.manifest.run,
+            "finished": self.manifest.finished,
+            "steps": self.manifest.steps,
+            "files": {path: [entry.length, entry.sha256] for path, entry in self.manifest.files.items()},
+            "pending": {},
+        }
+        (self.run / "manifest.json").write_bytes(self.seal(payload))
+        return self.run
+
+    def put(self, path: str, content: bytes) -> None:
+        (self.run / path).parent.mkdir(exist_ok=True)
+        (self.run / path).write_bytes(content)
+        self.manifest = replace(self.manifest, files={**self.manifest.files, path: Entry.of(content)})
+
+    def change_metadata(self, change: Callable[[dict[str, Any]], None]) -> None:
+        metadata = canonical.decode((self.run / METADATA).read_bytes())
+        change(metadata)
+        content = encode(metadata)
+        self.put(METADATA, content)
+        self.manifest = replace(self.manifest, run=digest_bytes("run", content).value.hex())
+
+    def change_leaves(self, change: Callable[[dict[str, Any]], None] = lambda leaf: None) -> None:
+        """Change the leaf of each step and sign the heads of the log anew."""
+        tree = MerkleTree()
+        for step in range(self.manifest.steps + 1):
+            leaf = canonical.decode((self.run / step_path(step)).read_bytes())["leaf"]
+            if step:
+                change(leaf)
+            tree.append(encode(leaf))
+            head = SignedHead(self.manifest.run, tree.size, tree.root()).sign(self.key)
+            self.put(step_path(step), encode({"leaf": leaf, "head": head.decode()}))
+
+    def replace_programs(self, program: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> None:
+        """Let all steps run one other program."""
+        content = encode(program)
+        digest = hashlib.sha256(content).hexdigest()
+        kept = {path: entry for path, entry in self.manifest.files.items() if not path.startswith("programs/")}
+        shutil.rmtree(self.run / "programs")
+        self.manifest = replace(self.manifest, files=kept)
+        self.put(program_path(digest), content)
+
+        def change_execution(leaf: dict[str, Any]) -> None:
+            leaf["execution"]["program"] = digest
+            change(leaf["execution"])
+
+        self.change_leaves(change_execution)
+
+    def program(self) -> dict[str, Any]:
+        path = next(path for path in self.manifest.files if path.startswith("programs/"))
+        found: dict[str, Any] = canonical.decode((self.run / path).read_bytes())
+        return found
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.fixture
+def forge(honest, tmp_path) -> Callable[[Path], Forger]:
+    return lambda source: Forger(source, tmp_path / "run")
+
+
+def make_rank(forge, honest) -> Path:
+    """A batch with 10^6 dimensions, in a program that nobody agreed to: 12 MB."""
+    forger = forge(honest.loop)
+    program = forger.program()
+    layout = next(iter(program["batch"].values()))
+    layout["shape"] = [1 << 36] * 1_000_000
+    forger.replace_programs(program, lambda execution: None)
+    return forger.sign()
+
+
+def test_b1_batch_with_a_million_dimensions(honest, forge):
+    ended = command(*verify(make_rank(forge, honest)))
+    honest.refuses(ended)
+    assert "which was not agreed" in ended.output
+
+
+def test_b1_guard_off_decoding_takes_quadratic_time(honest, forge):
+    honest.is_broken_by(unguarded(("agreed before opened", "tensor shapes"), *verify(make_rank(forge, honest))))
+
+
+def test_b1_rank_is_bounded_in_an_agreed_program_too(honest, forge):
+    run = make_rank(forge, honest)
+    trust = run.with_name("run.trust.json")
+    agreed = json.loads(trust.read_text())
+    agreed["programs"] += [path.stem for path in (run / "programs").iterdir()]
+    trust.write_text(json.dumps(agreed))
+    ended = command(*verify(run))
+    honest.refuses(ended)
+    assert "1000000 dimensions of a tensor" in ended.output
+
+
+def make_product(forge, honest) -> Path:
+    """20,000 numbers that change in steps of 64 updates by an optimizer of 1,000 groups."""
+    forger = forge(honest.loop)
+    program = forger.program()
+    program["updates"] = 64
+    program["scalars"] = ["0x1.0000000000000p+0"] * 20_000
+    numbers = {"args": [[{"$scalar": number} for number in range(20_000)]], "kwargs": {}}
+    program["calls"] = [
+        {"operator": "aten.add.Tensor", "arguments": numbers, "sources": [], "results": [], "draws": []}
+    ]
+    program["commit"] = dict.fromkeys(program["commit"])
+
+    def declare_groups(metadata: dict[str, Any]) -> None:
+        metadata["task"]["groups"] = metadata["task"]["groups"] * 1000
+
+    forger.change_metadata(declare_groups)
+    changes = {"0x1.8000000000000p+0": list(range(20_000))}
+    forger.replace_programs(program, lambda execution: execution.update(slots=changes, hyper=[{}] * 1000))
+    return forger.sign()
+
+
+def test_b2_slots_times_updates_times_groups(honest, forge):
+    ended = command(*verify(make_product(forge, honest)))
+    honest.refuses(ended)
+    assert "which was not agreed" in ended.output
+
+
+def test_b2_guard_off_their_product_is_formed(honest, forge):
+    honest.is_broken_by(unguarded(("agreed before opened",), *verify(make_product(forge, honest))))
+
+
+def make_sparse(forge, honest, length: int) -> Path:
+    """Samples that hold nothing and are as long as the lab has signed."""
+    forger = forge(honest.run)
+    os.truncate(forger.run / SAMPLES, length)
+    return forger.sign(files={**forger.manifest.files, SAMPLES: Entry(length, "0" * 64)})
+
+
+@pytest.mark.parametrize("gigabytes", [6, 200])
+def test_b3_sparse_samples(honest, forge, gigabytes):
+    ended = command(*verify(make_sparse(forge, honest, gigabytes << 30)))
+    honest.refuses(ended)
+    assert f"{SAMPLES} is signed as {gigabytes << 30} bytes long" in ended.output
+
+
+def test_b3_guard_off_they_are_read(honest, forge):
+    honest.is_broken_by(unguarded(("signed lengths",), *verify(make_sparse(forge, honest, 6 << 30))))
+
+
+def make_steps(forge, honest) -> Path:
+    """Two small files that claim 99,999,999 steps."""
+    forger = forge(honest.run)
+
+    def declare_steps(metadata: dict[str, Any]) -> None:
+        metadata["task"]["steps"] = 99_999_999
+
+    forger.change_metadata(declare_steps)
+    for path in forger.run.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    run = forger.sign(finished=False, steps=99_999_999, files={METADATA: forger.manifest.files[METADATA]})
+    assert sum(path.stat().st_size for path in run.iterdir()) < 3000
+    return run
+
+
+def test_b4_steps_without_files(honest, forge):
+    ended = command(*verify(make_steps(forge, honest)))
+    honest.refuses(ended)
+    assert "counts 99999999 steps and lists 1 files" in ended.output
+
+
+def test_b4_guard_off_each_step_is_awaited(honest, forge):
+    honest.is_broken_by(unguarded(("steps have files",), *verify(make_steps(forge, honest))))
+
+
+def make_rate(forge, honest) -> Path:
+    forger = forge(honest.loop)
+    forger.change_leaves(lambda leaf: leaf["execution"].update(hyper=[{"lr": 10**400}]))
+    return forger.sign()
+
+
+def test_b5_learning_rate_of_400_digits(honest, forge):
+    ended = command(*verify(make_rate(forge, honest)))
+    honest.refuses(ended)
+    assert "an integer of 1329 bits" in ended.output
+
+
+def test_b5_guard_off_the_rate_is_no_float(honest, forge):
+    ended = unguarded(("json integers",), *verify(make_rate(forge, honest)))
+    assert "OverflowError" in ended.output, ended
+
+
+def make_flop(forge, honest) -> Path:
+    forger = forge(honest.run)
+    forger.change_leaves(lambda leaf: leaf.update(flop=10**4300 - 1))
+    return forger.sign()
+
+
+def test_b5_flop_whose_sum_has_more_digits_than_python_writes(honest, forge):
+    ended = command(*verify(make_flop(forge, honest)), "--json")
+    honest.refuses(ended)
+    assert "an integer of 14285 bits" in ended.output
+
+
+def test_b5_guard_off_the_sum_cannot_be_printed(honest, forge):
+    ended = unguarded(("json integers",), *verify(make_flop(forge, honest)), "--json")
+    assert "ValueError" in ended.output, ended
+
+
+SPOOF = "lab\n\x1b[2J\x1b[HACCEPT\n  [all] \u202eeverything hangs together"
+
+
+def make_name(forge, honest) -> Path:
+    forger = forge(honest.run)
+    forger.change_metadata(lambda metadata: metadata.update(lab=SPOOF))
+    forger.change_leaves()
+    return forger.sign()
+
+
+def test_b6_lab_name_with_line_ends_and_escapes(honest, forge):
+    run = make_name(forge, honest)
+    ended = command(*verify(run))
+    honest.refuses(ended)
+    assert "a lab's name is 1 to 32 small letters" in ended.output
+    assert "ACCEPT" not in ended.output.splitlines()
+    honest.refuses(command(*verify(run), "--json"))
+
+
+def test_b6_one_of_the_two_guards_is_enough_for_the_terminal(honest, forge):
+    run = make_name(forge, honest)
+    for guard in ("lab names", "visible text"):
+        ended = unguarded((guard,), *verify(run))
+        assert ended.is_clean, ended
+        assert ended.code == 1
+
+
+def test_b6_guard_off_the_terminal_shows_a_false_acceptance(honest, forge):
+    ended = unguarded(("lab names", "visible text"), *verify(make_name(forge, honest)))
+    assert "\n\x1b[2J\x1b[HACCEPT\n" in ended.output, ended
+
+
+def test_b6_nothing_that_evidence_names_reaches_the_terminal_as_it_is(honest, forge):
+    forger = forge(honest.run)
+    (forger.run / "\x1b[31mACCEPT\nx").write_bytes(b"")
+    ended = command(*verify(forger.run))
+    honest.refuses(ended)
+    assert "\\x1b[31mACCEPT\\nx" in ended.output
+
+
+DISPUTE = """
+import sys, torch
+import inspector.devices
+inspector.devices.enter = lambda name: None
+from monitor.prover import LabProver
+answer = LabProver.tensors
+
+def expanded(self, step, index):
+    inputs, outputs = answer(self, step, index)
+    if self.folder.name == "wrong":
+        inputs = [torch.zeros(1).expand(10**13) for _ in inputs]
+    return inputs, outputs
+
+if sys.argv.pop(1) == "expanded":
+    LabProver.tensors = expanded
+from tests.guards import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def quarrel(tmp_path_factory, record) -> tuple[Any, ...]:
+    """Two labs' runs that part at one operator, as arguments of a dispute."""
+    folder = tmp_path_factory.mktemp("quarrel")
+    options: dict[str, Any] = {"steps": 2, "chips": 2, "checkpoint_every": 1, "batch_size": 8}
+    arguments: list[Any] = ["dispute", folder / "wrong", folder / "right"]
+    for name, lie in (("right", None), ("wrong", "wrong-operator")):
+        recorded = record(folder / name, lab=f"lab-{name}", lie=lie, lie_step=1, **options)
+        trust = folder / f"{name}.trust.json"
+        trust.write_text(json.dumps(recorded.trust.to_json()))
+        arguments += ["--trust", trust]
+    return tuple(arguments)
+
+
+def dispute(quarrel, answers: str, guards: tuple[str, ...] = ()) -> Ended:
+    return call(["-c", DISPUTE, answers, *guards, "--"], list(quarrel))
+
+
+def test_b7_expanded_tensor_of_a_dispute(honest, quarrel):
+    usual = dispute(quarrel, "usual")
+    assert usual.code == 1, usual
+    assert "does not give what wrong states" in usual.output
+    ended = dispute(quarrel, "expanded")
+    assert ended.is_clean, ended
+    assert ended.code == 1, ended
+    assert "does not give what wrong states" in ended.output
+    assert ended.seconds <= usual.seconds + SECONDS
+    assert ended.memory <= usual.memory + BYTES
+
+
+def test_b7_guard_off_the_referee_dies(honest, quarrel):
+    ended = dispute(quarrel, "expanded", ("answered tensors",))
+    assert "Traceback" in ended.output or "not enough memory" in ended.output, ended
+
+
+def make_nested(forge, honest, megabytes: int) -> Path:
+    forger = forge(honest.run)
+    (forger.run / "manifest.json").write_bytes(b"[" + b"[]," * (megabytes * 1_000_000 // 3) + b"[]]")
+    return forger.run
+
+
+def test_b8_nested_empty_lists(honest, forge):
+    ended = command(*verify(make_nested(forge, honest, 24)))
+    honest.refuses(ended)
+    assert "items in a JSON document; at most" in ended.output
+
+
+def test_b8_guard_off_each_list_is_made(honest, forge):
+    honest.is_broken_by(unguarded(("json items",), *verify(make_nested(forge, honest, 60))))
