@@ -106,6 +106,23 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--seed", type=int, metavar="N", help="decides every run (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
+    one = _add(
+        works,
+        "adversary",
+        "a lab that lies in random ways and one that does not: what is accepted, what rejected",
+        "JSON: a list of rows with work, mode, seconds (of all processes), ratio (null), sequences, outcomes, lies and "
+        "deferred (by row), violations and kept (scenes with their actions); exit code 1 where a law does not hold",
+        _print_adversary,
+    )
+    one.add_argument("--sequences", type=int, metavar="N", help="of the lying lab (default: 2000)")
+    one.add_argument("--honest", type=int, metavar="N", help="sequences of the honest lab (default: 200)")
+    one.add_argument("--seed", type=int, metavar="S", help="number of the first sequence (default: 0)")
+    one.add_argument("--jobs", type=int, metavar="N", help="processes (default: 1)")
+    one.add_argument(
+        "--guards-off", action="store_true", help="also search, with each guard off in turn, for a lie that passes"
+    )
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
 
 def _add(
     works: _SubParsersAction[ArgumentParser],
@@ -140,16 +157,20 @@ def _bench(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
-    names = ("presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "seed")
+    names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs"]
+    names += ["sequences", "honest", "seed", "jobs", "guards_off"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work in ("equality", "quality", "evasions", "honest"):
         if arguments.work not in ("evasions", "honest"):
             options["out"] = arguments.out
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=lambda _: bar.update() and None, **options)
+    elif arguments.work == "adversary":
+        with tqdm(desc="adversary", unit="sequence", disable=not sys.stderr.isatty(), leave=False) as bar:
+            found = module.run(progress=bar.update, **options)
     else:
         found = module.run(**options)
-    if arguments.work in ("accuracy", "numerics", "evasions", "honest") and arguments.out is not None:
+    if arguments.work in ("accuracy", "numerics", "evasions", "honest", "adversary") and arguments.out is not None:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:
         module.save_as_rates(found, arguments.rates)
@@ -202,6 +223,13 @@ def _print_honest(rows: Any, as_json: bool) -> str | None:
 
     _print(rows, honest.table(rows), as_json)
     return honest.verdict(rows)
+
+
+def _print_adversary(rows: Any, as_json: bool) -> str | None:
+    from analysis.bench import adversary
+
+    _print(rows, adversary.table(rows), as_json)
+    return adversary.verdict(rows)
 
 
 def _print_quality(rows: Any, as_json: bool) -> str | None:

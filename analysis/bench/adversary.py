@@ -1,0 +1,112 @@
+"""``bench adversary``: a simulated lab that lies in thousands of random ways, and an honest one, both inspected.
+
+The machines live beside the tests of a checkout, which are not installed with the program.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.bench._origin import commit, hardware
+from firmware_sim.errors import CallerError
+
+__all__ = ["run", "table", "verdict", "write"]
+
+Row = dict[str, Any]
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def run(
+    *,
+    sequences: int = 2000,
+    honest: int = 200,
+    seed: int = 0,
+    jobs: int = 1,
+    guards_off: bool = False,
+    progress: Callable[[int], object] = lambda done: None,
+) -> list[Row]:
+    """Play sequences of a lying and of an honest lab, in process with kept devices; one of 100 on another process.
+
+    Args:
+        sequences: of the lying lab; about a quarter is inspected with fewer chips than there are.
+        honest: sequences of the honest lab.
+        seed: number of the first sequence; a number decides a sequence.
+        jobs: processes.
+        guards_off: then also switch the guards off one by one and search for the first lie that passes.
+        progress: called with the number of sequences that have ended since the last call.
+
+    Returns:
+        Rows with ``work``, ``mode``, ``seconds`` (of all processes together), ``ratio`` (None), ``sequences``, lies by
+        row, and ``kept``: the violations, each as a scene and a list of actions.
+
+    Raises:
+        CallerError: an impossible number, or no checkout.
+    """
+    if min(sequences, honest, seed) < 0 or jobs < 1 or not (sequences or honest or guards_off):
+        raise CallerError("give numbers of sequences of at least 0, not all of them 0, and at least one process")
+    rows: list[Row] = _machines().run(
+        sequences=sequences, honest=honest, seed=seed, jobs=jobs, guards_off=guards_off, progress=progress
+    )
+    return rows
+
+
+def _machines() -> Any:
+    """The checkout's ``tests.adversary.mass``."""
+    if not (_CHECKOUT / "tests" / "adversary" / "mass.py").is_file():
+        raise CallerError(f"the adversary's machines are not installed; there is no {_CHECKOUT}/tests/adversary")
+    if str(_CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(_CHECKOUT))
+    return importlib.import_module("tests.adversary.mass")
+
+
+def verdict(rows: Sequence[Row]) -> str | None:
+    """What broke a law, or None."""
+    problems = []
+    for row in rows:
+        if row.get("violations"):
+            problems.append(f"{row['violations']} sequences of the {row['work']} ({row['mode']})")
+        if row.get("accepted_too_often"):
+            problems.append(f"accepted more often than stated: {', '.join(row['accepted_too_often'])}")
+        if row["work"] == "guard off" and row["found_after"] is None:
+            problems.append(f"nothing shows that the guard {row['mode']!r} is off")
+    return "; ".join(problems) or None
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines for a person."""
+    lines = []
+    for row in rows:
+        if row["work"] == "guard off":
+            after = row["found_after"]
+            found = "nothing found" if after is None else f"a lie passes after {after} sequences"
+            lines.append(f"without {row['mode']:20} {', '.join(row['rows']):12} {found}")
+            continue
+        outcomes = ", ".join(f"{count} {name}" for name, count in sorted(row["outcomes"].items()))
+        lines.append(f"{row['work']}, {row['mode']}: {row['sequences']} sequences, {outcomes}")
+        for name, counts in sorted(row.get("lies", {}).items()):
+            lines.append(f"  {name:20} {_told(counts)}")
+        for name, counts in sorted(row.get("deferred", {}).items()):
+            lines.append(f"  {name:20} {_told(counts)} (deferred)")
+        lines += [f"  violation: {each['problem']}: {each['actions']} in {each['scene']}" for each in row["kept"]]
+    return lines
+
+
+def _told(counts: Mapping[str, Any]) -> str:
+    if "told" in counts:
+        return f"told in {counts['told']:6} worlds, accepted in {counts['accepted']}"
+    return f"told in {counts['worlds']:6} worlds, accepted in {counts['accepted']} where {counts['escapes']:.1f} may be"
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Put the rows in a file with the machine that they were measured on; CallerError if that fails."""
+    document: Mapping[str, Any] = {"hardware": hardware(), **commit(), "rows": list(rows)}
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CallerError(f"cannot write {path}: {error.strerror}") from None

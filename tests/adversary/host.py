@@ -1,0 +1,228 @@
+"""The lab's host: it stands between the recorder and the chips, and speaks to them as it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from firmware_sim import NO_RUN, Chip, DeviceMemory, Region
+from firmware_sim.evidence import canonical
+from monitor.site import Site
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from monitor.site import SiteConfig
+    from tests.adversary.lies import Lie
+    from tests.adversary.world import World
+
+__all__ = ["Puppet", "View", "site_of", "slices"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a host shows at ticks in place of what it trains: other values, and the step that it claims (None: true)."""
+
+    lie: Lie
+    values: list[Tensor]
+    step: int | None
+
+
+def slices(memory: DeviceMemory) -> list[Tensor]:
+    """The live elements of each region."""
+    return [r.tensor.detach().reshape(-1)[r.offset : r.offset + r.elements] for r in memory.regions]
+
+
+class Puppet(Chip):
+    """A chip whose commands pass through the host."""
+
+    def __init__(self, world: World, chip: Any, number: int) -> None:
+        self.world = world
+        self.chip = chip
+        self.number = number
+        self.memory: DeviceMemory | None = None
+        self.run_id = NO_RUN
+        self.step = 0
+        self.history: dict[int, list[Tensor]] = {}
+        self.view: View | None = None
+        self.decoy: Lie | None = None
+        self.hostile: Lie | None = None
+        self.untold: Lie | None = None
+        self.other_head: Lie | None = None
+        self.unticked: Lie | None = None
+        self.idled: Lie | None = None
+        self.open: Lie | None = None
+        self.watched: list[Lie] = []
+
+    @property
+    def chip_id(self) -> str:
+        return self.chip.chip_id
+
+    def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> Any:
+        self.memory, self.run_id, self.step = memory, run_id, step
+        if self.hostile is not None:
+            return self.chip.attach(_hostile(memory), run_id, step)
+        return self.chip.attach(memory, run_id, step)
+
+    def commit(self, run_id: bytes, step: int, digest: bytes) -> Any:
+        self.run_id, self.step = run_id, step
+        if self.memory is not None:
+            self.history[step] = [values.clone() for values in slices(self.memory)]
+        if self.untold is not None:
+            self.untold.hit(self.number)
+            self.untold = None
+            return None
+        if self.other_head is not None:
+            digest = bytes(byte ^ 0xFF for byte in digest)
+            self.other_head.hit(self.number)
+            self.other_head = None
+        return self.chip.commit(run_id, step, digest)
+
+    def tick(self, run_id: bytes, step: int, op: int = 0) -> Any:
+        if self.unticked is not None:
+            self.unticked.hit(self.number)
+            self.unticked = None
+            return None
+        for lie in (self.decoy, self.hostile, *self.watched):
+            if lie is not None:
+                lie.hit(self.number)
+        if self.idled is not None:
+            self.idled.hit(self.number)
+            self.idled = None
+            self.chip.idle(1)
+            return None
+        view = self.view
+        if view is None:
+            return self.chip.tick(run_id, step, op)
+        claimed = step if view.step is None else view.step
+        with self.showing(view.values) as differs:
+            if differs or claimed < step:
+                view.lie.hit(self.number)
+            return self.chip.tick(run_id, claimed, op)
+
+    @contextmanager
+    def showing(self, values: list[Tensor]) -> Iterator[bool]:
+        """Put other values into the chip's memory for a moment; tells whether they differ from what is there."""
+        assert self.memory is not None
+        live = slices(self.memory)
+        kept = [tensor.clone() for tensor in live]
+        with torch.no_grad():
+            differs = any(not torch.equal(mine, other) for mine, other in zip(live, values, strict=True))
+            for tensor, other in zip(live, values, strict=True):
+                tensor.copy_(other)
+        try:
+            yield differs
+        finally:
+            with torch.no_grad():
+                for tensor, other in zip(live, kept, strict=True):
+                    tensor.copy_(other)
+
+    def noise(self, seed: int) -> list[Tensor]:
+        """Made-up values for the chip's memory."""
+        assert self.memory is not None
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.rand(len(values), generator=generator).to(values.dtype) + 7 for values in slices(self.memory)]
+
+    def reboot(self, *, in_order: bool = True) -> None:
+        """Take the power away and give it back; memory is not attached then."""
+        chip = self.chip
+        folder, kind = chip._silicon.folder, type(chip)
+        chip.power_off() if in_order else chip.cut_power()
+        self.chip = kind.power_on(folder)
+
+    def idle(self, ticks: int) -> Any:
+        return self.chip.idle(ticks)
+
+    def beacon(self, signed: bytes) -> Any:
+        return self.chip.beacon(signed)
+
+    def close_epoch(self) -> int:
+        return 0 if self.open is not None else self.chip.close_epoch()
+
+    def reveal(self) -> Any:
+        return self.chip.reveal()
+
+    def quote(self, nonce: bytes, verifier_id: str) -> bytes:
+        return self.chip.quote(nonce, verifier_id)
+
+    def log_bytes(self) -> bytes:
+        return self.chip.log_bytes()
+
+    def certificate_chain(self) -> bytes:
+        return self.chip.certificate_chain()
+
+    def power_off(self) -> None:
+        if self.world.scene.is_honest:
+            self.chip.power_off()
+
+    def cut_power(self) -> None:
+        self.chip.cut_power()
+
+    @property
+    def utilisation(self) -> Any:
+        return self.chip.utilisation
+
+
+class _Trick(np.ndarray):
+    """Shows what the lab declares whenever the chip looks at it, whatever it holds."""
+
+    shown: Tensor
+
+    def reshape(self, *shape: Any, **options: Any) -> Any:
+        return self.shown.detach().numpy().reshape(*shape, **options)
+
+
+def _hostile(memory: DeviceMemory) -> DeviceMemory:
+    """Regions over zeros that look like those of the declared training."""
+    regions = []
+    for region in memory.regions:
+        trick = np.zeros(region.shape, dtype=region.dtype).view(_Trick)
+        trick.shown = region.tensor
+        regions.append(
+            Region(
+                name=region.name,
+                kind=region.kind,
+                dtype=region.dtype,
+                shape=region.shape,
+                offset=region.offset,
+                elements=region.elements,
+                tensor=trick,
+            )
+        )
+    return DeviceMemory(regions)
+
+
+def site_of(world: World) -> type[Site]:
+    """The lab's site with all chips behind the host."""
+
+    class LabSite(Site):
+        @classmethod
+        def create(cls, folder: Path, config: SiteConfig) -> Site:
+            if world.chips and not world.scene.is_honest:  # a later run, on the chips that are at work
+                folder.mkdir(parents=True)
+                (folder / "site.json").write_bytes(canonical.encode(asdict(config)))
+                site = cls(folder, config, list(world.chips))
+            else:
+                site = super().create(folder, world.crooked(config))
+                site.chips = world.adopt(site.chips, site.idle)
+            world.before_run()
+            return site
+
+        @classmethod
+        def reopen(cls, folder: Path) -> Site:
+            config = Site.read_config(folder)
+            site = cls(folder, config, cls._power_on(folder, config))
+            site.chips = world.adopt(site.chips, site.idle)
+            return site
+
+        @staticmethod
+        def read_config(folder: Path) -> SiteConfig:
+            return world.honest_looking(Site.read_config(folder))
+
+    return LabSite

@@ -1,0 +1,691 @@
+"""What the lab does before and while it trains."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from firmware_sim import NO_RUN, ChipLie, DeviceMemory, LabLie, Region
+from monitor.declared_data import DeclaredData
+from monitor.transcript import encode_arrays
+from monitor.transcript.layout import ORDER, SAMPLES
+from tests.adversary.actions import action
+from tests.adversary.host import Puppet, View
+from tests.adversary.lies import Lie
+from tests.adversary.world import World
+
+LOOP = ("loop",)
+PRESET = ("preset",)
+
+
+def _some(world: World, rng: random.Random) -> list[Puppet]:
+    """One chip, or more of them."""
+    count = rng.randint(min(1, len(world.chips)), len(world.chips))
+    return sorted(rng.sample(world.chips, count), key=lambda chip: chip.number)
+
+
+# Honest work
+
+
+@action("training", honest=True)
+def step(world: World, pick: int) -> None:
+    """Train a step."""
+    if world.step < 5:
+        world.train()
+
+
+@action("training", honest=True)
+def idle(world: World, pick: int) -> None:
+    """Let chips idle."""
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            chip.idle(1 + pick % 3)
+
+    world.schedule(act)
+
+
+@action("training", honest=True, kinds=LOOP)
+def crash(world: World, pick: int) -> None:
+    """Lose power, come back."""
+    world.crash()
+
+
+@action("finished", honest=True)
+def next_run(world: World, pick: int) -> None:
+    """Begin another run on the same chips; a recorder's loop can't say that of itself, so an honest one does not."""
+    may = world.scene.kind == "preset" or not world.scene.is_honest
+    if may and len(world.runs) < 2 and world.run.is_dir():
+        world.begin()
+
+
+# Odd, but no lie
+
+
+@action("training")
+def close_early(world: World, pick: int) -> None:
+    world.schedule(lambda: [chip.close_epoch() for chip in _some(world, world.random(pick))] and None)
+
+
+@action("training")
+def quote_early(world: World, pick: int) -> None:
+    """Answer a challenge that nobody gave."""
+    world.schedule(lambda: [chip.quote(bytes(32), "nobody") for chip in _some(world, world.random(pick))] and None)
+
+
+@action("training")
+def attach_again(world: World, pick: int) -> None:
+    """Attach the same memory once more in the same boot."""
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            if chip.memory is not None:
+                chip.chip.attach(chip.memory, chip.run_id, chip.step)
+
+    world.schedule(act)
+
+
+@action("training")
+def commit_again(world: World, pick: int) -> None:
+    """Tell a chip bytes for a step of a run that it may or may not know."""
+
+    def act() -> None:
+        rng = world.random(pick)
+        for chip in _some(world, rng):
+            chip.chip.commit(rng.choice([chip.run_id, NO_RUN]), rng.choice([0, chip.step, chip.step + 1]), bytes(32))
+
+    world.schedule(act)
+
+
+@action("training")
+def reboot(world: World, pick: int) -> None:
+    """Power off in order, boot, attach again."""
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            chip.reboot(in_order=pick % 2 == 0)
+            if chip.memory is not None:
+                chip.chip.attach(chip.memory, chip.run_id, chip.step)
+
+    world.schedule(act)
+
+
+@action("training")
+def nonsense(world: World, pick: int) -> None:
+    """Commands that no chip may obey; each must be a numbered refusal."""
+    calls: list[Callable[[Any], object]] = [
+        lambda c: c.tick(bytes(32), 0, 1.5),
+        lambda c: c.tick(bytes(32), -1),
+        lambda c: c.tick(bytes(31), 0),
+        lambda c: c.tick(bytes(32), 1 << 64),
+        lambda c: c.commit(bytes(32), 0, b""),
+        lambda c: c.commit(bytes(32), 1.5, bytes(32)),
+        lambda c: c.commit(bytes(32), 0, None),
+        lambda c: c.idle(-1),
+        lambda c: c.idle(1.5),
+        lambda c: c.idle("x"),
+        lambda c: c.quote(b"", ""),
+        lambda c: c.quote(None, 1),
+        lambda c: c.beacon(b"{}"),
+        lambda c: c.attach(None, bytes(32), 0),
+        lambda c: c.attach(c, bytes(32), "0"),
+    ]
+
+    def act() -> None:
+        if world.chips:
+            calls[pick % len(calls)](world.random(pick).choice(world.chips).chip)
+
+    world.schedule(act)
+
+
+@action("finished")
+def abandon(world: World, pick: int) -> None:
+    """Hand an unfinished run over, as it is after some step."""
+    world.said["abandoned"] += 1
+
+
+# Lies about time: law 2
+
+
+@action("training", "A5")
+def extra_ticks(world: World, pick: int) -> None:
+    """Busy ticks that no declared step explains."""
+    lie = world.tell("A5", on_chips=True, certain=True)
+
+    def act() -> None:
+        rng = world.random(pick)
+        for chip in _some(world, rng):
+            for _ in range(rng.randint(1, 4)):
+                chip.chip.tick(chip.run_id, chip.step, rng.choice([0, 0, 1]))
+                lie.hit(chip.number)
+
+    world.schedule(act)
+
+
+@action("training", "A5")
+def one_works(world: World, pick: int) -> None:
+    """Busy ticks of one chip that no declared step explains."""
+    lie = world.tell("A5", on_chips=True, certain=True)
+
+    def act() -> None:
+        chip = world.chips[0]
+        chip.chip.tick(chip.run_id, chip.step)
+        lie.hit(chip.number)
+
+    world.schedule(act)
+
+
+@action("training", "A6")
+def tick_no_run(world: World, pick: int) -> None:
+    """Busy ticks in the middle of the run that belong to no run."""
+    lie = world.tell("A6", on_chips=True, certain=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            for _ in range(1 + pick % 2):
+                chip.chip.tick(NO_RUN, 0)
+                lie.hit(chip.number)
+
+    world.schedule(act)
+
+
+@action("before", "A6")
+def ticks_before(world: World, pick: int) -> None:
+    """Busy ticks before the run, with no memory attached."""
+    lie = world.tell("A6", on_chips=True, certain=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            for _ in range(1 + pick % 3):
+                chip.chip.tick(NO_RUN, 0)
+                lie.hit(chip.number)
+
+    world.prelude.append(act)
+
+
+@action("training", "A7")
+def ticks_between_boots(world: World, pick: int) -> None:
+    """Power off in order, boot, work without memory, attach again."""
+    lie = world.tell("A7", on_chips=True, certain=True)
+
+    def act() -> None:
+        rng = world.random(pick)
+        for chip in _some(world, rng):
+            if chip.memory is None:
+                continue
+            chip.reboot(in_order=rng.random() < 0.8)
+            for _ in range(rng.randint(1, 3)):
+                chip.chip.tick(*rng.choice([(NO_RUN, 0), (NO_RUN, 0), (chip.run_id, chip.step)]))
+                lie.hit(chip.number)
+            chip.chip.attach(chip.memory, chip.run_id, chip.step)
+
+    world.schedule(act)
+
+
+@action("training", "A5")
+def idle_instead(world: World, pick: int) -> None:
+    """Work that is told as idle time."""
+    lie = world.tell("A5", on_chips=True, certain=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            chip.idled = lie
+
+    world.schedule(act)
+
+
+@action("training", "A5")
+def no_tick(world: World, pick: int) -> None:
+    """Let no time pass after a head."""
+    lie = world.tell("A5", on_chips=True, certain=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            chip.unticked = lie
+
+    world.schedule(act)
+
+
+def _hidden(row: str, ticking: str) -> Callable[[World, int], None]:
+    def body(world: World, pick: int) -> None:
+        lie = world.tell(row, on_chips=True, certain=ticking == "busy")
+
+        def act() -> None:
+            rng = world.random(pick)
+            for chip in _some(world, rng):
+                for number in range(rng.randint(1, 3)):
+                    with chip.showing(chip.noise(pick + number)):
+                        if ticking == "busy":
+                            chip.chip.tick(chip.run_id, chip.step)
+                        elif ticking == "idle":
+                            chip.chip.idle(1)
+                        lie.hit(chip.number)
+
+        world.schedule(act)
+
+    return body
+
+
+@action("training", "A5")
+def hidden_busy(world: World, pick: int) -> None:
+    """Train hidden steps in the chips' memory, each with its tick."""
+    _hidden("A5", "busy")(world, pick)
+
+
+@action("training", "hidden while idle")
+def hidden_idle(world: World, pick: int) -> None:
+    """Train hidden steps in the chips' memory and call it idle time."""
+    _hidden("hidden while idle", "idle")(world, pick)
+
+
+@action("training", "A8")
+def hidden_quiet(world: World, pick: int) -> None:
+    """Train hidden steps between two ticks."""
+    _hidden("A8", "none")(world, pick)
+
+
+# Lies about memory: laws 1 and 7
+
+
+@action("training", "A1", "A2")
+def show_old(world: World, pick: int) -> None:
+    """From now on show an older state at every tick, and say that it is one."""
+    lie = world.tell("A1" if world.scene.kind == "preset" else "A2", on_chips=True)
+    rng = world.random(pick)
+    whole = rng.random() < 0.7
+
+    def act() -> None:
+        for chip in world.chips if whole else _some(world, rng):
+            at = 0 if rng.random() < 0.7 else rng.choice(sorted(chip.history) or [0])
+            if at in chip.history:
+                chip.view = View(lie, chip.history[at], at)
+
+    world.schedule(act)
+    if whole and rng.random() < 0.5 and world.forging is None:
+        _forge_from_now(world, "all", pick)
+
+
+@action("training", "other memory")
+def show_other(world: World, pick: int) -> None:
+    """From now on show made-up values at every tick."""
+    lie = world.tell("other memory", on_chips=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            if chip.memory is not None:
+                chip.view = View(lie, chip.noise(pick), None)
+
+    world.schedule(act)
+
+
+@action("training", "other memory")
+def show_next(world: World, pick: int) -> None:
+    """Say of an older state that it is the newest."""
+    lie = world.tell("other memory", on_chips=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            if chip.step in chip.history:
+                chip.view = View(lie, chip.history[chip.step], None)
+
+    world.schedule(act)
+
+
+@action("training")
+def show_true(world: World, pick: int) -> None:
+    """Show again what there is."""
+
+    def act() -> None:
+        for chip in world.chips:
+            chip.view = None
+
+    world.schedule(act)
+
+
+@action("training", "other memory")
+def attach_decoy(world: World, pick: int) -> None:
+    """Boot, and attach tensors of the same layout that nobody trains."""
+    lie = world.tell("other memory", on_chips=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            if chip.memory is None:
+                continue
+            if pick % 2:
+                chip.reboot()
+            regions = [
+                Region(
+                    name=r.name,
+                    kind=r.kind,
+                    dtype=r.dtype,
+                    shape=r.shape,
+                    offset=r.offset,
+                    elements=r.elements,
+                    tensor=torch.full_like(r.tensor.detach(), 3),
+                )
+                for r in chip.memory.regions
+            ]
+            chip.chip.attach(DeviceMemory(regions), chip.run_id, chip.step)
+            chip.decoy = lie
+
+    world.schedule(act)
+
+
+@action("before", "A9")
+def hostile_memory(world: World, pick: int) -> None:
+    """Attach objects whose methods run the lab's code inside the chip."""
+    lie = world.tell("A9", on_chips=True)
+
+    def act() -> None:
+        for chip in world.chips if pick % 2 else _some(world, world.random(pick)):
+            chip.hostile = lie
+
+    world.prelude.append(act)
+
+
+# Lies about the run: law 5 and the transcript
+
+
+def _forge_from_now(world: World, what: str, pick: int) -> None:
+    scene = world.scene
+    row = "made-up weights"
+    if not scene.is_full and scene.checkpoint_every < 6:
+        row = "A18"
+    world.forging = (world.tell(row), what, pick)
+
+
+@action("training", "made-up weights")
+def forge(world: World, pick: int) -> None:
+    """From now on commit to weights that were not trained."""
+    if world.forging is None:
+        _forge_from_now(world, ("all", "one", "optimizer")[pick % 3], pick)
+
+
+@action("training", "order")
+def other_head(world: World, pick: int) -> None:
+    """Tell some chips another head at the next step."""
+    lie = world.tell("order", on_chips=True, certain=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            chip.other_head = lie
+
+    world.schedule(act)
+
+
+@action("training", "order")
+def no_head(world: World, pick: int) -> None:
+    """Tell some chips nothing of the next step."""
+    lie = world.tell("order", on_chips=True, certain=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            chip.untold = lie
+
+    world.schedule(act)
+
+
+def _new_optimizer(world: World, name: str) -> None:
+    world.optimizer = name
+
+
+@action("before", "A12", kinds=LOOP)
+def declare_rate(world: World, pick: int) -> None:
+    """Declare another learning rate than the one in the program."""
+    world.declared = lambda group: {**group, "lr": 1e-6}
+    world.tell("A12", told=lambda: world.step > 0)
+
+
+@action("before", "A12", kinds=LOOP)
+def declare_numbers(world: World, pick: int) -> None:
+    """Declare another weight decay, momentum or decay rate than the program has."""
+    _new_optimizer(world, ("adamw", "momentum")[pick % 2])
+    other: dict[str, Any] = {"weight_decay": 0.5} if pick % 4 < 2 else {"momentum": 0.25, "betas": [0.5, 0.75]}
+
+    def declared(group: Any) -> dict[str, Any]:
+        return {name: other.get(name, value) for name, value in group.items()}
+
+    world.declared = declared
+    world.tell("A12", told=lambda: world.step > 0)
+
+
+@action("before", "A10", kinds=LOOP)
+def declare_product(world: World, pick: int) -> None:
+    """Train with rate 5, declare 0.001 and a weight decay whose product is 5."""
+    _new_optimizer(world, "steep")
+    world.declared = lambda group: {**group, "lr": 0.001, "weight_decay": group["lr"] / 0.001}
+
+    def body(model: Any, optimizer: Any, batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 1.125
+
+    world.body = body
+    world.tell("A10", told=lambda: world.step > 1)
+
+
+@action("before", "A11", kinds=LOOP)
+def huge_decay(world: World, pick: int) -> None:
+    """One step with a weight decay that wipes the weights out."""
+    _new_optimizer(world, "adamw")
+    at = 1 + pick % 2
+
+    def body(model: Any, optimizer: Any, batch: Any) -> None:
+        group = optimizer.param_groups[0]
+        group["weight_decay"] = 1000 if world.step + 1 == at + 1 else 0.01
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        optimizer.step()
+
+    world.body = body
+    world.tell("A11", told=lambda: world.step > at)
+
+
+@action("before", "A13", kinds=LOOP)
+def no_products(world: World, pick: int) -> None:
+    """Write products as broadcast and sum, which counts as no FLOP."""
+
+    def body(model: Any, optimizer: Any, batch: Any) -> None:
+        optimizer.zero_grad()
+        layer = model[0] if world.scene.model == "dropout" else model
+        (batch[:, None, :] * layer.weight).sum(2).square().sum().backward()
+        optimizer.step()
+
+    world.body = body
+    world.tell("A13", told=lambda: world.step > 0)
+
+
+@action("before", "A21", kinds=LOOP)
+def carry_weights(world: World, pick: int) -> None:
+    """Write the batch into the weights."""
+
+    def body(model: Any, optimizer: Any, batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            next(iter(model.parameters()))[:1].copy_(batch[:1])
+
+    world.body = body
+    world.tell("A21", told=lambda: world.step > 0)
+
+
+@action("before", "other seed", kinds=LOOP)
+def other_seed(world: World, pick: int) -> None:
+    """Draw the masks of dropout from another seed than the declared one."""
+    if world.scene.model != "dropout":
+        return
+    world.task_seed = lambda seed: seed + 1
+    world.tell("other seed", told=lambda: world.step > 0)
+
+
+@action("before", "A14", kinds=PRESET)
+def other_data(world: World, pick: int) -> None:
+    """Train a preset on other data, or in another order, than its seed and its name say."""
+
+    def declare(data: DeclaredData) -> DeclaredData:
+        honest = data.with_salt(bytes(32))
+        samples, order = {name: values.copy() for name, values in honest.samples.items()}, honest.order
+        if pick % 4 == 0:
+            order = np.full_like(order, order.min())
+        elif pick % 4 == 1:
+            order = order[:, ::-1].copy()
+        for values in samples.values():
+            if values.dtype.kind == "f" and pick % 4 == 2:
+                values[:] = 0.5
+            elif values.dtype.kind in "iu" and pick % 4 == 3:
+                values[:] = 0
+        files = {SAMPLES: encode_arrays(samples), ORDER: encode_arrays({"order": order})}
+        lie.hit(0, int(files != data.files))
+        return replace(data, files=files)
+
+    lie = world.tell("A14")
+    world.declare_data = declare
+
+
+_PRESET_LIES = {
+    LabLie.CHANGE_SAMPLE: "a lie of train",
+    LabLie.OTHER_LEARNING_RATE: "a lie of train",
+    LabLie.FORGED_INITIALISATION: "a lie of train",
+    LabLie.EDITED_OPTIMIZER: "a lie of train",
+    LabLie.UNDER_REPORTED_FLOP: "a lie of train",
+    LabLie.UNSEEN_WRITE: "a lie of train",
+    LabLie.TOLERATED_DRIFT: "a lie of train",
+    LabLie.TRUNCATED_TRANSCRIPT: "a lie of train",
+    LabLie.EXTRA_STEPS: "a lie of train",
+    LabLie.WRONG_OPERATOR: "a lie of train",
+    LabLie.SELF_MADE_TRUST: "a lie of train",
+    LabLie.EXTRA_TICKS: "A5",
+    LabLie.EARLY_TICKS: "A6",
+    LabLie.PAUSED_TICKS: "A7",
+    LabLie.STALE_SNAPSHOTS: "A1",
+    LabLie.OTHER_DATA: "A14",
+    LabLie.UNTOLD_STEPS: "A8",
+}
+"""Row of each."""
+
+
+@action("before", *sorted(set(_PRESET_LIES.values())), kinds=PRESET)
+def preset_lie(world: World, pick: int) -> None:
+    """One of the lies that ``train`` can tell."""
+    if world.chip_lie is None and world.lie is None:
+        lie = list(_PRESET_LIES)[pick % len(_PRESET_LIES)]
+        world.lie = lie.value
+        world.tell(_PRESET_LIES[lie], told=lambda: world.run.is_dir() and world.step >= 1)
+
+
+# Dishonest chips
+
+
+_CHIP_LIES = {
+    ChipLie.SKIP_SNAPSHOTS: 1,
+    ChipLie.SWAP_WEIGHTS: 1,
+    ChipLie.HIDE_REGION: 0,
+    ChipLie.REPLAY_SNAPSHOT: 2,
+    ChipLie.TRUNCATE_LOG: 0,
+    ChipLie.EDIT_RECORD: 0,
+    ChipLie.SPLICE_LOGS: 0,
+    ChipLie.RUN_OLD_FIRMWARE: 0,
+    ChipLie.SIGN_WITH_ANOTHER_KEY: 0,
+    ChipLie.OWN_MAKER_CA: 0,
+}
+"""Snapshots that each of them needs."""
+
+
+@action("before", "a dishonest chip")
+def crooked_chip(world: World, pick: int) -> None:
+    """The lab's first chip tells a lie."""
+    if world.chip_lie is not None or world.lie is not None:
+        return
+    lie = sorted(_CHIP_LIES, key=lambda each: each.value)[pick % len(_CHIP_LIES)]
+    least = _CHIP_LIES[lie]
+    world.chip_lie = (lie, least)
+    told = world.tell("a dishonest chip", on_chips=True, certain=least == 0, least=max(least, 1))
+    world.prelude.append(lambda: world.chips[0].watched.append(told))
+
+
+@action("before", "A15")
+def open_epoch(world: World, pick: int) -> None:
+    """A chip that takes no snapshot in an epoch which it never closes."""
+    if world.chip_lie is not None or world.lie is not None:
+        return
+    world.chip_lie = (ChipLie.SKIP_SNAPSHOTS, 1)
+    lie = world.tell("A15", on_chips=True)
+
+    def act() -> None:
+        world.chips[0].chip.close_epoch()
+        world.chips[0].open = lie
+        world.chips[0].watched.append(lie)
+
+    world.prelude.append(act)
+
+
+# Work that is declared nowhere
+
+
+def _undeclared(chips: list[Puppet], lie: Lie, seed: int) -> None:
+    run = bytes([seed % 251 + 1]) * 32
+    for chip in chips:
+        if chip.memory is None:
+            continue
+        chip.chip.attach(chip.memory, run, 0)
+        for at in range(2):
+            chip.chip.commit(run, at, bytes(32))
+            chip.chip.tick(run, at)
+            lie.hit(chip.number)
+
+
+@action("training", "undeclared run")
+def other_run(world: World, pick: int) -> None:
+    """Train a run on the same chips that is declared nowhere."""
+    lie = world.tell("undeclared run", on_chips=True, certain=True)
+    world.schedule(lambda: _undeclared(_some(world, world.random(pick)), lie, pick))
+
+
+@action("finished", "undeclared run")
+def leave_out(world: World, pick: int) -> None:
+    """Hand over the last run only."""
+    if len(world.runs) > 1 and not world.withheld:
+        lie = world.tell("undeclared run", on_chips=True, certain=True)
+        world.withheld.add(world.runs[0])
+        for chip in world.chips:
+            lie.hit(chip.number)
+
+
+@action("finished", "A16")
+def work_afterwards(world: World, pick: int) -> None:
+    """Work after the chips have said what they say."""
+    _undeclared(_some(world, world.random(pick)), world.tell("A16", on_chips=True), pick)
+
+
+@action("training", "A17")
+def restore_chip(world: World, pick: int) -> None:
+    """Copy a chip's folder, let the chip work, and put the copy back."""
+    lie = world.tell("A17", on_chips=True)
+
+    def act() -> None:
+        chip = world.random(pick).choice(world.chips)
+        if chip.memory is None:
+            return
+        folder = chip.chip._silicon.folder
+        kept = folder.with_name(folder.name + ".kept")
+        kind = type(chip.chip)
+        chip.chip.power_off()
+        shutil.copytree(folder, kept)
+        chip.chip = kind.power_on(folder)
+        chip.chip.tick(NO_RUN, 0)
+        chip.chip.cut_power()
+        shutil.rmtree(folder)
+        kept.rename(folder)
+        chip.chip = kind.power_on(folder)
+        chip.chip.attach(chip.memory, chip.run_id, chip.step)
+        lie.hit(chip.number)
+
+    world.schedule(act)

@@ -1,0 +1,90 @@
+"""What a lie is here: an act that makes something declared untrue, and how likely it escapes an inspection."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from inspector.detection import detection, log_miss_without_replacement
+
+__all__ = ["DEFERRED", "GUARD_ROWS", "Lie"]
+
+DEFERRED = {
+    "A8": "hidden work without a tick: a metering chip",
+    "A13": "products written as broadcast and sum: a review of programs",
+    "A16": "evidence older than the work: a live challenge",
+    "A17": "chip folders copied and restored: a live challenge",
+    "A18": "weights swapped in a segment without a snapshot: odds in the verdict",
+    "A19": "a lab that declares nothing: draws among all labs",
+    "A20": "a folder swapped after a REJECT: providers as servers",
+    "A21": "batches that carry a finished model: a review of programs",
+}
+"""Rows whose lies may be accepted, and what is missing; they are counted apart."""
+
+GUARD_ROWS = {
+    "snapshot moment": ("A1", "A2"),
+    "verified manifest": ("A3",),
+    "fresh draw": ("A4",),
+    "busy ticks": ("A5", "A6", "A7"),
+    "exact types": ("A9",),
+    "declared numbers": ("A10", "A11", "A12"),
+    "agreed data": ("A14",),
+    "open epoch": ("A15",),
+}
+"""Which rows each guard stands for: with it off, at least one of them must be found."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lie:
+    """One lie of a lab.
+
+    Attributes:
+        row: the row of the list of attacks, or what was tampered with.
+        on_chips: whether only chips show it; else the transcript does, to everyone.
+        chips: ticks of each chip at which it could be seen, by the chip's number.
+        certain: whether each of these chips shows it for certain; else only in snapshots at those ticks.
+        least: snapshots that a chip must hold to show it, 1 or 2.
+        told: whether it (still) makes anything untrue, where that is not known from the chips.
+        expected: chance of escape, where the lie knows it better.
+    """
+
+    row: str
+    on_chips: bool = False
+    chips: Counter[int] = field(default_factory=Counter)
+    certain: bool = False
+    least: int = 1
+    told: Callable[[], bool] | None = None
+    expected: float | None = None
+
+    def hit(self, chip: int, ticks: int = 1) -> None:
+        """Note that a chip could see it for some ticks."""
+        self.chips[chip] += ticks
+
+    @property
+    def effective(self) -> bool:
+        """Whether it made anything untrue."""
+        return any(self.chips.values()) if self.told is None else self.told()
+
+    @property
+    def deferred(self) -> bool:
+        """Whether it may be accepted for now."""
+        return self.row in DEFERRED
+
+    def escape(self, chips: int, samples: int, rate: Fraction) -> float:
+        """Highest chance that an inspection does not see it, by the closed form for chips drawn without replacement."""
+        if self.expected is not None:
+            return self.expected
+        if not self.on_chips or not self.chips:
+            return 0.0
+        ticks = min(self.chips.values())
+        catch = 1.0 if self.certain else _at_least(self.least, ticks, float(rate))
+        miss = log_miss_without_replacement(chips=chips, used=len(self.chips), samples=samples, catch=catch)
+        return 1 - float(detection(miss))
+
+
+def _at_least(least: int, ticks: int, rate: float) -> float:
+    """Chance of so many snapshots in some ticks, 1 or 2."""
+    none = (1 - rate) ** ticks
+    return 1 - none if least == 1 else 1 - none - ticks * rate * (1 - rate) ** (ticks - 1)
