@@ -143,6 +143,7 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
     LabLie.PAUSED_TICKS: _always,
     LabLie.OTHER_DATA: _always,
     ChipLie.SKIP_SNAPSHOTS: _first_chip_with(1),
+    ChipLie.OPEN_EPOCH: _first_chip,
     ChipLie.PREDICT_SCHEDULE: _first_chip,
     ChipLie.SWAP_WEIGHTS: _first_chip_with(1),
     ChipLie.HIDE_REGION: _first_chip,
