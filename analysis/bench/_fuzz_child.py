@@ -53,7 +53,7 @@ class Fuzzing:
         before, started = _peak(), time.process_time()
         try:
             self.accepted += self._read(data)
-        except Exception as error:
+        except BaseException as error:  # a parser written in Rust panics with neither Exception nor exit code
             self._note(_where(error), data)
         if (seconds := time.process_time() - started) > MOST_SECONDS:
             self._note(f"takes {seconds:.1f} s", data, kind="time")
