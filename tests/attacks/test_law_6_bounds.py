@@ -32,6 +32,7 @@ from monitor.transcript.layout import METADATA, SAMPLES, program_path, step_path
 from monitor.transcript.manifest import PAYLOAD_TYPE
 
 NOW = ("--now", "2026-01-01T00:30:00Z")
+_ROOT = Path(__file__).resolve().parents[2]
 SECONDS, BYTES = 5.0, 1 << 30
 DIES_AFTER, DIES_ABOVE = 10, 3 << 30
 """CPU seconds and address space of a child, which has 1 GB of the latter when torch is loaded."""
@@ -60,7 +61,7 @@ def call(module: list[str], arguments: list[str], *, seconds: int = 60) -> Ended
     command = [sys.executable, *module, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limit, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limit, env=environment, cwd=_ROOT
     )
     assert child.stdout is not None
     output = child.stdout.read().decode(errors="replace")
