@@ -258,7 +258,7 @@ def _hidden(row: str, ticking: str) -> Callable[[World, int], None]:
 
         def act() -> None:
             rng = world.random(pick)
-            for chip in _some(world, rng):
+            for chip in (chip for chip in _some(world, rng) if chip.memory is not None):
                 for number in range(rng.randint(1, 3)):
                     with chip.showing(chip.noise(pick + number)):
                         if ticking == "busy":
@@ -452,7 +452,8 @@ def declare_numbers(world: World, pick: int) -> None:
         return {name: other.get(name, value) for name, value in group.items()}
 
     world.declared = declared
-    world.tell("A12", told=lambda: world.step > 0)
+    least = 2 if pick % 4 == 3 else 1  # momentum governs nothing before the second step
+    world.tell("A12", told=lambda: world.step >= least)
 
 
 @action("before", "A10", kinds=LOOP)
