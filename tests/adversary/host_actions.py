@@ -305,10 +305,10 @@ def show_old(world: World, pick: int) -> None:
             at = 0 if rng.random() < 0.7 else rng.choice(sorted(chip.history) or [0])
             if at in chip.history:
                 chip.view = View(lie, chip.history[at], at)
+        if whole and rng.random() < 0.5:
+            _forge_from_now(world, "all", pick)
 
     world.schedule(act)
-    if whole and rng.random() < 0.5 and world.forging is None:
-        _forge_from_now(world, "all", pick)
 
 
 @action("training", "other memory")
@@ -393,6 +393,8 @@ def hostile_memory(world: World, pick: int) -> None:
 
 
 def _forge_from_now(world: World, what: str, pick: int) -> None:
+    if world.forging is not None:
+        return
     scene = world.scene
     row = "made-up weights"
     if not scene.is_full and scene.checkpoint_every < 6:
@@ -403,8 +405,7 @@ def _forge_from_now(world: World, what: str, pick: int) -> None:
 @action("training", "made-up weights")
 def forge(world: World, pick: int) -> None:
     """From now on commit to weights that were not trained."""
-    if world.forging is None:
-        _forge_from_now(world, ("all", "one", "optimizer")[pick % 3], pick)
+    world.schedule(lambda: _forge_from_now(world, ("all", "one", "optimizer")[pick % 3], pick))
 
 
 @action("training", "order")
@@ -468,8 +469,9 @@ def declare_product(world: World, pick: int) -> None:
         optimizer.step()
         optimizer.param_groups[0]["lr"] *= 1.125
 
-    world.body = body
-    world.tell("A10", told=lambda: world.step > 1)
+    if pick % 2:  # the rate changes from step to step, and the declared decay with it
+        world.body = body
+    world.tell("A10", told=lambda: world.step > 0)
 
 
 @action("before", "A11", kinds=LOOP)
