@@ -179,8 +179,10 @@ def lying_sequence(seed: int) -> tuple[Scene, list[Step]]:
     if "swap_folder" in names or "other_seed" in names:
         scene = _replaced(scene, model="dropout")
         names = ["other_seed", *names] + (["swap_folder"] if rng.random() < 0.7 else [])
-    if "leave_out" in names:
-        return scene, [*_arranged(rng, [], kind), ("next_run", 0), ("step", 1), ("leave_out", 0)]
+    for name in {"leave_out", "copy_between_runs"} & set(names):  # they need two runs
+        return scene, [*_arranged(rng, [], kind), ("next_run", 0), ("step", 1), (name, rng.randrange(PICKS))]
+    if sampled and rng.random() < 0.05:
+        scene, names = _replaced(scene, checkpoint_every=1), ["forge"]
     names += [rng.choice(_ODD) for _ in range(rng.choice([0, 0, 0, 0, 1, 2]))]
     names += [rng.choice(_HONEST) for _ in range(rng.choice([0, 0, 1, 1, 2, 3]))]
     return scene, _arranged(rng, names, kind)
@@ -205,7 +207,7 @@ def _arranged(rng: random.Random, names: list[str], kind: str) -> list[Step]:
     training = [name for name in names if ACTIONS[name].phase == "training"]
     if training:
         at = names.index(training[0])
-        names[at:at] = ["step"] * rng.choice([0, 1, 1, 2])
+        names[at:at] = ["step"] * rng.choice([0, 1, 1])
         after = max(number for number, name in enumerate(names) if ACTIONS[name].phase == "training") + 1
         names[after:after] = ["step"] * rng.choice([0, 1, 1, 2])
     return [(name, rng.randrange(PICKS)) for name in names]
