@@ -1,7 +1,10 @@
 """The chip as a host and an inspector see it.
 
 Time is (boot, tick). A tick is one draw of the snapshot schedule; the host advances it with `tick` while it trains and
-with `idle` while it does not. Whatever a method records is in NVRAM before the method returns.
+with `idle` while it does not. Whatever a method records is in NVRAM before the method returns, and so is the time to
+which it has advanced: taking the power hides no tick.
+
+Arguments are of exact types. A refusal is a `MailboxError` with a number and has changed nothing.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class Chip(ABC):
 
     @abstractmethod
     def close_epoch(self) -> int:
-        """End the open epoch, start the next, and return the number of the one that ended."""
+        """End the open epoch, start the next unless the log is full, and return the number of the one that ended."""
 
     @abstractmethod
     def reveal(self) -> tuple[EpochKey, ...]:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.transcript.layout import CHIP_FILES
+from monitor.transcript.lengths import CHIP_FILE_BYTES
 
 __all__ = ["Answers"]
-
-_MOST_BYTES = 256 << 20
 
 
 class Answers:
@@ -41,8 +40,7 @@ class Answers:
             path = folder / chip / name
             if path.is_symlink() or not path.is_file():
                 continue
-            if path.stat().st_size > _MOST_BYTES:
-                raise EvidenceError(f"chip {chip}: its answer's {name} is larger than {_MOST_BYTES} bytes")
+            CHIP_FILE_BYTES[name].check(path.stat().st_size)
             try:
                 return path.read_bytes()
             except OSError as error:

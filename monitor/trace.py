@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_tensor
+from monitor.numerics import strides
 
 __all__ = [
     "COMMIT_STATE",
@@ -147,9 +148,9 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
 
 
 def layout_of(tensor: Tensor) -> dict[str, Any]:
-    """Type, shape and stride as JSON-able values."""
+    """Type, shape and canonical strides as JSON-able values: equal for tensors whose elements lie alike in memory."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(tensor.stride())}
+    return {"dtype": dtype, "shape": list(tensor.shape), "stride": list(strides.canonical_strides(tensor))}
 
 
 def reach(shape: list[int], stride: list[int]) -> int:
@@ -184,7 +185,9 @@ class Tracer:
         self._inner = inner
         self._writers: dict[int, list[_Written]] = {}
         self._known: list[StorageWeakRef] = []
-        self._open: tuple[Any, list[dict[str, Any]], list[str], list[Tensor]] | None = None
+        self._open: tuple[Any, list[dict[str, Any]], list[str]] | None = None
+        self._inputs: list[Tensor] = []
+        self._written: list[Tensor] = []
 
     def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
         """Say what exists before the step: the state and the batch, and nothing else."""
@@ -202,15 +205,16 @@ class Tracer:
         sources = [self._source_of(tensor, str(func)) for tensor in tensors]
         if index == self._capture:
             self.captured_inputs = [tensor.detach().clone() for tensor in tensors]
-        self._open = (arguments, sources, [self._digest(tensor) for tensor in tensors], tensors)
+        self._open = (arguments, sources, [self._digest(tensor) for tensor in tensors])
+        self._inputs = tensors
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call wrote, and finish its node."""
         if self._inner is not None:
             self._inner.after(index, func, args, kwargs, out)
         assert self._open is not None
-        arguments, sources, inputs, _ = self._open
-        written = written_arguments(func, args, kwargs)
+        arguments, sources, inputs = self._open
+        self._written = written = written_arguments(func, args, kwargs)
         results = result_tensors(out, written)
         for tensor in written:
             self._record_write(tensor, f"node:{index}:{len(results) + _position(tensor, written)}")

@@ -96,6 +96,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
     "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
     "false-alarm cap": (("inspector.alarms.within_cap", lambda *_: True),),
+    "equal layouts": (("monitor.numerics.strides.canonical_strides", lambda tensor: tensor.stride()),),
+    "watched memory": (("monitor.loops.watching.unwritten", lambda now, copy: True),),
+    "repeated steps": (("monitor.loops.recorder._is_picked", lambda seed, step, one_in: False),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 

@@ -95,6 +95,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "honest",
+        "honest loops of many kinds, with crashes in between: an inspection must accept each",
+        "JSON: a list of rows with work (the model), mode (numerics), seconds, ratio (null), number, seed, batch_size, "
+        "optimizer, schedule, steps, chips, checkpoint_every, crashes, devices, outcome and reasons; exit code 1 where "
+        "a run is not accepted",
+        _print_honest,
+    )
+    one.add_argument("--runs", type=int, metavar="N", help="how many (default: 12)")
+    one.add_argument("--seed", type=int, metavar="N", help="decides every run (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "adversary",
         "a lab that lies in random ways and one that does not: what is accepted, what rejected",
         "JSON: a list of rows with work, mode, seconds (of all processes), ratio (null), sequences, outcomes, lies and "
@@ -137,16 +150,18 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     if arguments.work in _ON_NATIVE:
         enter("native")
+    if arguments.work == "honest":
+        enter("native-1")
     if arguments.work == "numerics":
         enter(arguments.device)
     from tqdm import tqdm
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
-    names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples"]
+    names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs"]
     names += ["sequences", "honest", "seed", "jobs", "guards_off"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
-    if arguments.work in ("equality", "quality", "evasions"):
-        if arguments.work != "evasions":
+    if arguments.work in ("equality", "quality", "evasions", "honest"):
+        if arguments.work not in ("evasions", "honest"):
             options["out"] = arguments.out
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=lambda _: bar.update() and None, **options)
@@ -155,7 +170,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             found = module.run(progress=bar.update, **options)
     else:
         found = module.run(**options)
-    if arguments.work in ("accuracy", "numerics", "evasions", "adversary") and arguments.out is not None:
+    if arguments.work in ("accuracy", "numerics", "evasions", "honest", "adversary") and arguments.out is not None:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:
         module.save_as_rates(found, arguments.rates)
@@ -201,6 +216,13 @@ def _print_evasions(rows: Any, as_json: bool) -> str | None:
 
     _print(rows, evasions.table(rows), as_json)
     return evasions.verdict(rows)
+
+
+def _print_honest(rows: Any, as_json: bool) -> str | None:
+    from analysis.bench import honest
+
+    _print(rows, honest.table(rows), as_json)
+    return honest.verdict(rows)
 
 
 def _print_adversary(rows: Any, as_json: bool) -> str | None:

@@ -22,8 +22,8 @@ from monitor.trace import layout_of, written_positions
 
 __all__ = ["Bound", "ProgramWrites", "bind", "calls_of"]
 
-_UNSAFE_VIEWS = frozenset({"aten._unsafe_view.default"})
-"""Operators whose result shares memory with an argument although the schema does not say so."""
+_UNSAFE_VIEWS = frozenset({"aten._unsafe_view.default", "aten.unsafe_split.Tensor"})
+"""Operators whose results share memory with an argument although the schema does not say so."""
 
 
 @dataclass(frozen=True, slots=True)

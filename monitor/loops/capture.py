@@ -13,6 +13,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.loops.keys import RecordedKeys
 from monitor.loops.program import ITEM, Constant, Program, operator_of
+from monitor.loops.watching import WriteWatch
 from monitor.trace import COMMIT_STATE, Tracer
 
 __all__ = ["Capture", "digest_reads", "read_value"]
@@ -37,9 +38,10 @@ class Capture(Tracer):
         reads: values that the loop read with ``.item()``, ``bool()`` and the like.
     """
 
-    def __init__(self, keys: RecordedKeys, inner: Any = None) -> None:
+    def __init__(self, keys: RecordedKeys, watch: WriteWatch, inner: Any = None) -> None:
         """``inner`` is an observer that runs first, such as one that alters results."""
         super().__init__(inner=inner)
+        self._watch = watch
         self.reads: list[str] = []
         self._keys = keys
         self._draws: list[list[int]] = []
@@ -52,9 +54,11 @@ class Capture(Tracer):
             super().before(index, func, args, kwargs)
         except EvidenceError as error:
             raise CallerError(f"this step cannot be recorded: {error}") from None
+        self._watch.before(func, self._inputs)
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         super().after(index, func, args, kwargs, out)
+        self._watch.after(self._written)
         self._draws.append(self._keys.take())
         if str(func) == ITEM:
             self.reads.append(read_value(out))

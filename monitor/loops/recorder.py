@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -36,6 +37,7 @@ from monitor.loops.slots import StepNumbers
 from monitor.loops.state import LoopState, same_bytes
 from monitor.loops.steps import ProgramSteps, execution_of
 from monitor.loops.task import LoopTask, class_name, hyper_of, is_hyper_name, members_of
+from monitor.loops.watching import WriteWatch
 from monitor.sharding import StateDigest
 from monitor.site import Site, SiteConfig, new_site_config, site_path
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
@@ -45,6 +47,8 @@ from monitor.transcript.state import decode_state
 
 __all__ = ["Recorder"]
 
+_SAMPLED = 16
+"""Of how many steps one is repeated from its program, unless the caller says otherwise."""
 _SCHEDULED = "initial_lr"
 """What a schedule of learning rates adds to each parameter group."""
 
@@ -62,6 +66,14 @@ class Recorder:
     of it. Beside ``RUN`` lie ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker, registry and the
     agreement between lab and inspector say, here written by one hand because this is a simulation.
 
+    A write that no operator shows (through NumPy, a pointer, another thread) makes a step that its program does not
+    explain. Such a write to weights, buffers, optimizer state, a parameter's gradient once it is accumulated, or the
+    batch is noticed in the step in which it happens, where these lie in the host's memory. One to anything else that a
+    step computes with is noticed where the step is repeated from its program before it is committed. So are the first
+    step of each program, each step with a checkpoint, and of all others those that the run's seed picks as
+    ``check_writes`` says; ``finish`` repeats those after the last checkpoint. A step in which a write is noticed is
+    not committed.
+
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted.
         optimizer: of the model's parameters.
@@ -73,6 +85,8 @@ class Recorder:
         checkpoint_every: steps from one full state to the next.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic.
+        check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
+            (one step in 16), ``every``, or a number n (one step in n).
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         lie: ``wrong-operator`` simulates a lab in whose step ``lie_step`` one operator returns one wrong number.
@@ -84,7 +98,8 @@ class Recorder:
     _state: Literal["ready", "open", "failed", "quoted", "finished"]
     _loop: LoopState
     _start: StateDigest
-    _hooks: tuple[RemovableHandle, ...]
+    _hooks: list[RemovableHandle]
+    _step: _Step | None = None
 
     def __init__(
         self,
@@ -101,6 +116,7 @@ class Recorder:
         snapshot_rate: Fraction = Fraction(1, 4),
         free_slots: bool = False,
         free: Sequence[str] = (),
+        check_writes: Literal["sampled", "every"] | int = "sampled",
         started: datetime | None = None,
         hours: float = 24.0,
         lie: str | None = None,
@@ -122,7 +138,7 @@ class Recorder:
             started=begin,
             duration=timedelta(hours=hours),
         )
-        self._adopt(model, optimizer, folder, config, free_slots, free)
+        self._adopt(model, optimizer, folder, config, free_slots, free, check_writes)
         self._task = LoopTask(
             numerics=numerics,
             seed=seed,
@@ -148,6 +164,7 @@ class Recorder:
         out: str | Path,
         free_slots: bool = False,
         free: Sequence[str] = (),
+        check_writes: Literal["sampled", "every"] | int = "sampled",
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
@@ -157,7 +174,7 @@ class Recorder:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
-            free_slots, free: as for the first part.
+            free_slots, free, check_writes: as for the first part.
 
         Raises:
             CallerError: the run is finished, or belongs to another model or optimizer.
@@ -172,7 +189,7 @@ class Recorder:
         writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
         run = RunFolder(folder, key.verifying)
         recorder = cls.__new__(cls)
-        recorder._adopt(model, optimizer, folder, config, free_slots, free)
+        recorder._adopt(model, optimizer, folder, config, free_slots, free, check_writes)
         recorder._take_over(run, writer, members_of(model, optimizer))
         return recorder
 
@@ -221,6 +238,7 @@ class Recorder:
         config: SiteConfig,
         free_slots: bool,
         free: Sequence[str],
+        check_writes: str | int,
     ) -> None:
         """Take the loop's objects into chip memory; nothing is on disk yet."""
         _check_objects(model, optimizer)
@@ -230,20 +248,26 @@ class Recorder:
         self.folder = folder
         self._optimizer = optimizer
         self._free_slots, self._free = free_slots, frozenset(free)
+        self._one_in = _one_in(check_writes)
         self._conduct = _conduct_of(config.lie, config.lie_step)
         self._state = "ready"
         self._groups: tuple[Mapping[str, Any], ...] = tuple(hyper_of(group) for group in optimizer.param_groups)
         self._loop = LoopState(model, optimizer, config.chips)
         self._before = {name: tensor.clone() for name, tensor in self._loop.memory.export().items()}
+        self._copies = {name: tensor.clone() for name, tensor in self._before.items() if tensor.device.type == "cpu"}
         self._programs: dict[str, Program] = {}
         self._capture: Capture | None = None
         self._updates: list[tuple[int, int]] = []
         self._update_start = 0
         self._used: list[Mapping[str, Any]] = list(self._groups)
-        self._hooks = (
+        self._hooks = [
             optimizer.register_step_pre_hook(self._note_update),
             optimizer.register_step_post_hook(self._note_updated),
-        )
+        ]
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                hold = functools.partial(self._watch_gradient, f"gradient/{name}")
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hold))  # type: ignore[no-untyped-call]
         self._salt = hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
         self._reference = Site.reference_values(config)
 
@@ -349,6 +373,11 @@ class Recorder:
         if self._capture is not None:
             self._updates.append((self._update_start, len(self._capture.nodes)))
 
+    def _watch_gradient(self, name: str, parameter: Tensor) -> None:
+        """Called when a gradient has been accumulated, also outside steps."""
+        if self._step is not None and parameter.grad is not None:
+            self._step.watch(name, parameter.grad)
+
     def _require_ready(self) -> None:
         if self._state != "ready":
             reasons = {
@@ -367,6 +396,15 @@ class Recorder:
         for name, tensor in self._loop.memory.export().items():
             if not same_bytes(tensor, self._before[name]):
                 raise CallerError(f"{name} was written between steps; only a recorded step may write the state")
+
+    def _watch_step(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
+        """A watch over the state and the batch of a step that is about to begin."""
+        watch = WriteWatch(step)
+        for name, tensor in self._loop.memory.export().items():
+            watch.add(name, tensor, self._copies.get(name))
+        for name, tensor in batch.items():
+            watch.add(f"batch tensor {name}", tensor)
+        return watch
 
     def _record(self, capture: Capture, content: bytes, log: bytes) -> None:
         """Turn what was captured into a committed step; ``content`` is the batch before the step could write it."""
@@ -387,7 +425,7 @@ class Recorder:
         )
         is_checkpoint = step % self._task.checkpoint_every == 0
         is_new = program.digest not in self._programs
-        if is_new or is_checkpoint:
+        if is_new or is_checkpoint or _is_picked(self._task.seed, step, self._one_in):
             self._repeat(program, leaf, batch, root, log)
         files = {log_path(step): log, batch_path(step): content}
         if is_new:
@@ -400,10 +438,12 @@ class Recorder:
         self._commit(leaf, files)
 
     def _remember(self) -> None:
-        """Keep the state, so that whatever writes it between steps is seen."""
+        """Keep the state, so that whatever writes it between steps or beside a step's operators is seen."""
         with torch.no_grad():
             for name, tensor in self._loop.memory.export().items():
                 self._before[name].copy_(tensor)
+                if name in self._copies:
+                    self._copies[name].copy_(tensor)
 
     def _name(self, captured: Program, capture: Capture) -> tuple[Program, Execution]:
         """The program that this step runs, an earlier one if there is one of its structure, and the step's values."""
@@ -523,32 +563,53 @@ class _Step(AbstractContextManager[None]):
         self._content = encode_state(batch)
         step = recorder._writer.steps + 1
         keys = RecordedKeys(recorder._task.seed, step)
-        self._capture = Capture(keys, recorder._conduct.observer(step))
+        self._watch = recorder._watch_step(step, batch)
+        self._capture = Capture(keys, self._watch, recorder._conduct.observer(step))
         present = {name: tensor for name, tensor in recorder._loop.current().items() if tensor is not None}
         self._capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         self._random = torch.get_rng_state()
         torch.default_generator.manual_seed(step_seed(recorder._task.seed, step))
         recorder._capture, recorder._updates, recorder._used = self._capture, [], list(recorder._groups)
-        recorder._state = "open"
+        recorder._state, recorder._step = "open", self
         self._session = numerics.recording(recorder._task.numerics, observer=self._capture, keys=keys)
         self._session.__enter__()
+
+    def watch(self, name: str, tensor: Tensor) -> None:
+        """Notice from now on whatever writes a tensor beside recorded operators."""
+        with self._session.aside():
+            self._watch.add(name, tensor)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder = self._recorder
-        recorder._state, recorder._capture = "failed", None
+        recorder._state, recorder._capture, recorder._step = "failed", None, None
         try:
             try:
                 self._session.__exit__(kind, error, trace)
             finally:
                 torch.set_rng_state(self._random)
             if kind is None:
+                self._watch.close()
                 recorder._record(self._capture, self._content, self._session.log)
                 recorder._state = "ready"
         finally:
             if recorder._state == "failed":
                 recorder._site.cut_power()
+
+
+def _is_picked(seed: int, step: int, one_in: int) -> bool:
+    """Whether a step that need not be repeated is."""
+    return step_seed(seed, step) % one_in == 0
+
+
+def _one_in(check_writes: object) -> int:
+    """Of how many steps one is repeated beside those that always are."""
+    if check_writes in ("sampled", "every"):
+        return _SAMPLED if check_writes == "sampled" else 1
+    if type(check_writes) is not int or check_writes < 1:
+        raise CallerError(f"check_writes is 'sampled', 'every' or a number of steps from 1 on, not {check_writes!r}")
+    return check_writes
 
 
 def _conduct_of(lie: str | None, step: int) -> Conduct:

@@ -18,6 +18,7 @@ from monitor.loops.capture import Capture
 from monitor.loops.keys import RecordedKeys
 from monitor.loops.program import Program
 from monitor.loops.task import LoopTask
+from monitor.loops.watching import WriteWatch
 from monitor.numerics.session import is_counted
 
 __all__ = ["CLASSES", "IMPLEMENTATION", "SCHEDULES", "NotBound", "ReferenceOptimizer", "Update"]
@@ -26,8 +27,7 @@ CLASSES: Mapping[str, type[Optimizer]] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (
         *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RAdam),
-        *(torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta),
-        *(torch.optim.Rprop, torch.optim.ASGD),
+        *(torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.ASGD),
     )
 }
 """Optimizers whose numbers depend on hyper-parameters and the count of updates alone, never on a tensor's shape."""
@@ -116,7 +116,7 @@ class ReferenceOptimizer:
             NotBound: the class refuses the hyper-parameters.
         """
         self._settle(present)
-        capture = Capture(RecordedKeys(0, 0))
+        capture = Capture(RecordedKeys(0, 0), WriteWatch(0))
         capture.declare_inputs(self._held(), {})
         ranges = []
         try:

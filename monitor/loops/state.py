@@ -19,7 +19,7 @@ from firmware_sim.errors import CallerError
 from monitor.loops.task import StateEntry
 from monitor.sharding import ShardedMemory, StateDigest
 
-__all__ = ["LoopState", "same_bytes"]
+__all__ = ["LoopState", "as_bits", "same_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +249,12 @@ def _forthcoming(
     return found, tuple(numbers)
 
 
+def as_bits(tensor: Tensor) -> Tensor:
+    """A tensor's elements in one dimension, as integers of their size: NaN equals itself and -0 is not +0."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.dtype.itemsize, torch.int64)
+    return tensor.detach().reshape(-1).view(kind)
+
+
 def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Compare as bytes, so that NaN equals itself and -0 is not +0."""
-    if one.numel() == 0:
-        return True
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(one.dtype.itemsize, torch.int64)
-    mine, theirs = one.detach().reshape(-1).view(kind), other.detach().reshape(-1).view(kind)
-    return bool(torch.equal(mine, theirs.to(mine.device)))
+    """Compare as bytes, wherever the two lie."""
+    return one.numel() == 0 or bool(torch.equal(as_bits(one), as_bits(other).to(one.device)))

@@ -20,10 +20,15 @@ from torch import Tensor
 from firmware_sim.errors import DeviceError
 
 from . import exact
+from ._exact_backend import ExactBackend
+from ._known_convolutions import one_channel_is_exact
 from .exact._known_answers import fp64_convolution_is_exact, fp64_gemm_is_exact, int8_gemm_is_exact
 from .exact._resolve import resolve, round_fraction
 from .exact.matmul_reference import matmul_by_integers
+from .rounding.engine import RoundedBackend
+from .rounding.policy import Bound, Policy
 from .rounding.sums import order_free_sum
+from .statistics import Statistics
 
 __all__ = ["ENGINES", "Engine", "require_engines"]
 
@@ -117,6 +122,14 @@ def _exact_functions(device: torch.device) -> bool:
     return _same(exact.power(taken.to(device), 1.25), expected)
 
 
+def _exact_convolutions(device: torch.device) -> bool:
+    return one_channel_is_exact(ExactBackend(Statistics()), device)
+
+
+def _rounded_convolutions(device: torch.device) -> bool:
+    return one_channel_is_exact(RoundedBackend(Policy(), Bound(), Statistics(), None), device)
+
+
 def _philox(device: torch.device) -> bool:
     return exact.philox.bits(0, 0, 4, device).tolist() == list(_PHILOX)
 
@@ -162,6 +175,8 @@ ENGINES: tuple[Engine, ...] = (
     Engine(name="exact products", of=_EXACT, test=_exact_products),
     Engine(name="exact sums", of=_EXACT, test=_exact_sums),
     Engine(name="exact functions", of=_EXACT, test=_exact_functions),
+    Engine(name="exact convolutions", of=_EXACT, test=_exact_convolutions),
+    Engine(name="rounded convolutions", of=_ROUNDED, test=_rounded_convolutions),
     Engine(name="random numbers", of=_BOTH, test=_philox),
 )
 

@@ -30,6 +30,7 @@ from .operators.decomposed import decomposition
 from .rounding.engine import RoundedBackend
 from .rounding.policy import Bound, Policy, bound_named
 from .statistics import Statistics
+from .strides import with_canonical_strides
 
 __all__ = ["DECLARABLE", "NUMERICS", "Numerics", "Observer", "Session", "execute", "recording", "replaying"]
 
@@ -237,6 +238,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.statistics.calls += 1
         if self._backend is not None:
             self._backend.begin_call(index, name)
+            if not func._schema.is_mutable:
+                args, kwargs = with_canonical_strides(args), {k: with_canonical_strides(v) for k, v in kwargs.items()}
         if self._observer is not None:
             self._observer.before(index, func, args, kwargs)
         out = self._apply(func, args, kwargs)

@@ -18,9 +18,9 @@ from monitor.training import Training
 from monitor.transcript.layout import METADATA, ORDER, SALT
 from monitor.transcript.manifest import Entry
 
-__all__ = ["batch_bytes", "check_lengths"]
+__all__ = ["CHIP_FILE_BYTES", "batch_bytes", "check_lengths"]
 
-_CHIP_FILES = {
+CHIP_FILE_BYTES = {
     "chain.pem": bounds.CHAIN_BYTES,
     "epochs.json": bounds.EPOCH_KEYS_BYTES,
     "quote.json": bounds.QUOTE_BYTES,
@@ -56,7 +56,7 @@ def _bound(task: Task | LoopTask, path: str) -> Bound | None:
         return _BY_PATH[path]
     folder, _, name = path.partition("/")
     if folder == "chips":
-        return _CHIP_FILES[name.rpartition("/")[2]]
+        return CHIP_FILE_BYTES[name.rpartition("/")[2]]
     if folder == "checkpoints":
         return Bound(_state_bytes(task), "bytes hold the declared state")
     if folder == "batches":

@@ -271,6 +271,29 @@ def test_impossible_lives_are_named(passed, kind, which, changes, message):
     assert caught.value.record == victim.counter
 
 
+def test_nothing_comes_after_the_end_of_a_full_log(world):
+    chip = world.make(quotas={K.EPOCH: 2})
+    world.train(chip, 5)
+    chip.close_epoch()
+    first = world.check(world.collect(chip))
+    [*_, close, spent] = records = first.records
+    assert (close.kind, spent.kind) == (K.CLOSE_EPOCH, K.SPENT)
+    again = world.check(world.collect(chip, 1), number=1, last=LogPosition.of(first.quote))
+    assert again.records == records
+    assert again.quote.counter > first.quote.counter
+    for more, message in [
+        ([dataclasses.replace(close, kind=K.BOOT)], "kind is BOOT after the log was full"),
+        ([spent], "kind is SPENT after the log was full"),
+    ]:
+        with pytest.raises(LogError, match=message):
+            check_life([*records, *more], chip="chip-1")
+    for changes in ({"tick": 99, "busy": 99}, {"boot": 2}):
+        with pytest.raises(LogError, match="tick is not the time of the record before"):
+            check_life([*records[:-1], dataclasses.replace(spent, **changes)], chip="chip-1")
+    with pytest.raises(LogError, match="kind is SPENT where neither an epoch nor a boot has ended"):
+        check_life([*records[:-2], spent], chip="chip-1")
+
+
 def _keys(passed, world):
     return list(world.chips[-1].reveal())
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime
 import re
 
@@ -18,6 +19,7 @@ from firmware_sim import (
     IdentityError,
     MakerCA,
     check_firmware,
+    check_image,
     check_maker,
     digest_bytes,
     issue_alias,
@@ -249,3 +251,21 @@ def test_security_version_is_bounded():
     for version in (-1, 2**32):
         with pytest.raises(CallerError, match="security version"):
             Firmware(name="x", security_version=version)
+
+
+def test_firmware_is_signed_by_the_maker_of_the_chip():
+    maker, secrets = MakerCA.create(b"maker"), MakerCA.create(b"maker").issue_device("chip-1", b"s")
+    signed = maker.sign_firmware(CURRENT_FIRMWARE)
+    assert signed == CURRENT_FIRMWARE
+    assert signed.measurement == CURRENT_FIRMWARE.measurement
+    check_image(signed, secrets)
+    other = dataclasses.replace(signed, security_version=2)
+    for image in (CURRENT_FIRMWARE, other, MakerCA.create(b"other").sign_firmware(CURRENT_FIRMWARE)):
+        with pytest.raises(IdentityError, match="is not signed by the maker of chip chip-1"):
+            check_image(image, secrets)
+
+
+@pytest.mark.parametrize("change", [{"name": ""}, {"name": "a\nb"}, {"name": b"x"}, {"signature": "x"}])
+def test_firmware_cannot_be_built_invalid(change):
+    with pytest.raises(CallerError, match="a firmware's name"):
+        Firmware(**{"name": "x", "security_version": 1, **change})

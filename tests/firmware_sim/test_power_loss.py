@@ -64,9 +64,9 @@ class FaultyDisk(PosixDisk):
         return self.calls == self._fatal
 
 
-def _order(folder, disk):
+def _order(folder, disk, **options):
     return FirmwareChip.manufacture(
-        folder, maker=MAKER, chip_id="chip-1", seed=b"s", snapshot_rate=Fraction(1, 2), disk=disk
+        folder, maker=MAKER, chip_id="chip-1", seed=b"s", snapshot_rate=Fraction(1, 2), disk=disk, **options
     )
 
 
@@ -115,6 +115,65 @@ def test_power_loss_at_any_write_leaves_the_old_log_or_the_new(tmp_path, kept):
         assert max(record.busy for record in records) >= busy, f"call {fatal}: acknowledged busy ticks are gone"
         check_life(records, chip="chip-1")
         assert again.boot == len(records_of(records, RecordKind.BOOT)) == records[-1].boot
+        _inspect(again)
+        again.cut_power()
+
+
+@pytest.mark.parametrize("kind", [RecordKind.BOOT, RecordKind.EPOCH, RecordKind.QUOTE])
+@pytest.mark.parametrize("kept", [0, 500, 1000])
+def test_power_loss_at_any_write_of_a_chip_at_its_limits(tmp_path, kind, kept):
+    """The chip's quota of one kind ends within this life; whenever the power goes, it answers the inspection."""
+    quotas = {kind: 2}
+
+    def live(folder, disk):
+        chip = _order(folder, disk, quotas=quotas)
+        try:
+            chip.tick(RUN, 0)
+            chip.quote(bytes(16), "v")
+            chip.close_epoch()
+            chip.cut_power()
+            chip = FirmwareChip.power_on(folder, disk=disk)
+            chip.close_epoch()
+            for _ in range(3):
+                chip.quote(bytes(16), "v")
+            chip.power_off()
+        finally:
+            chip.cut_power()
+
+    whole = FaultyDisk()
+    live(tmp_path / "whole", whole)
+    for fatal in range(1, whole.calls + 1):
+        folder = tmp_path / f"chip {fatal}"
+        with pytest.raises(PowerLoss):
+            live(folder, FaultyDisk(fatal, kept))
+        for _ in range(3):
+            again = FirmwareChip.power_on(folder)
+            _inspect(again)
+            again.cut_power()
+        assert parse_log((folder / "log.bin").read_bytes())[-1].kind is RecordKind.SPENT
+
+
+def test_interrupt_anywhere_in_a_command_leaves_evidence_that_passes(tmp_path, monkeypatch):
+    """An interrupt between two changes that belong together ends the boot, so that the next one can tell."""
+    for number, name in enumerate(["_snapshot", "_open_epoch", "_append", "_store"]):
+        chip = _order(tmp_path / f"chip {number}", PosixDisk())
+        original = getattr(chip, name)
+
+        def interrupted(*args, original=original, **kwargs):
+            original(*args, **kwargs)
+            raise KeyboardInterrupt
+
+        def work(chip=chip):
+            for step in range(20):
+                chip.tick(RUN, step)
+                chip.close_epoch()
+
+        monkeypatch.setattr(chip, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        with pytest.raises(MailboxError, match="POWERED_OFF"):
+            chip.tick(RUN, 0)
+        again = FirmwareChip.power_on(tmp_path / f"chip {number}")
         _inspect(again)
         again.cut_power()
 

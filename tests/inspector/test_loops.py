@@ -18,6 +18,7 @@ from monitor.lab import chip_evidence
 from monitor.loops.program import Constant
 from monitor.loops.recorder import Recorder
 from monitor.transcript import Execution, Leaf, encode_state
+from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 STEPS = 5
@@ -243,7 +244,7 @@ def test_other_reads_than_the_true_ones_are_rejected_by_replay(record_loop, judg
 
 
 def test_hidden_write_between_checkpoints_is_rejected_by_replay(record_loop, judge):
-    """The recorder repeats only new programs and steps at checkpoints; the inspector repeats all."""
+    """A lab that stops its recorder from watching memory and repeating the step is caught by the inspector."""
     loop = Loop()
     loop.hidden_step = 2
 
@@ -256,7 +257,8 @@ def test_hidden_write_between_checkpoints_is_rejected_by_replay(record_loop, jud
 
         recorder._repeat = repeat
 
-    recorded = loop.record(record_loop, prepare=prepare)
+    with off("watched memory"):
+        recorded = loop.record(record_loop, prepare=prepare)
     assert verify(recorded.run, recorded.trust, now=recorded.now).outcome is Outcome.ACCEPT
     verdict = judge(recorded)
     assert guards_of(verdict) == {"replay"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ OPTIMIZERS = {
     "rmsprop": (torch.optim.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.1}),
     "adagrad": (torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.2}),
     "adadelta": (torch.optim.Adadelta, {"weight_decay": 0.1, "rho": 0.8}),
-    "rprop": (torch.optim.Rprop, {"etas": (0.4, 1.3)}),
+    "asgd": (torch.optim.ASGD, {"foreach": True}),
 }
 
 
@@ -244,6 +245,32 @@ def examine(run: RunFolder, programs) -> StepNumbers:
     return numbers
 
 
+HYPER = [
+    *({"lr": value} for value in ("fast", None, [], 10**400, -(10**400), 1e308, True)),
+    *({"betas": value} for value in ([], [0.9], [0.9, "x"], [1, 1], [2.0, 3.0], [10**400, 0.5], 0.9, "ab")),
+    *({"eps": None}, {"eps": 10**400}, {"weight_decay": "x"}, {"weight_decay": [1.0]}, {"amsgrad": 3}),
+    *({"maximize": "x"}, {"foreach": "x"}, {"fused": True}, {"capturable": True}, {"differentiable": True}),
+    *({"params": "x"}, {"params": []}, {"decoupled_weight_decay": False}),
+]
+
+
+@pytest.mark.parametrize("hyper", HYPER, ids=lambda hyper: str(hyper)[:30])
+@pytest.mark.parametrize("place", ["declared", "step"])
+def test_other_hyper_parameters_are_an_error_or_leave_the_numbers_unbound(run, hyper, place):
+    task = run.loop
+    if place == "declared":
+        task = replace(task, groups=tuple({**group, **hyper} for group in task.groups))
+    numbers = StepNumbers(task, run.checkpoint(0))
+    leaf = run.leaf(1)
+    changes = [hyper if place == "step" else {} for _ in task.groups]
+    try:
+        numbers.take(run.program(leaf.execution.program), leaf.execution.slots, changes)
+    except EvidenceError:
+        return
+    without_effect = [{"maximize": "x"}, {"amsgrad": 3}]  # as true as the value that they stand for
+    assert numbers.unbound or hyper in without_effect
+
+
 @pytest.mark.parametrize("factor", [1 + 2.0**-40, -1.0, 0.0, 2.0])
 def test_each_number_of_an_update_is_compared(run, factor):
     whole = json.loads(run.program(run.leaf(1).execution.program).encoded)
@@ -311,3 +338,46 @@ def test_changed_call_of_an_update_is_never_bound(run):
         unbound += 1
     assert refused + unbound > 390
     assert unbound > 60
+
+
+WRITES = {
+    "the weight": ("state:weight/first.weight", None),
+    "the state": ("state:optimizer/scale/step", None),
+    "a view": ("", "aten.view.default"),
+    "an unsafe view": ("", "aten._unsafe_view.default"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_write_outside_the_updates_is_found_through_views(run, name):
+    """A program that no recorder makes: it writes after its update, by the memory's name or by a view's."""
+    source, view = WRITES[name]
+    whole = json.loads(run.program(run.leaf(3).execution.program).encoded)
+    weight = {"dtype": "float32", "shape": [5, 6], "stride": [6, 1]}
+    line = {"dtype": "float32", "shape": [30], "stride": [1]}
+    count = len(whole["calls"])
+    if view is not None:
+        taken = {"args": [{"$tensor": 0}, [30]], "kwargs": {}}
+        place = {"source": "state:weight/first.weight", **weight, "offset": 0}
+        call = {"operator": view, "arguments": taken, "sources": [place], "results": [line], "draws": []}
+        whole["calls"].append(call)
+        source = f"node:{count}:0"
+    layout = {"dtype": "float32", "shape": [], "stride": []} if name == "the state" else line
+    place = {"source": source, **layout, "offset": 0}
+    taken = {"args": [{"$tensor": 0}], "kwargs": {}}
+    call = {
+        "operator": "aten.zero_.default",
+        "arguments": taken,
+        "sources": [place],
+        "results": [layout],
+        "draws": [],
+    }
+    whole["calls"].append(call)
+    other = Program.decode(canonical.encode(whole))
+    numbers = examine(run, lambda program, step: other if step == 3 else program)
+    assert numbers.unbound["lr"].startswith("step 3: ")
+    assert ("names a view" in numbers.unbound["lr"]) == (view is not None)
+
+
+def test_program_without_the_other_writes_is_bound(run):
+    assert examine(run, lambda program, _: program).unbound == {}

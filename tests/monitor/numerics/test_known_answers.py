@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
-from monitor.numerics import exact, known_answers
+from monitor.numerics import _known_convolutions, exact, known_answers
 from monitor.numerics.exact import _cpu_engine, _known_answers
 from monitor.numerics.exact._known_answers import (
     fp64_convolution_is_exact,
@@ -19,6 +19,7 @@ from monitor.numerics.exact._known_answers import (
 )
 from monitor.numerics.exact.matmul_reference import matmul_by_integers
 from monitor.numerics.known_answers import ENGINES, require_engines
+from monitor.numerics.rounding.engine import RoundedBackend
 
 CPU = torch.device("cpu")
 
@@ -167,6 +168,12 @@ def test_a_wrong_fp64_convolution_refuses_the_device_for_rounded_numerics() -> N
         ("exact functions", exact, "unary"),
         ("exact functions", exact, "power"),
         ("order-free sums", known_answers, "order_free_sum"),
+        ("exact convolutions", exact.convolution, "correlate"),
+        ("exact convolutions", exact.convolution, "grad_input"),
+        ("exact convolutions", exact.convolution, "grad_weight"),
+        ("rounded convolutions", RoundedBackend, "convolution"),
+        ("rounded convolutions", RoundedBackend, "convolution_grad_input"),
+        ("rounded convolutions", RoundedBackend, "convolution_grad_weight"),
         ("random numbers", exact.philox, "bits"),
         ("FP64 functions", torch, "tanh"),
     ],
@@ -188,6 +195,24 @@ def test_one_wrong_unit_in_an_engine_is_found(
         monkeypatch.setitem(known_answers._LIBRARY, name, (one_off, known_answers._LIBRARY[name][1]))
     (tested,) = (one for one in ENGINES if one.name == engine)
     assert not tested.test(CPU)
+
+
+@pytest.mark.parametrize("samples", _known_convolutions.BATCHES)
+def test_convolutions_of_one_channel_are_also_tested_at_the_size_of_digits(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """28 × 28 places and six filters: from 50 samples on, the gradient in the filters takes the int8 engine."""
+    for name, value in {"BATCHES": (samples,), "_SIZE": 28, "_FILTERS": 6}.items():
+        monkeypatch.setattr(_known_convolutions, name, value)
+    for cached in (_known_convolutions._operands, _known_convolutions._answers):
+        cached.cache_clear()
+    try:
+        for name in ("exact convolutions", "rounded convolutions"):
+            (tested,) = (engine for engine in ENGINES if engine.name == name)
+            assert tested.test(CPU)
+    finally:
+        for cached in (_known_convolutions._operands, _known_convolutions._answers):
+            cached.cache_clear()
 
 
 def test_an_engine_that_breaks_is_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
