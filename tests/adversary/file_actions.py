@@ -443,9 +443,9 @@ def grind(world: World, pick: int) -> None:
     world.fresh_draw = True
     world.tell("A4", told=lambda: False)
     assert world.trust is not None
-    for _ in range(4):
+    for _ in range(5):
         verdict = inspect([world.run], world.trust, world.settings(), now=world.now, worker=world.worker)
-        if verdict.outcome is not Outcome.REJECT:
+        if verdict.outcome is Outcome.ACCEPT:
             break
         files = world.evidence()
         _hand_over(files, world.chips[-1], world.trust.nonce, world.trust.verifier)
