@@ -7,6 +7,8 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -15,8 +17,10 @@ from firmware_sim import RecordKind, parse_log
 from firmware_sim.evidence import SigningKey
 from firmware_sim.evidence.chiplog import RECORD_BYTES
 from inspector.session import inspect
+from inspector.trust import Trust
 from inspector.verdict import Outcome
 from monitor.loops.batches import batch_root
+from monitor.site import Site, new_site_config
 from monitor.transcript import Leaf, encode_state
 from monitor.transcript.layout import (
     CHIP_FILES,
@@ -33,7 +37,7 @@ from monitor.transcript.state import decode_state
 from tests.adversary.actions import action
 from tests.adversary.evidence import Evidence
 from tests.adversary.host_actions import LOOP
-from tests.adversary.world import World
+from tests.adversary.world import STARTED, World
 
 ROW = "tampering"
 
@@ -353,6 +357,52 @@ def other_key(world: World, pick: int) -> None:
 
 
 @action("finished", ROW)
+def copy_between_runs(world: World, pick: int) -> None:
+    """Hand an earlier run's evidence of a chip over in a later run, or the other way round."""
+    if len(world.runs) < 2:
+        return
+    rng = world.random(pick)
+    files, other = world.evidence(), world.evidence(world.runs[0])
+    chip = rng.choice(world.chips).chip_id
+    for name in CHIP_FILES if rng.random() < 0.7 else ("log.bin",):
+        files.write(chip_path(chip, name), other.read(chip_path(chip, name)))
+    files.sign()
+    _tell(world, *(chip_path(chip, name) for name in CHIP_FILES))
+
+
+@action("finished", "A20")
+def clean_afterwards(world: World, pick: int) -> None:
+    """Have a false folder rejected, then put the true one in its place."""
+    if world.altered()() or world.trust is None:
+        return
+    files = world.evidence()
+    path = world.random(pick).choice(files.paths)
+    data = files.read(path)
+    (files.folder / path).write_bytes(b"false" + data)
+    verdict = inspect([world.run], world.trust, world.settings(), now=world.now, worker=world.worker)
+    (files.folder / path).write_bytes(data)
+    world.tell("A20", told=lambda: verdict.outcome is Outcome.REJECT)
+
+
+@action("finished", "A19")
+def silent_lab(world: World, pick: int) -> None:
+    """Let another registered lab work, which declares nothing."""
+    if world.trust is None or world.stranger_trust:
+        return
+    config = new_site_config(
+        lab="silent",
+        seed=pick,
+        chips=2,
+        snapshot_rate=Fraction(*world.scene.rate),
+        started=STARTED,
+        duration=timedelta(hours=1),
+    )
+    challenge = {"verifier": world.trust.verifier, "nonce": world.trust.nonce.hex()}
+    world.stranger_trust.append(Trust.from_json({**Site.reference_values(config), **challenge}, "the silent lab's"))
+    world.tell("A19", told=lambda: True)
+
+
+@action("finished", ROW)
 def two_transcripts(world: World, pick: int) -> None:
     """Hand over two transcripts of one run, or the same one twice."""
     rng = world.random(pick)
@@ -393,9 +443,9 @@ def grind(world: World, pick: int) -> None:
     world.fresh_draw = True
     world.tell("A4", told=lambda: False)
     assert world.trust is not None
-    for _ in range(4):
+    for _ in range(5):
         verdict = inspect([world.run], world.trust, world.settings(), now=world.now, worker=world.worker)
-        if verdict.outcome is not Outcome.REJECT:
+        if verdict.outcome is Outcome.ACCEPT:
             break
         files = world.evidence()
         _hand_over(files, world.chips[-1], world.trust.nonce, world.trust.verifier)

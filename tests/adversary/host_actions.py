@@ -258,7 +258,7 @@ def _hidden(row: str, ticking: str) -> Callable[[World, int], None]:
 
         def act() -> None:
             rng = world.random(pick)
-            for chip in _some(world, rng):
+            for chip in (chip for chip in _some(world, rng) if chip.memory is not None):
                 for number in range(rng.randint(1, 3)):
                     with chip.showing(chip.noise(pick + number)):
                         if ticking == "busy":
@@ -305,10 +305,10 @@ def show_old(world: World, pick: int) -> None:
             at = 0 if rng.random() < 0.7 else rng.choice(sorted(chip.history) or [0])
             if at in chip.history:
                 chip.view = View(lie, chip.history[at], at)
+        if whole and rng.random() < 0.5:
+            _forge_from_now(world, "all", pick)
 
     world.schedule(act)
-    if whole and rng.random() < 0.5 and world.forging is None:
-        _forge_from_now(world, "all", pick)
 
 
 @action("training", "other memory")
@@ -393,6 +393,8 @@ def hostile_memory(world: World, pick: int) -> None:
 
 
 def _forge_from_now(world: World, what: str, pick: int) -> None:
+    if world.forging is not None:
+        return
     scene = world.scene
     row = "made-up weights"
     if not scene.is_full and scene.checkpoint_every < 6:
@@ -403,8 +405,7 @@ def _forge_from_now(world: World, what: str, pick: int) -> None:
 @action("training", "made-up weights")
 def forge(world: World, pick: int) -> None:
     """From now on commit to weights that were not trained."""
-    if world.forging is None:
-        _forge_from_now(world, ("all", "one", "optimizer")[pick % 3], pick)
+    world.schedule(lambda: _forge_from_now(world, ("all", "one", "optimizer")[pick % 3], pick))
 
 
 @action("training", "order")
@@ -452,7 +453,8 @@ def declare_numbers(world: World, pick: int) -> None:
         return {name: other.get(name, value) for name, value in group.items()}
 
     world.declared = declared
-    world.tell("A12", told=lambda: world.step > 0)
+    least = 2 if pick % 4 == 3 else 1  # momentum governs nothing before the second step
+    world.tell("A12", told=lambda: world.step >= least)
 
 
 @action("before", "A10", kinds=LOOP)
@@ -467,8 +469,9 @@ def declare_product(world: World, pick: int) -> None:
         optimizer.step()
         optimizer.param_groups[0]["lr"] *= 1.125
 
-    world.body = body
-    world.tell("A10", told=lambda: world.step > 1)
+    if pick % 2:  # the rate changes from step to step, and the declared decay with it
+        world.body = body
+    world.tell("A10", told=lambda: world.step > 0)
 
 
 @action("before", "A11", kinds=LOOP)

@@ -28,8 +28,10 @@ GUARD_ROWS = {
     "verified manifest": ("A3",),
     "fresh draw": ("A4",),
     "busy ticks": ("A5", "A6", "A7"),
-    "exact types": ("A9",),
-    "declared numbers": ("A10", "A11", "A12"),
+    "plain memory": ("A9",),
+    "numbers bound": ("A10", "A12"),
+    "changes declared": ("A11",),
+    "numbers equal": ("A12",),
     "agreed data": ("A14",),
     "open epoch": ("A15",),
 }

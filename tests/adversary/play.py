@@ -175,12 +175,17 @@ def lying_sequence(seed: int) -> tuple[Scene, list[Step]]:
     count = 1 if rng.random() < 0.6 else rng.randint(2, 4)
     names = [_lying_action(rng, kind) for _ in range(count)]
     if sampled and rng.random() < 0.2:
-        names = [rng.choice(["one_works", "one_works", "extra_ticks", "other_head"]), "grind"]
+        if rng.random() < 0.7:
+            scene = _replaced(scene, chips=4, samples=3, rate=(1, 2))
+            return scene, [*_arranged(rng, ["one_works", "step"], kind), ("grind", rng.randrange(PICKS))]
+        names = [rng.choice(["one_works", "extra_ticks", "other_head"]), "grind"]
     if "swap_folder" in names or "other_seed" in names:
         scene = _replaced(scene, model="dropout")
         names = ["other_seed", *names] + (["swap_folder"] if rng.random() < 0.7 else [])
-    if "leave_out" in names:
-        return scene, [*_arranged(rng, [], kind), ("next_run", 0), ("step", 1), ("leave_out", 0)]
+    for name in sorted({"leave_out", "copy_between_runs"} & set(names)):  # they need two runs
+        return scene, [*_arranged(rng, [], kind), ("next_run", 0), ("step", 1), (name, rng.randrange(PICKS))]
+    if sampled and rng.random() < 0.05:
+        scene, names = _replaced(scene, checkpoint_every=1), ["forge"]
     names += [rng.choice(_ODD) for _ in range(rng.choice([0, 0, 0, 0, 1, 2]))]
     names += [rng.choice(_HONEST) for _ in range(rng.choice([0, 0, 1, 1, 2, 3]))]
     return scene, _arranged(rng, names, kind)
@@ -205,9 +210,9 @@ def _arranged(rng: random.Random, names: list[str], kind: str) -> list[Step]:
     training = [name for name in names if ACTIONS[name].phase == "training"]
     if training:
         at = names.index(training[0])
-        names[at:at] = ["step"] * rng.choice([0, 1, 1, 2])
+        names[at:at] = ["step"] * rng.choice([0, 1, 1])
         after = max(number for number, name in enumerate(names) if ACTIONS[name].phase == "training") + 1
-        names[after:after] = ["step"] * rng.choice([0, 1, 1, 2])
+        names[after:after] = ["step"] * rng.choice([0, 1, 1])
     return [(name, rng.randrange(PICKS)) for name in names]
 
 

@@ -6,7 +6,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -29,6 +29,7 @@ from monitor._conduct import Conduct
 from monitor.conduct import conduct
 from monitor.declared_data import DeclaredData
 from monitor.lab import train
+from monitor.loops.slots import StepNumbers
 from monitor.loops.task import hyper_of
 from monitor.site import Site, SiteConfig, new_site_config, next_site_config, site_path
 from monitor.task import Task
@@ -191,9 +192,9 @@ class World:
                 stack.enter_context(mock.patch(f"{module}.Site", site))
             stack.enter_context(mock.patch("monitor.lab.conduct", self._conduct))
             if self.declared is not None:
-                stack.enter_context(
-                    mock.patch("monitor.loops.recorder.hyper_of", lambda group: self.declared(hyper_of(group)))
-                )
+                liar = self.declared
+                stack.enter_context(mock.patch("monitor.loops.recorder.hyper_of", lambda group: liar(hyper_of(group))))
+                stack.enter_context(mock.patch("monitor.loops.recorder.StepNumbers", _Lenient))
             yield
 
     def advance(self, phase: str) -> None:
@@ -505,6 +506,14 @@ class World:
     def random(self, pick: int) -> random.Random:
         """Choices of an action."""
         return random.Random(f"{self.scene.seed}/{pick}")
+
+
+class _Lenient(StepNumbers):
+    """In place of what an honest lab checks its own numbers by."""
+
+    def take(self, *step: Any) -> None:
+        with suppress(EvidenceError):
+            super().take(*step)
 
 
 def _step_mark() -> None:

@@ -1,0 +1,105 @@
+"""Sequences that broke a law while the machines were built, each as short as it could be made.
+
+The guards that catch them were off, or not there yet; with a guard off again each of its sequences is accepted.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.adversary.lies import GUARD_ROWS
+from tests.adversary.mass import DOUBT, tail
+from tests.adversary.play import play
+from tests.adversary.world import Scene
+from tests.guards import GUARDS, off
+
+FULL = {"chips": 2, "samples": 2, "checkpoint_every": 1}
+
+LIES = {
+    "A1": ("snapshot moment", {"kind": "preset", "batch": 4}, [("step", 0), ("show_old", 35171), ("step", 0)]),
+    "A2": ("snapshot moment", {}, [("step", 0), ("show_old", 35171), ("step", 0)]),
+    "A3": ("verified manifest", {"model": "dropout"}, [("other_seed", 0), ("swap_folder", 0)]),
+    "A5": ("busy ticks", {}, [("step", 0), ("extra_ticks", 8324)]),
+    "A6": ("busy ticks", {}, [("ticks_before", 5377)]),
+    "A7": ("busy ticks", {}, [("step", 0), ("ticks_between_boots", 57827), ("step", 0)]),
+    "A9": ("plain memory", {}, [("hostile_memory", 28926)]),
+    "A10": ("numbers bound", {}, [("declare_product", 0), ("step", 0), ("step", 0)]),
+    "A11": ("changes declared", {"optimizer": "adamw"}, [("huge_decay", 958), ("step", 0), ("step", 0)]),
+    "A12": ("numbers equal", {}, [("declare_rate", 0)]),
+    "A14": ("agreed data", {"kind": "preset", "batch": 4}, [("other_data", 0)]),
+    "A15": ("open epoch", {}, [("open_epoch", 0)]),
+}
+"""Row: the guard that catches it, the scene, what the lab does."""
+
+REFUSED = [("nonsense", pick) for pick in range(15)]
+"""Commands that ended in an error of Python's own, not in a numbered refusal; each is told to a chip in mid-run."""
+
+HONEST = {
+    "an idle chip whose lab crashes": ({"idle": 1, "samples": 3}, [("step", 0), ("crash", 0), ("step", 0)]),
+    "a rival that stores junk": ({}, [("step", 0), ("rival", 18000)]),
+    "a rival whose run cannot be read": ({}, [("step", 0), ("rival", 42101)]),
+    "a second run on the same chips": ({"kind": "preset", "batch": 4}, [("step", 0), ("next_run", 0), ("step", 0)]),
+}
+
+
+def scene(changes, **more):
+    return Scene(seed=7, **{**FULL, **changes, **more})
+
+
+@pytest.mark.parametrize("row", LIES)
+def test_a_kept_lie_is_not_accepted(row):
+    guard, changes, steps = LIES[row]
+    played = play(scene(changes), steps)
+    assert played.problem is None, played.to_json()
+    if row != "A9":  # the chip refuses such memory, so that nothing is told
+        assert row in played.rows
+    assert guard in GUARD_ROWS
+
+
+@pytest.mark.parametrize("row", LIES)
+def test_a_kept_lie_is_accepted_with_its_guard_off(row):
+    guard, changes, steps = LIES[row]
+    with off(guard):
+        played = play(scene(changes), steps)
+    assert played.problem is not None, played.to_json()
+    assert played.problem.startswith("accepted")
+    assert row in played.rows
+
+
+@pytest.mark.parametrize("step", REFUSED, ids=lambda step: str(step[1]))
+def test_nonsense_is_refused_and_changes_nothing(step):
+    played = play(scene({}), [("step", 0), step, ("step", 0)])
+    assert played.problem is None, played.to_json()
+    assert played.outcome == "ACCEPT"
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_kept_honest_lab_is_not_rejected(name):
+    changes, steps = HONEST[name]
+    played = play(scene(changes, is_honest=True), steps)
+    assert played.problem is None, played.to_json()
+
+
+def grind(number):
+    changes = {"chips": 4, "samples": 2, "checkpoint_every": 8}
+    played = play(Scene(seed=number, **changes), [("step", 0), ("one_works", 0), ("grind", 0)])
+    return played.escape, played.outcome == "ACCEPT"
+
+
+def test_a_draw_that_can_be_foreseen_is_ground():
+    """One of four chips works, two are drawn, and the lab quotes again until the draw misses it."""
+    with off("fresh draw"):
+        worlds = [grind(number) for number in range(14)]
+    assert all(chance == pytest.approx(1 / 2) for chance, _ in worlds)
+    assert tail(worlds) < DOUBT
+
+
+def test_every_guard_of_the_table_can_be_switched_off():
+    assert set(GUARD_ROWS) <= set(GUARDS)
+    assert {row for rows in GUARD_ROWS.values() for row in rows} == {*LIES, "A4"}
+
+
+def test_the_tail_is_that_of_a_sum_of_unlike_chances():
+    assert tail([(0.5, True), (0.5, True)]) == pytest.approx(0.25)
+    assert tail([(0.5, False), (0.25, True)]) == pytest.approx(1 - 0.5 * 0.75)
+    assert tail([(0.0, False), (1.0, True)]) == 1.0
