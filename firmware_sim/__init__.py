@@ -153,6 +153,7 @@ from firmware_sim.memory import (
     Region,
     RegionEntry,
     parse_table,
+    simulate_device,
     table_digest,
 )
 from firmware_sim.nvram import (
@@ -320,6 +321,7 @@ __all__ = [
     "seal",
     "seal_beacon",
     "sign_note",
+    "simulate_device",
     "statement",
     "table_digest",
     "threshold",

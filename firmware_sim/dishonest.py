@@ -71,6 +71,17 @@ class _SkipSnapshots(FirmwareChip):
         return False
 
 
+class _OpenEpoch(_SkipSnapshots):
+    """Closes its epoch before the first tick of each boot, and not again."""
+
+    def _start(self) -> None:
+        super()._start()
+        super().close_epoch()
+
+    def close_epoch(self) -> int:
+        return self._epoch - 1
+
+
 class _PredictSchedule(FirmwareChip):
     """The leak is code, so it is measured: the chip can't have it and keep the honest firmware's measurement."""
 
@@ -250,6 +261,7 @@ class _OwnMakerCA(FirmwareChip):
 _CLASSES: Mapping[ChipLie, type[FirmwareChip]] = MappingProxyType(
     {
         ChipLie.SKIP_SNAPSHOTS: _SkipSnapshots,
+        ChipLie.OPEN_EPOCH: _OpenEpoch,
         ChipLie.PREDICT_SCHEDULE: _PredictSchedule,
         ChipLie.SWAP_WEIGHTS: _SwapWeights,
         ChipLie.HIDE_REGION: _HideRegion,

@@ -36,6 +36,7 @@ class ChipLie(_Lie):
     CLONE_IDENTITY = "clone-identity", "presents the identity of another chip"
     RUN_OLD_FIRMWARE = "run-old-firmware", "runs withdrawn firmware with a lower security version"
     SIGN_WITH_ANOTHER_KEY = "sign-with-another-key", "signs quotes with a key that its certificate does not name"
+    OPEN_EPOCH = "open-epoch", "leaves the epoch open in which it skips snapshots, so that nobody can audit it"
     OWN_MAKER_CA = "own-maker-ca", "comes from a maker that the lab made up"
 
 

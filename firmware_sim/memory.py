@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -30,7 +30,16 @@ from firmware_sim.evidence.digest import (
     digest_tensor,
 )
 
-__all__ = ["REGION_KINDS", "DeviceMemory", "MemoryCopy", "Region", "RegionEntry", "parse_table", "table_digest"]
+__all__ = [
+    "REGION_KINDS",
+    "DeviceMemory",
+    "MemoryCopy",
+    "Region",
+    "RegionEntry",
+    "parse_table",
+    "simulate_device",
+    "table_digest",
+]
 
 REGION_KINDS = ("weight", "gradient", "optimizer", "buffer")
 _MAX_REGIONS = 1 << 20
@@ -114,7 +123,7 @@ class Region:
 
     def __post_init__(self) -> None:
         with without_overrides():
-            _check_tensor(self.entry, self.tensor)
+            _check_tensor(self.entry, _on_host(self.tensor))
 
     @classmethod
     def of(
@@ -122,8 +131,9 @@ class Region:
     ) -> Region:
         """Return the region for `elements` of `tensor` from `offset` on (to the end by default)."""
         with without_overrides():
-            check_plain(name, tensor)
-            shape, dtype = tuple(tensor.shape), _dtype_name(tensor)
+            held = _on_host(tensor)
+            check_plain(name, held)
+            shape, dtype = tuple(held.shape), _dtype_name(held)
         count = math.prod(shape) - offset if elements is None else elements
         return cls(name=name, kind=kind, dtype=dtype, shape=shape, offset=offset, elements=count, tensor=tensor)
 
@@ -145,9 +155,9 @@ class Region:
             CallerError: the tensor no longer has the dtype, shape or layout of the region.
         """
         with without_overrides():
-            _check_tensor(self.entry, self.tensor)
-            _check_present(self.name, self.tensor)
-            return _flat_bytes(self.tensor, self.offset, self.elements)
+            _check_tensor(self.entry, _on_host(self.tensor))
+            _check_present(self.name, _on_host(self.tensor))
+            return _flat_bytes(_on_host(self.tensor), self.offset, self.elements)
 
     def check_readable(self) -> None:
         """Read no element as a snapshot would read some; wrapped and lazily conjugated tensors fail here.
@@ -156,9 +166,9 @@ class Region:
             CallerError: the tensor has no bytes of its own.
         """
         with without_overrides():
-            _check_tensor(self.entry, self.tensor)
-            _check_present(self.name, self.tensor)
-            _check_readable(self.name, self.tensor)
+            _check_tensor(self.entry, _on_host(self.tensor))
+            _check_present(self.name, _on_host(self.tensor))
+            _check_readable(self.name, _on_host(self.tensor))
 
 
 class MemoryCopy:
@@ -320,6 +330,30 @@ def _region_digest(entry: RegionEntry, data: _Bytes, algorithm: str) -> Digest:
         data=data,
         algorithm=algorithm,
     )
+
+
+_SIMULATED: dict[type, Callable[[Any], Any]] = {}
+"""How the memory of a simulated device is read, by the exact class of its tensors."""
+
+
+def simulate_device(tensor_class: type, held: Callable[[Any], Any]) -> None:
+    """Let chips hold the tensors of a simulated device; `held` returns the plain tensor that stands for its memory.
+
+    Class and function are simulated silicon, like this module, and no part of the host's program: only whoever builds
+    the device into the simulation calls this, once in a process.
+
+    Raises:
+        CallerError: there is another simulated device already.
+    """
+    if _SIMULATED and tensor_class not in _SIMULATED:
+        raise CallerError("there is another simulated device already")
+    _SIMULATED.setdefault(tensor_class, held)
+
+
+def _on_host(tensor: Any) -> Any:
+    """Return what holds a tensor's bytes: itself, but for the tensors of a simulated device."""
+    held = _SIMULATED.get(type(tensor))
+    return tensor if held is None else held(tensor)
 
 
 def check_plain(name: str, tensor: Any) -> None:

@@ -63,6 +63,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "agreed data": (("inspector.transcripts.check_agreed_data", lambda *_: True),),
     "numbers bound": (("inspector.loops._doubt_unbound", _nothing),),
     "numbers equal": (("monitor.loops.slots._is_close", _always),),
+    "rates are numbers": (
+        ("inspector.loops._rates", lambda groups, step: [float(group.get("lr", 0.0)) for group in groups]),
+    ),
     "changes declared": (("inspector.loops._doubt_changed", _nothing),),
     # law 6: bounds and printing
     "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),

@@ -123,6 +123,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
+    one = _add(
+        works,
+        "fuzz",
+        "every parser that foreign bytes reach, on inputs that coverage leads to",
+        "JSON: a list of rows with work (the parser), mode, seconds, ratio (null), seed, executions, accepted, "
+        "findings (a list of text, bytes, input in hex); exit code 1 where there is a finding",
+        _print_fuzz,
+    )
+    one.add_argument("--target", action="append", metavar="NAME", dest="targets", help="a parser (default: all)")
+    one.add_argument("--seconds", type=float, metavar="S", help="for each parser (default: 60)")
+    one.add_argument("--seed", type=int, metavar="N", help="of the fuzzing (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
 
 def _add(
     works: _SubParsersAction[ArgumentParser],
@@ -157,11 +170,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
-    names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs"]
-    names += ["sequences", "honest", "seed", "jobs", "guards_off"]
+    names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
+    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
-    if arguments.work in ("equality", "quality", "evasions", "honest"):
-        if arguments.work not in ("evasions", "honest"):
+    if arguments.work in ("equality", "quality", "evasions", "honest", "fuzz"):
+        if arguments.work in ("equality", "quality"):
             options["out"] = arguments.out
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=lambda _: bar.update() and None, **options)
@@ -170,7 +183,8 @@ def _bench(arguments: argparse.Namespace) -> int:
             found = module.run(progress=bar.update, **options)
     else:
         found = module.run(**options)
-    if arguments.work in ("accuracy", "numerics", "evasions", "honest", "adversary") and arguments.out is not None:
+    written = ("accuracy", "numerics", "evasions", "honest", "adversary", "fuzz")
+    if arguments.work in written and arguments.out is not None:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:
         module.save_as_rates(found, arguments.rates)
@@ -230,6 +244,13 @@ def _print_adversary(rows: Any, as_json: bool) -> str | None:
 
     _print(rows, adversary.table(rows), as_json)
     return adversary.verdict(rows)
+
+
+def _print_fuzz(rows: Any, as_json: bool) -> str | None:
+    from analysis.bench import fuzz
+
+    _print(rows, fuzz.table(rows), as_json)
+    return fuzz.verdict(rows)
 
 
 def _print_quality(rows: Any, as_json: bool) -> str | None:

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from firmware_sim import simulate_device
 from firmware_sim.errors import DeviceError
 
 __all__ = ["NAME", "EmulatedAccelerator"]
@@ -47,6 +48,7 @@ def _register() -> torch.device:
 
         backend_registration._setup_privateuseone_for_python_backend(NAME, Backend())
         _claim_kernels()
+        simulate_device(_Apart, lambda tensor: tensor.held)
         return torch.device(NAME, 0)
     except (ImportError, AttributeError, RuntimeError, TypeError) as error:
         raise DeviceError(f"this torch cannot emulate an accelerator: {error}") from None

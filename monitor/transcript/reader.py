@@ -130,11 +130,6 @@ class RunFolder:
         if target.stat().st_size != entry.length:
             raise EvidenceError(f"{path} has {target.stat().st_size} bytes, not {entry.length} as signed")
 
-    def check_files(self) -> int:
-        """Check every listed file, and that nothing else is there; return the number of files."""
-        self.check_listing()
-        return self.check_contents()
-
     def check_listing(self) -> int:
         """Check that the manifest lists what this run may hold, and that nothing else is there: no link, no device.
 

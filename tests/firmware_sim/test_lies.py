@@ -43,6 +43,7 @@ from firmware_sim import (
 RUN = hashlib.sha256(b"run").digest()
 
 CAUGHT_BY_CHIP_EVIDENCE = [
+    (ChipLie.OPEN_EPOCH, ScheduleError, r"chip chip-1: epoch 1 is still open and covers ticks 1 to \d+", {"schedule"}),
     (ChipLie.SKIP_SNAPSHOTS, ScheduleError, r"chip chip-1: no snapshot at boot 1, tick \d+ of epoch 0", {"schedule"}),
     (
         ChipLie.PREDICT_SCHEDULE,
@@ -267,7 +268,7 @@ def test_lie_that_no_chip_tells_is_refused(world):
 
 def test_lies_have_names_and_one_line_descriptions():
     lies = [*ChipLie, *LabLie]
-    assert len({lie.value for lie in lies}) == len(lies) == 33
+    assert len({lie.value for lie in lies}) == len(lies) == 40
     for lie in lies:
         assert parse_lie(lie.value) is lie
         assert lie.description

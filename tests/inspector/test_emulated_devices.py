@@ -48,6 +48,7 @@ def test_no_job_runs_before_the_engines_are_tested(
     job: dict[str, Any] = {
         "run": str(honest.run),
         "lab_key": key.raw.hex(),
+        "manifest": None,
         "segments": [0],
         "check_rounding": True,
         "logs": [],

@@ -1,0 +1,335 @@
+"""The parsers that foreign bytes reach, each with seeds from a tiny run, for ``bench fuzz``.
+
+A target takes bytes and returns, or raises an error of the product's own. Where a signature stands before the parser
+the bytes are the payload, and the target signs them first: a lab can do the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from firmware_sim import bounds
+from firmware_sim.audit import audit_schedule, check_epoch_keys
+from firmware_sim.checks import check_life, check_registers
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import (
+    Digest,
+    SignedHead,
+    SigningKey,
+    canonical,
+    check_chain,
+    open_quote,
+    open_sealed,
+    pae,
+    parse_log,
+)
+from firmware_sim.evidence.quote import QUOTE_PAYLOAD_TYPE, Quote
+from firmware_sim.identity import read_chain
+from firmware_sim.schedule import EpochKey, decode_epoch_keys
+from inspector.campaign import load_scenario
+from inspector.findings import Findings
+from inspector.guards import Settings
+from inspector.memory import load_memory
+from inspector.registry._values import Role
+from inspector.registry.genesis_csv import read_chips
+from inspector.registry.proof import ChipProof
+from inspector.registry.signing import SignedStatement, decode_payload, sign
+from inspector.registry.statements import Enrolment
+from inspector.replay import initial_state_of, replay_segment, segments
+from inspector.session import _judge
+from inspector.transcripts import Transcript, read_transcript
+from inspector.trust import Trust
+from monitor import Recorder
+from monitor.lab import train
+from monitor.loops.program import Program
+from monitor.loops.task import LoopTask
+from monitor.numerics.rounding import codec
+from monitor.numerics.rounding.policy import Policy, bound_named
+from monitor.site import Site, new_site_config
+from monitor.task import Task
+from monitor.trace import Node
+from monitor.transcript import Manifest, Metadata, RunFolder
+from monitor.transcript.data import decode_arrays
+from monitor.transcript.layout import CHIP_FILES, METADATA, ORDER, SAMPLES, chip_path, log_path, step_path
+from monitor.transcript.leaf import decode_step
+from monitor.transcript.manifest import PAYLOAD_TYPE
+from monitor.transcript.state import decode_state, encode_state
+
+__all__ = ["Target", "World", "accepts", "prepare", "targets"]
+
+_STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+_KEY = SigningKey.from_private_bytes(bytes(range(32)))
+_SHARDS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A parser: what it reads, bytes that it accepts, and whether they are JSON."""
+
+    read: Callable[[bytes], object]
+    seeds: Callable[[], list[bytes]]
+    is_json: bool = True
+
+
+def accepts(target: Target, data: bytes) -> bool:
+    """Whether the parser accepts the bytes; any exception but the product's own two comes through."""
+    try:
+        target.read(data)
+    except (EvidenceError, CallerError):
+        return False
+    return True
+
+
+def prepare(folder: Path) -> None:
+    """Record the two runs that seeds are taken from, and what an honest replay device says of the first."""
+    config = new_site_config(
+        lab="lab", seed=5, chips=_SHARDS, snapshot_rate=Fraction(1), started=_STARTED, duration=timedelta(hours=1)
+    )
+    task = Task.for_preset("digits-cnn", seed=5, steps=2, batch_size=2, checkpoint_every=1, shards=_SHARDS)
+    train(task, folder / "run", config, device="native")
+    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    (folder / "run.trust.json").write_bytes(canonical.encode(trust.to_json()))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    recorder = Recorder(
+        model, optimizer, out=folder / "loop", started=_STARTED, hours=1.0, seed=5, chips=_SHARDS, lab="lab"
+    )
+    for batch in torch.randn(2, 3, 4):
+        with recorder.step(batch):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    recorder.finish()
+    run = World(folder).preset
+    answer = {"replays": [replay_segment(run, 0).to_json()], "initial_state": initial_state_of(run).to_json()}
+    document = {"device": "native", "fingerprint": "f", "seconds": 0.5, **answer}
+    (folder / "answer.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+class World:
+    """What ``prepare`` recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def trust(self, name: str) -> Trust:
+        """What the inspector knows of a run."""
+        return Trust.load([self.folder / f"{name}.trust.json"])
+
+    @cached_property
+    def preset(self) -> RunFolder:
+        """A preset's run of two steps."""
+        return RunFolder(self.folder / "run", self.trust("run").labs["lab"])
+
+    @cached_property
+    def loop(self) -> RunFolder:
+        """A loop of two steps."""
+        return RunFolder(self.folder / "loop", self.trust("loop").labs["lab"])
+
+    @cached_property
+    def transcript(self) -> Transcript:
+        """The preset's run, verified."""
+        findings = Findings(Settings(samples=1, seed="", devices=()))
+        found = read_transcript(self.preset, self.trust("run"), findings, now=_STARTED)
+        assert found is not None
+        return found
+
+    def files(self, *paths: str) -> list[bytes]:
+        """Files of both runs."""
+        return [run.read(path) for run in (self.preset, self.loop) for path in paths if path in run.files]
+
+    def chip_files(self, name: str) -> list[bytes]:
+        """Evidence of a chip in both runs."""
+        return self.files(chip_path("lab-chip-0000", name))
+
+    def programs(self) -> list[bytes]:
+        """Programs of the loop."""
+        return [self.loop.read(path) for path in self.loop.programs().values()]
+
+    @cached_property
+    def asked(self) -> tuple[tuple[EpochKey, ...], Quote]:
+        """Epoch keys and quote of a chip."""
+        chain, epochs, _, quote = (self.preset.read(chip_path("lab-chip-0000", name)) for name in CHIP_FILES)
+        return decode_epoch_keys(epochs), open_quote(quote, read_chain(chain).alias_key)
+
+    def check_log(self, data: bytes) -> None:
+        """Every check of a log, as the guards make them, whatever those before have found."""
+        keys, opened = self.asked
+        records = parse_log(data, chip="c")
+        checks: list[Callable[[], object]] = [
+            lambda: check_chain(records, bytes(32), chip="c"),
+            lambda: check_registers(records, opened),
+            lambda: check_life(records, chip="c"),
+            lambda: check_epoch_keys(records, keys, chip="c"),
+            lambda: audit_schedule(records, keys, rate=Fraction(1), chip="c", max_ticks=1 << 12),
+        ]
+        for check in checks:
+            with contextlib.suppress(EvidenceError):
+                check()
+
+    def judge_answer(self, data: bytes) -> None:
+        """Compare a replay device's answer with the run."""
+        answer = canonical.parse(data, most=bounds.WORKER_BYTES)
+        if isinstance(answer, dict):
+            findings = Findings(Settings(samples=1, seed="", devices=()))
+            _judge("native", self.transcript, segments(self.preset.declared)[:1], answer, findings)
+
+    def as_file(self, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+        """A parser of files as one of bytes."""
+        path = self.folder / "input"
+
+        def call(data: bytes) -> object:
+            path.write_bytes(data)
+            return read(path)
+
+        return call
+
+
+def _payload(envelope: bytes) -> bytes:
+    return base64.b64decode(canonical.decode(envelope)["payload"])
+
+
+def _sealed(payload_type: str, body: bytes) -> bytes:
+    """An envelope over any bytes."""
+    signature = base64.b64encode(_KEY.sign(pae(payload_type, body))).decode()
+    return canonical.encode(
+        {
+            "payload": base64.b64encode(body).decode(),
+            "payloadType": payload_type,
+            "signatures": [{"keyid": _KEY.verifying.key_id, "sig": signature}],
+        }
+    )
+
+
+def _read_metadata(value: object) -> None:
+    """A loop's declaration, and the memory that it describes where that is small."""
+    task = Metadata.from_json(value).task
+    if isinstance(task, LoopTask) and task.byte_count < 1 << 20:
+        task.empty_memory(torch.device("cpu"))
+
+
+def _small_state() -> bytes:
+    return encode_state({"weight/a": torch.zeros(2, 3), "weight/b": torch.zeros(0), "optimizer/c": torch.ones(())})
+
+
+def _read_program(data: bytes) -> None:
+    program = Program.decode(data)
+    _ = program.flop, program.last_uses, program.digest
+
+
+def _scenarios() -> list[bytes]:
+    from analysis.scenarios import ready_scenarios
+
+    return [entry.read_bytes() for entry in ready_scenarios().values()]
+
+
+def _read_scenario(path: Path) -> object:
+    from analysis.scenarios import public_catalogue
+
+    return load_scenario(path, public_catalogue())
+
+
+def _read_statement(data: bytes) -> object:
+    return decode_payload(SignedStatement.from_bytes(data))
+
+
+def _statements() -> list[bytes]:
+    enrolment = Enrolment(registry="r", party="maker-1", role=Role.MAKER, key=_KEY.verifying, time=1)
+    return [sign(enrolment, _KEY).to_bytes()]
+
+
+def _proofs() -> list[bytes]:
+    (statement,) = _statements()
+    entry = {"received": 1, "event": 0, **canonical.decode(statement)}
+    record = {"batch_path": ["00" * 32], "entries": [[0, canonical.encode(entry).decode(), []]]}
+    return [canonical.encode({**record, "head": "h", "position": 0, "record": ["chip-1", "m", ""]})]
+
+
+def _nodes() -> list[bytes]:
+    place = {"source": "state:weight/w", "dtype": "float32", "shape": [2], "stride": [1], "offset": 0}
+    layout = {"dtype": "float32", "shape": [2], "stride": [1]}
+    digest = str(Digest("sha256", bytes(32)))
+    node = Node(
+        index=0,
+        operator="aten.neg.default",
+        arguments={"args": [{"$tensor": 0}], "kwargs": {}},
+        sources=(place,),
+        results=(layout,),
+        inputs=(digest,),
+        outputs=(digest,),
+    )
+    return [node.encoded()]
+
+
+def _read_trust(path: Path) -> object:
+    return Trust.load([path])
+
+
+_POSITIONS = {"format": "chipwitness/memory/1", "chips": {"c": {"counter": 1, "size": 1, "head": "00" * 32}}}
+
+
+def targets(world: World) -> dict[str, Target]:
+    """Every parser that foreign bytes reach, by name."""
+    return {
+        "canonical-json": Target(read=canonical.decode, seeds=lambda: [b'{"a":[1,2.5,null,true,"x"]}']),
+        "envelope": Target(
+            read=lambda data: open_sealed(data, PAYLOAD_TYPE, _KEY.verifying),
+            seeds=lambda: [_sealed(PAYLOAD_TYPE, b"{}")],
+        ),
+        "manifest": Target(
+            read=lambda data: Manifest.open(_sealed(PAYLOAD_TYPE, data), _KEY.verifying),
+            seeds=lambda: [_payload(run.manifest_bytes) for run in (world.preset, world.loop)],
+        ),
+        "metadata": Target(
+            read=lambda data: _read_metadata(canonical.decode(data)), seeds=lambda: world.files(METADATA)
+        ),
+        "step": Target(
+            read=lambda data: decode_step(data, _SHARDS), seeds=lambda: world.files(step_path(0), step_path(1))
+        ),
+        "head": Target(
+            read=lambda data: SignedHead.open(data, _KEY.verifying, "origin"),
+            seeds=lambda: [SignedHead("origin", 3, bytes(32)).sign(_KEY)],
+            is_json=False,
+        ),
+        "state": Target(read=lambda data: decode_state(data, "state"), seeds=lambda: [_small_state()], is_json=False),
+        "arrays": Target(
+            read=lambda data: decode_arrays(data, "arrays"), seeds=lambda: world.files(SAMPLES, ORDER), is_json=False
+        ),
+        "rounding-log": Target(
+            read=lambda data: codec.decode(data, Policy(), bound_named("worst-case")),
+            seeds=lambda: [world.preset.read(log_path(step)) for step in (1, 2)],
+            is_json=False,
+        ),
+        "program": Target(read=_read_program, seeds=world.programs),
+        "chip-log": Target(read=world.check_log, seeds=lambda: world.chip_files("log.bin"), is_json=False),
+        "epoch-keys": Target(read=decode_epoch_keys, seeds=lambda: world.chip_files("epochs.json")),
+        "quote": Target(
+            read=lambda data: open_quote(_sealed(QUOTE_PAYLOAD_TYPE, data), _KEY.verifying),
+            seeds=lambda: [_payload(each) for each in world.chip_files("quote.json")],
+        ),
+        "certificates": Target(read=read_chain, seeds=lambda: world.chip_files("chain.pem"), is_json=False),
+        "operator": Target(read=lambda data: Node.from_json(canonical.decode(data)), seeds=_nodes),
+        "answer": Target(read=world.judge_answer, seeds=lambda: [(world.folder / "answer.json").read_bytes()]),
+        "trust": Target(
+            read=world.as_file(_read_trust),
+            seeds=lambda: [canonical.encode(world.trust(name).to_json()) for name in ("run", "loop")],
+        ),
+        "memory": Target(read=world.as_file(load_memory), seeds=lambda: [canonical.encode(_POSITIONS)]),
+        "scenario": Target(read=world.as_file(_read_scenario), seeds=_scenarios, is_json=False),
+        "statement": Target(read=_read_statement, seeds=_statements),
+        "proof": Target(read=ChipProof.from_bytes, seeds=_proofs),
+        "chip-list": Target(
+            read=world.as_file(read_chips), seeds=lambda: [b"chip,model,identity\na,m,\nb,m,\n"], is_json=False
+        ),
+    }

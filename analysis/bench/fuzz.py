@@ -1,0 +1,103 @@
+"""``bench fuzz``: coverage-guided fuzzing of every parser that foreign bytes reach.
+
+Each parser runs in a process of its own under libFuzzer (Atheris). It must accept, or raise one of the product's own
+errors, within a second and 256 MB; anything else is a finding.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.bench._origin import commit, hardware
+from firmware_sim.errors import CallerError, DeviceError
+
+__all__ = ["run", "table", "verdict", "write"]
+
+Row = dict[str, Any]
+
+
+def run(
+    *,
+    seconds: float = 60.0,
+    targets: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: Callable[[str], object] = lambda _: None,
+) -> list[Row]:
+    """Fuzz the named parsers, or all, for so many seconds each.
+
+    Returns:
+        A row for each: executions, how many inputs were accepted, and findings (text, bytes, input in hex).
+
+    Raises:
+        CallerError: Atheris is not installed, or there is no such parser.
+    """
+    if importlib.util.find_spec("atheris") is None:
+        raise CallerError("bench fuzz needs Atheris: pip install 'chipwitness[fuzz]'")
+    from analysis.bench._fuzz_targets import World, prepare
+    from analysis.bench._fuzz_targets import targets as parsers
+
+    if not 0 < seconds < 1e6:
+        raise CallerError(f"the time must lie in (0, 1000000) seconds, not {seconds}")
+    with tempfile.TemporaryDirectory(prefix="chipwitness-fuzz-") as folder:
+        known = parsers(World(Path(folder)))
+        for name in targets or ():
+            if name not in known:
+                raise CallerError(f"there is no parser {name!r}; known: {', '.join(known)}")
+        prepare(Path(folder))
+        names = list(targets or known)
+        command = [sys.executable, "-m", "analysis.bench._fuzz_child", str(seconds), str(seed), folder, *names]
+        with (Path(folder) / "errors").open("w+b") as errors:
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as child:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    progress(line.decode().strip())
+            return [_row(name, seed, Path(folder)) for name in names]
+
+
+def _row(name: str, seed: int, folder: Path) -> Row:
+    out = folder / f"{name}.json"
+    if not out.exists():
+        lines = (folder / "errors").read_text(errors="replace").strip().splitlines()
+        raise DeviceError(f"fuzzing {name} broke: {lines[-1] if lines else 'no result'}")
+    result = json.loads(out.read_text(encoding="utf-8"))
+    return {
+        "work": name,
+        "mode": "atheris",
+        "seconds": round(result["seconds"], 1),
+        "ratio": None,
+        "seed": seed,
+        "executions": result["executions"],
+        "accepted": result["accepted"],
+        "findings": result["findings"],
+    }
+
+
+def verdict(rows: Sequence[Row]) -> str | None:
+    """Which parsers failed, or None."""
+    odd = [f"{row['work']} ({row['findings'][0]['text']})" for row in rows if row["findings"]]
+    return f"parsers that fail: {', '.join(odd)}" if odd else None
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines for a person."""
+    lines = [f"{'parser':16} {'executions':>11} {'accepted':>10} {'seconds':>8} findings"]
+    for row in rows:
+        texts = "; ".join(finding["text"] for finding in row["findings"]) or "none"
+        lines.append(f"{row['work']:16} {row['executions']:11,} {row['accepted']:10,} {row['seconds']:8.1f} {texts}")
+    return lines
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Put the rows in a file with the machine that they were measured on; CallerError if that fails."""
+    document = {"hardware": hardware(), **commit(), "rows": list(rows)}
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CallerError(f"cannot write {path}: {error.strerror}") from None
