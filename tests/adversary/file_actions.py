@@ -43,8 +43,8 @@ ROW = "tampering"
 
 
 def _tell(world: World, *paths: str) -> None:
-    """A lie in files of the run; where all of them are one chip's, only that chip shows it."""
-    owners = {path.split("/")[1] if path.startswith("chips/") else "" for path in paths} or {""}
+    """A lie in files of the run; where all of them are chips', only these chips show it."""
+    owners = {path.split("/")[1] if path.startswith("chips/") else "" for path in paths}
     numbers = [chip.number for chip in world.chips if chip.chip_id in owners]
     on_chips = "" not in owners and len(numbers) == len(owners)
     lie = world.tell(ROW, told=world.altered(*paths), on_chips=on_chips, certain=True)
@@ -94,16 +94,14 @@ def add_file(world: World, pick: int) -> None:
     """Put a file in that is no part of the run."""
     rng, files = world.random(pick), world.evidence()
     stray = ["programs/" + "0" * 64 + ".json", checkpoint_path(99), step_path(99), "chips/stranger/log.bin"]
-    path = rng.choice([*stray, "trust.json", "data/salt.bin/x", "../outside", batch_path(77)])
-    if not path.startswith("data/salt.bin/"):
-        target = files.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(b"{}")
+    path = rng.choice([*stray, "trust.json", batch_path(77)])
+    target = files.folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(b"{}")
     if path in stray and rng.random() < 0.8:
         files.write(path, b"{}")
         files.sign()
-    if not path.startswith(".."):
-        _tell(world)
+    world.tell(ROW, told=world.altered(path))
 
 
 @action("finished", ROW)
@@ -291,7 +289,7 @@ def truncate_run(world: World, pick: int) -> None:
             files.drop(path)
     files.manifest = replace(files.manifest, steps=last, finished=finished)
     files.sign()
-    _tell(world)
+    _tell(world, step_path(last + 1))
 
 
 @action("finished", ROW)
