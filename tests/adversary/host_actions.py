@@ -501,7 +501,7 @@ def no_products(world: World, pick: int) -> None:
         (batch[:, None, :] * layer.weight).sum(2).square().sum().backward()
         optimizer.step()
 
-    world.body = body
+    world.body, world.draws = body, False
     world.tell("A13", told=lambda: world.step > 0)
 
 
@@ -523,10 +523,10 @@ def carry_weights(world: World, pick: int) -> None:
 @action("before", "other seed", kinds=LOOP)
 def other_seed(world: World, pick: int) -> None:
     """Draw the masks of dropout from another seed than the declared one."""
-    if world.scene.model != "dropout":
+    if world.scene.model != "dropout" or world.seed_lie is not None:
         return
     world.task_seed = lambda seed: seed + 1
-    world.tell("other seed", told=lambda: world.step > 0)
+    world.seed_lie = world.tell("other seed")
 
 
 @action("before", "A14", kinds=PRESET)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -269,9 +268,3 @@ def shorten(played: Played, *, worker: Worker = kept_device) -> Played:
 
 def _same(one: str, other: str | None) -> bool:
     return other is not None and one.split(":")[0] == other.split(":")[0]
-
-
-def remove_scratch() -> None:
-    """Remove what killed processes left behind."""
-    for folder in Path(tempfile.gettempdir()).glob("adversary-*"):
-        shutil.rmtree(folder, ignore_errors=True)

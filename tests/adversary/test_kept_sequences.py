@@ -80,6 +80,12 @@ def test_a_kept_honest_lab_is_not_rejected(name):
     assert played.problem is None, played.to_json()
 
 
+def test_a_seed_that_decides_nothing_is_no_lie():
+    """Both were counted as accepted lies: the crash comes before the first step, and the body draws no mask."""
+    for steps in ([("other_seed", 0), ("crash", 0)], [("other_seed", 0), ("no_products", 0)]):
+        assert play(scene({"model": "dropout"}), steps).problem is None
+
+
 def grind(number):
     changes = {"chips": 4, "samples": 2, "checkpoint_every": 8}
     played = play(Scene(seed=number, **changes), [("step", 0), ("one_works", 0), ("grind", 0)])

@@ -122,6 +122,8 @@ class World:
         self.declared: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
         self.declare_data: Callable[[DeclaredData], DeclaredData] | None = None
         self.task_seed: Callable[[int], int] | None = None
+        self.seed_lie: Lie | None = None
+        self.draws = True
         self.lie: str | None = None
         self.chip_lie: tuple[ChipLie, int] | None = None
         self.prelude: list[Callable[[], None]] = []
@@ -244,7 +246,7 @@ class World:
         torch.manual_seed(self.scene.seed)
         model: nn.Module = nn.Linear(3, 2)
         if self.scene.model == "dropout":
-            model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+            model = nn.Sequential(nn.Linear(3, 32), nn.Dropout(0.5), nn.Linear(32, 2))
         if self.optimizer == "adamw":
             return model, torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.01)
         momentum = 0.9 if self.optimizer == "momentum" else 0.0
@@ -275,6 +277,8 @@ class World:
             self._forge(self.recorder)
         with self.recorder.step(batch):
             self.body(self.model, self.optim, batch)
+        if self.seed_lie is not None and self.draws and self.recorder._task.seed != self.scene.seed:
+            self.seed_lie.hit(0)
 
     def _forge(self, recorder: Recorder) -> None:
         """From now on what is committed is not what was trained."""
