@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     outside = Answers(answers)
     findings = Findings(settings)
     evidence: dict[str, Any] = {"run": folder.name}
-    transcript = _open(folder, trust, findings, now)
+    run = findings.read(lambda: open_run(folder, trust), run=folder.name)
+    transcript = None if run is None else read_transcript(run, trust, findings, now=now)
     if transcript is None:
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _describe(transcript, evidence)
@@ -121,8 +123,14 @@ def inspect(
     outside = Answers(answers)
     evidence: dict[str, Any] = {"runs": []}
     transcripts = []
+    unread: dict[str, str] = {}
     for folder in folders:
-        transcript = _open(folder, trust, findings, now)
+        before = len(findings.found)
+        run = findings.read(partial(open_run, folder, trust), run=folder.name)
+        transcript = None if run is None else read_transcript(run, trust, findings, now=now)
+        if transcript is None and run is not None:
+            outcome = Outcome.REJECT if len(findings.found) > before else Outcome.INCONCLUSIVE
+            unread[run.metadata.lab] = outcome.value
         if transcript is not None:
             transcripts.append(transcript)
             described: dict[str, Any] = {"run": folder.name}
@@ -135,6 +143,8 @@ def inspect(
     if not 1 <= settings.samples <= len(pool):
         raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
     if len(transcripts) < len(folders):
+        # What one lab's run hides says nothing about another lab, which was not judged then.
+        evidence["labs"] = dict.fromkeys(sorted(labs), Outcome.INCONCLUSIVE.value) | unread
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
     secret = secret_of(settings)
@@ -254,11 +264,6 @@ def _check_total(transcripts: list[Transcript], settings: Settings, findings: Fi
         if total > settings.maximum_flop:
             text = f"lab {lab} declares {total} FLOP, more than the {settings.maximum_flop} that the rules allow"
             findings.add(Guard.RULES, text, lab=lab)
-
-
-def _open(folder: Path, trust: Trust, findings: Findings, now: datetime) -> Transcript | None:
-    run = findings.read(lambda: open_run(folder, trust), run=folder.name)
-    return None if run is None else read_transcript(run, trust, findings, now=now)
 
 
 def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:

@@ -77,3 +77,13 @@ def test_c4_a_rivals_junk_about_a_chip_counts_for_nothing(rivals, devices):
     assert outcomes() == {"lab": "ACCEPT", "rival": "REJECT"}
     with off("evidence of the chip's own lab"):
         assert outcomes() == {"lab": "REJECT", "rival": "REJECT"}
+
+
+def test_c4_a_rival_whose_run_cannot_be_read_leaves_the_honest_lab_unjudged(rivals, devices):
+    honest, rival, trust = rivals
+    (rival.run / "metadata.json").write_bytes(b"{}")
+    settings = replace(SETTINGS, samples=2)
+    verdict = inspect([honest.run, rival.run], trust, settings, now=honest.now, worker=devices.run)
+    assert verdict.outcome is Outcome.REJECT
+    assert verdict.evidence["labs"] == {"lab": "INCONCLUSIVE"}
+    assert {reason.where.get("run") for reason in verdict.reasons} == {"rival"}
