@@ -57,6 +57,7 @@ class World:
     """One honest run.
 
     Attributes:
+        idle_chips: registered chips that take no part, and answer outside of the run.
         crashes: for each crash, in which step the process ends, and after how much of it: the forward pass, the
             backward pass or the update.
     """
@@ -70,6 +71,7 @@ class World:
     schedule: str
     steps: int
     chips: int
+    idle_chips: int
     checkpoint_every: int
     crashes: tuple[tuple[int, str], ...]
 
@@ -101,6 +103,7 @@ def worlds(runs: int, seed: int) -> list[World]:
                 schedule=chance.choice(tuple(_SCHEDULES)),
                 steps=steps,
                 chips=chance.randint(1, 4),
+                idle_chips=number % 2,
                 checkpoint_every=chance.randint(1, 4),
                 crashes=tuple((step, chance.choice(("forward", "backward", "update"))) for step in crashing),
             )
@@ -125,6 +128,7 @@ def _record(world: World, out: Path) -> None:
         numerics=world.numerics,
         seed=world.seed,
         chips=world.chips,
+        idle_chips=world.idle_chips,
         checkpoint_every=world.checkpoint_every,
         lab=_LAB,
         snapshot_rate=Fraction(1),
@@ -173,7 +177,9 @@ def _row(world: World, devices: DevicePool) -> Row:
             _record(world, out)
             trust = Trust.load([out.with_name(f"{out.name}.trust.json")], [out])
             settings = Settings(samples=len(trust.chips_of(_LAB)), seed=str(world.seed), devices=DEVICES)
-            found = inspect([out], trust, settings, now=_STARTED + timedelta(hours=2), worker=devices.run)
+            now, answers = _STARTED + timedelta(hours=2), out.with_name(f"{out.name}.answers")
+            asked = [answers] if world.idle_chips else []
+            found = inspect([out], trust, settings, now=now, worker=devices.run, answers=asked)
             outcome, reasons = found.outcome.value, [reason.text for reason in found.reasons]
         except ChipwitnessError as error:
             outcome, reasons = type(error).__name__, [str(error)]

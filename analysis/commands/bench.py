@@ -98,8 +98,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "honest",
         "honest loops of many kinds, with crashes in between: an inspection must accept each",
         "JSON: a list of rows with work (the model), mode (numerics), seconds, ratio (null), number, seed, batch_size, "
-        "optimizer, schedule, steps, chips, checkpoint_every, crashes, devices, outcome and reasons; exit code 1 where "
-        "a run is not accepted",
+        "optimizer, schedule, steps, chips, idle_chips, checkpoint_every, crashes, devices, outcome and reasons; exit "
+        "code 1 where a run is not accepted",
         _print_honest,
     )
     one.add_argument("--runs", type=int, metavar="N", help="how many (default: 12)")
