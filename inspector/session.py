@@ -22,12 +22,13 @@ from inspector.comparison import compare_initial, compare_replay
 from inspector.devices import device, run_worker
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
-from inspector.loops import NOT_REVIEWED, examine_loop, numbers_text
+from inspector.loops import examine_loop, numbers_text
 from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
 from inspector.trust import Trust
 from inspector.verdict import Outcome, Reason, Verdict
+from inspector.wording import acceptance, outcomes_by_lab, scope
 from monitor.loops.task import LoopTask
 from monitor.transcript import RunFolder
 
@@ -56,16 +57,6 @@ def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
     return hasher.digest()
 
 
-NOT_COVERED = (
-    "work that the lab tells no chip of",
-    "evidence withheld until after the draw, or older than the challenge",
-    "chips put back to a copy of an earlier state",
-    "false steps where no chip took a snapshot",
-    "labs that declare nothing",
-)
-"""What no verdict claims yet: it needs chips that meter their work, and a challenge after the lab's commitment."""
-
-
 def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path] = ()) -> Verdict:
     """Check everything of one run that needs no re-execution, on all chips that the registry gives to its lab.
 
@@ -88,7 +79,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         evidence["chips"] = [report.to_json() for report in reports]
     text = f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed"
     text += numbers_text([evidence["loop"]] if "loop" in evidence else [])
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=_scope([transcript]))
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
 
 
 def inspect(
@@ -178,9 +169,7 @@ def inspect(
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
         _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust)
-    return Verdict.of(
-        findings.found, findings.doubts, evidence, accept=_acceptance(evidence), scope=_scope(transcripts)
-    )
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=acceptance(evidence), scope=scope(transcripts))
 
 
 def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:
@@ -379,57 +368,3 @@ def _judge(
         return {**described, "equal": False}
     described["equal"] = len(findings.found) == before
     return described
-
-
-def _acceptance(evidence: dict[str, Any]) -> str:
-    replays = evidence.get("replays", [])
-    chips = evidence.get("chips", [])
-    snapshots = sum(len(chip["snapshots"]) for chip in chips)
-    devices = ", ".join(sorted({replay["device"] for replay in replays}))
-    steps = sum(replay.get("steps", 0) for replay in replays)
-    text = (
-        f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
-        f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
-    )
-    logged = sum(replay.get("logged_decisions", 0) for replay in replays)
-    turned = sum(replay.get("turned_decisions", 0) for replay in replays)
-    if logged:
-        text += f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
-    if "known_chips" in evidence:
-        known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
-        text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"
-        text += " left them"
-        if known > extended:
-            text += f", {known - extended} showed what was seen then and nothing newer"
-    text += numbers_text([run["loop"] for run in evidence["runs"] if "loop" in run])
-    if evidence.get("draw", {}).get("simulated"):
-        text += "; simulated draw: whoever knows the seed knew it beforehand"
-    return text
-
-
-def _scope(transcripts: Sequence[Transcript]) -> str:
-    """What an acceptance does not say."""
-    limits = list(NOT_COVERED)
-    if any(transcript.loop is not None for transcript in transcripts):
-        limits += NOT_REVIEWED
-    return "not covered: " + "; ".join(limits)
-
-
-def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust: Trust) -> dict[str, str]:
-    """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it."""
-    signers = {item.run.folder.name: item.run.metadata.lab for item in transcripts}
-
-    def blamed(where: Mapping[str, Any]) -> str | None:
-        return where.get("lab") or signers.get(where.get("run", "")) or trust.chips.get(where.get("chip", ""))
-
-    guilty = {blamed(reason.where) for reason in findings.found}
-    open_points = {blamed(reason.where) for reason in findings.doubts}
-    outcomes = {}
-    for lab in sorted(set(signers.values())):
-        outcome = Outcome.ACCEPT
-        if open_points & {lab, None}:
-            outcome = Outcome.INCONCLUSIVE
-        if guilty & {lab, None}:
-            outcome = Outcome.REJECT
-        outcomes[lab] = outcome.value
-    return outcomes
