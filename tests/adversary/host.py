@@ -56,6 +56,7 @@ class Puppet(Chip):
         self.untold: Lie | None = None
         self.other_head: Lie | None = None
         self.unticked: Lie | None = None
+        self.bare: Lie | None = None
         self.idled: Lie | None = None
         self.open: Lie | None = None
         self.watched: list[Lie] = []
@@ -71,6 +72,7 @@ class Puppet(Chip):
         return self.chip.attach(memory, run_id, step)
 
     def commit(self, run_id: bytes, step: int, digest: bytes) -> Any:
+        self.bare = None
         self.run_id, self.step = run_id, step
         if self.memory is not None:
             self.history[step] = [values.clone() for values in slices(self.memory)]
@@ -87,7 +89,7 @@ class Puppet(Chip):
     def tick(self, run_id: bytes, step: int, op: int = 0) -> Any:
         if self.unticked is not None:
             self.unticked.hit(self.number)
-            self.unticked = None
+            self.bare, self.unticked = self.unticked, None
             return None
         for lie in (self.decoy, self.hostile, *self.watched):
             if lie is not None:
@@ -162,6 +164,9 @@ class Puppet(Chip):
             self.chip.power_off()
 
     def cut_power(self) -> None:
+        """A step that got no tick is committed again after a crash, and gets one then."""
+        if self.bare is not None:
+            self.bare.chips.pop(self.number, None)
         self.chip.cut_power()
 
     @property

@@ -479,16 +479,20 @@ def huge_decay(world: World, pick: int) -> None:
     """One step with a weight decay that wipes the weights out."""
     _new_optimizer(world, "adamw")
     at = 1 + pick % 2
+    applied = []
 
     def body(model: Any, optimizer: Any, batch: Any) -> None:
         group = optimizer.param_groups[0]
-        group["weight_decay"] = 1000 if world.step + 1 == at + 1 else 0.01
+        group["weight_decay"] = 0.01
+        if world.step == at:
+            group["weight_decay"] = 1000
+            applied.append(at)
         optimizer.zero_grad()
         model(batch).square().sum().backward()
         optimizer.step()
 
     world.body = body
-    world.tell("A11", told=lambda: world.step > at)
+    world.tell("A11", told=lambda: bool(applied) and world.step > at)
 
 
 @action("before", "A13", kinds=LOOP)

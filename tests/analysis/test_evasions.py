@@ -97,4 +97,4 @@ def test_what_comes_with_the_program_covers_every_lie_and_agrees():
         scene = Scene(**{**row["scene"], "rate": Fraction(row["scene"]["rate"])})
         (lie,) = (lie for lie in PREDICTIONS if lie.value == row["work"])
         assert row["predicted"] == PREDICTIONS[lie](scene)
-        assert row["trials"] >= 40
+        assert row["trials"] >= (40 if 0 < row["predicted"] < 1 else 20)
