@@ -36,9 +36,9 @@ class Bound:
         return value
 
 
-# Documents. A parsed item takes about a hundred bytes of memory and a microsecond.
+# Documents. Every item becomes an object, whose memory is many times its text.
 JSON_ITEMS = Bound(1 << 21, "items in a JSON document")
-"""200 MB when parsed. The largest honest document is the manifest, with three items a file."""
+"""The largest honest document is the manifest, with three items a file."""
 JSON_DEPTH = Bound(64, "levels of nesting in a JSON document")
 """Parsers call themselves; programs, the deepest documents, have 10."""
 JSON_INTEGER_BITS = Bound(128, "bits of a JSON integer")
@@ -82,7 +82,7 @@ EPOCH_KEYS = Bound(1 << 17, "epoch keys")
 """The firmware's quota of epochs."""
 EPOCH_KEYS_BYTES = Bound(16 * _MIB, "bytes of epoch keys")
 AUDITED_TICKS = Bound(1 << 21, "ticks in a chip's log")
-"""Each takes one HMAC of the audit, all together about 3 s; an older chip's schedule stays unaudited."""
+"""Each takes one HMAC of the audit; an older chip's schedule stays unaudited."""
 NOTE_BYTES = Bound(4 * _KIB, "bytes of a signed log head")
 
 # Programs and states.

@@ -129,12 +129,12 @@ def examine_chip(
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     if last is not None:
         report.extends = case.last is not None
-    before = len(findings.found) + len(findings.doubts)
+    found, doubts = len(findings.found), len(findings.doubts)
     for name, check in CHIP_GUARDS.items():
-        if name == "schedule" and len(findings.found) > before:
+        if name == "schedule" and len(findings.found) > found:
             break  # what already fails could claim any number of ticks
         findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
-    report.sound = len(findings.found) + len(findings.doubts) == before
+    report.sound = (len(findings.found), len(findings.doubts)) == (found, doubts)
     _match(report, case.records, own, findings)
     return report
 
