@@ -169,7 +169,7 @@ def lying_sequence(seed: int) -> tuple[Scene, list[Step]]:
     rng = random.Random(f"lying/{seed}")
     share = rng.random()
     sampled = share < 0.25
-    kind = "preset" if share > 0.96 else "loop"
+    kind = "preset" if share > 0.9 else "loop"
     scene = lying_scene(rng, kind, sampled=sampled)
     count = 1 if rng.random() < 0.6 else rng.randint(2, 4)
     names = [_lying_action(rng, kind) for _ in range(count)]
