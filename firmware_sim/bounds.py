@@ -85,7 +85,11 @@ AUDITED_TICKS = Bound(1 << 21, "ticks in a chip's log")
 """Each takes one HMAC of the audit; an older chip's schedule stays unaudited."""
 NOTE_BYTES = Bound(4 * _KIB, "bytes of a signed log head")
 
-# Programs and states.
+# Declarations, programs and states.
+STEPS = Bound(99_999_999, "steps of a run")
+"""Eight digits in the names of files."""
+SCHEDULE = Bound(1 << 17, "entries in a table of factors")
+"""One for each step of a long run whose learning rate follows no formula; part of the metadata's 16 MB."""
 TENSOR_RANK = Bound(32, "dimensions of a tensor")
 """PyTorch computes with at most 64; products over more take quadratic time."""
 TENSOR_ELEMENTS = Bound(1 << 36, "elements of a tensor")

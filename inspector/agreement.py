@@ -14,7 +14,7 @@ from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.trust import Trust
 from monitor.loops.program import Program
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import batch_path
 from monitor.transcript.lengths import batch_bytes
@@ -46,7 +46,7 @@ def unread_files(run: RunFolder, leaves: Sequence[Leaf], trust: Trust, findings:
     Raises:
         EvidenceError: a batch is longer than the agreed program of its step reads.
     """
-    if not isinstance(run.declared, LoopTask):
+    if not isinstance(run.declared, Declaration):
         return frozenset()
     named = {leaf.step: leaf.execution.program for leaf in leaves if leaf.execution is not None}
     stored = {digest for digest in run.programs() if may_decode(digest, trust, findings)}

@@ -8,7 +8,7 @@ from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.replay import Segment
 from inspector.transcripts import Transcript
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.sharding import StateDigest
 from monitor.transcript import Leaf
 
@@ -21,7 +21,7 @@ def compare_initial(transcript: Transcript, state: object, findings: Findings) -
     That of a loop is an agreed one, which its transcript was checked for.
     """
     task = transcript.run.declared
-    if isinstance(task, LoopTask):
+    if isinstance(task, Declaration):
         return
     expected = StateDigest.from_json(state, task.shards)
     committed = transcript.leaves[0].state

@@ -23,7 +23,7 @@ from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import Program
 from monitor.loops.replaying import scalars_of
 from monitor.loops.steps import execution_of
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.loops.tracing import specification
 from monitor.program import step_flop, step_specification
 from monitor.transcript import Leaf, RunFolder
@@ -123,7 +123,7 @@ class _DisputedLoop(Disputed):
             raise CallerError(f"{first.folder.name} took no step, so it has no result to dispute")
         if first.loop.steps != second.loop.steps:
             raise CallerError(f"the loops took {first.loop.steps} and {second.loop.steps} steps: different tasks")
-        self._task: LoopTask = first.loop
+        self._task: Declaration = first.loop
         self.steps, self.shards, self.numerics = self._task.steps, self._task.shards, self._task.numerics
         self._runs = (first, second)
         self._trust = trust
@@ -231,6 +231,6 @@ def disputed(first: RunFolder, second: RunFolder, trust: Trust | None) -> Disput
         raise CallerError("the runs declare different tasks; a dispute is about one task")
     if first.declared.numerics == "native":
         raise CallerError("runs with native numerics cannot be disputed: no two devices reach the same bits")
-    if isinstance(first.declared, LoopTask):
+    if isinstance(first.declared, Declaration):
         return _DisputedLoop(first, second, trust)
     return _DisputedPreset(first, second)

@@ -23,7 +23,7 @@ from monitor.loops.reference import SCHEDULES
 from monitor.loops.replaying import scalars_of
 from monitor.loops.slots import StepNumbers, overlay
 from monitor.loops.steps import execution_of
-from monitor.loops.task import is_hyper_name
+from monitor.loops.declaration import is_hyper_name
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["NOT_REVIEWED", "LoopReport", "check_numbers", "examine_loop", "numbers_text"]

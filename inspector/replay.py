@@ -8,7 +8,7 @@ from typing import Any
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
 from monitor.loops.steps import ProgramSteps
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.numerics import Bound, LogContradiction
 from monitor.recorder import make_leaf
 from monitor.sharding import StateDigest
@@ -73,17 +73,17 @@ class SegmentReplay:
         }
 
 
-def segments(task: Task | LoopTask) -> list[Segment]:
+def segments(task: Task | Declaration) -> list[Segment]:
     """All segments of a run, in order."""
     return [segment_of(task, index) for index in range(segment_count(task))]
 
 
-def segment_count(task: Task | LoopTask) -> int:
+def segment_count(task: Task | Declaration) -> int:
     """Number of segments of a run."""
     return -(-task.steps // task.checkpoint_every)
 
 
-def segment_of(task: Task | LoopTask, index: int) -> Segment:
+def segment_of(task: Task | Declaration, index: int) -> Segment:
     """One segment; CallerError if there is no such one."""
     count = segment_count(task)
     if not 0 <= index < count:
@@ -100,7 +100,7 @@ def initial_state(task: Task) -> StateDigest:
 
 def initial_state_of(run: RunFolder) -> StateDigest:
     """The initial state that a preset's seed gives, or of a loop, the one that its first checkpoint holds."""
-    if isinstance(run.declared, LoopTask):
+    if isinstance(run.declared, Declaration):
         return ProgramSteps(run, 0).training.memory.digest()
     return initial_state(run.declared)
 
@@ -137,7 +137,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     segment = segment_of(run.declared, index)
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
-    kind = ProgramSteps if isinstance(run.declared, LoopTask) else _PresetSteps
+    kind = ProgramSteps if isinstance(run.declared, Declaration) else _PresetSteps
     steps = kind(run, segment.start, bound=Bound(check=check_rounding))
     start_state = steps.training.memory.digest()
     leaves: list[Leaf] = []

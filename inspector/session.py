@@ -29,7 +29,7 @@ from inspector.transcripts import Transcript, open_run, read_transcript
 from inspector.trust import Trust
 from inspector.verdict import Outcome, Reason, Verdict
 from inspector.wording import acceptance, outcomes_by_lab, scope
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "draw", "inspect", "replay", "verify"]
@@ -187,7 +187,7 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     leaves, tree = run.load_steps()
     if len(leaves) <= segment.stop:
         raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
-    report = examine_loop(run, leaves, trust, findings) if isinstance(run.declared, LoopTask) else None
+    report = examine_loop(run, leaves, trust, findings) if isinstance(run.declared, Declaration) else None
     transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.batches(), region_tables=[], loop=report)
     if report is not None and not report.executable:
         return Verdict.of(findings.found, findings.doubts, {"replays": []}, accept="")

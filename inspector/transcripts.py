@@ -17,7 +17,7 @@ from inspector.loops import LoopReport, examine_loop
 from inspector.trust import Trust
 from monitor.environment import accelerator
 from monitor.loops.steps import check_size
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.program import meta_batch, step_flop
 from monitor.sharding import ShardedMemory
 from monitor.training import Training
@@ -73,7 +73,7 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     where = {"run": run.folder.name}
     if findings.read(run.check_listing, **where) is None:
         return None
-    if not isinstance(run.declared, LoopTask) and not findings.read(
+    if not isinstance(run.declared, Declaration) and not findings.read(
         lambda: check_agreed_data(run, trust, findings), **where
     ):
         return None
@@ -86,18 +86,18 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     data = findings.read(run.batches, **where)
     if data is None:
         return None
-    if not isinstance(run.declared, LoopTask) and findings.read(lambda: _check_samples(run, data), **where) is None:
+    if not isinstance(run.declared, Declaration) and findings.read(lambda: _check_samples(run, data), **where) is None:
         return None
     leaves, tree = steps
     if not run.finished:
         _unfinished(run, findings, now)
     elif len(leaves) != run.declared.steps + 1:
         findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
-    if isinstance(run.declared, LoopTask) and not leaves:
+    if isinstance(run.declared, Declaration) and not leaves:
         return None  # begun, and nothing committed yet
     if run.finished and findings.read(lambda: _check_trained(leaves), **where) is None:
         return None
-    if isinstance(run.declared, LoopTask) and not agreement.may_load(leaves[0], trust, findings):
+    if isinstance(run.declared, Declaration) and not agreement.may_load(leaves[0], trust, findings):
         examine_loop(run, leaves, trust, findings)
         return None
     memory = findings.read(lambda: _memory(run), **where)
@@ -106,7 +106,7 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     findings.read(lambda: _check_checkpoints(run, leaves, memory), **where)
     findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
     report = None
-    if isinstance(run.declared, LoopTask):
+    if isinstance(run.declared, Declaration):
         report = examine_loop(run, leaves, trust, findings)
     else:
         findings.read(lambda: _check_no_programs(leaves), **where)
@@ -131,7 +131,7 @@ def _check_trained(leaves: list[Leaf]) -> bool:
 
 def _memory(run: RunFolder) -> ShardedMemory:
     """Memory of the declared layout; a loop's state must be as large as its first checkpoint's file allows."""
-    if not isinstance(run.declared, LoopTask):
+    if not isinstance(run.declared, Declaration):
         return Training(run.declared).memory
     check_size(run)
     return run.declared.empty_memory(accelerator())
@@ -145,7 +145,7 @@ def _check_no_programs(leaves: list[Leaf]) -> None:
 
 def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
     committed = max(run.committed, 0)
-    whole = "" if isinstance(run.declared, LoopTask) else f"of {run.declared.steps} "
+    whole = "" if isinstance(run.declared, Declaration) else f"of {run.declared.steps} "
     text = f"the run is unfinished: {committed} {whole}steps are committed"
     end = run.metadata.declared_end
     if now > parse_time(end):
@@ -158,7 +158,7 @@ def _check_checkpoints(run: RunFolder, leaves: list[Leaf], memory: ShardedMemory
     """Each W_i is there and is the state that its leaf commits to; an open-ended run has its last when it ends."""
     last = len(leaves) - 1
     due = set(range(0, last + 1, run.declared.checkpoint_every)) | {0}
-    if run.finished or not isinstance(run.declared, LoopTask):
+    if run.finished or not isinstance(run.declared, Declaration):
         due.add(run.declared.steps)
     for step in sorted(due):
         if step > last:

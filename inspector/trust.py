@@ -16,7 +16,7 @@ from firmware_sim import bounds
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, VerifyingKey, canonical
-from monitor.loops.task import is_hyper_name
+from monitor.loops.declaration import is_hyper_name
 
 __all__ = ["Trust"]
 

@@ -7,7 +7,7 @@ rounded and that it can obey a log without checking it (``Bound(check=False)``).
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,15 +55,17 @@ class Survey(RoundedBackend):
         roundings: one entry for each sub-operation, in order.
     """
 
-    def __init__(self, statistics: Statistics) -> None:
-        super().__init__(_POLICY, _BOUND, statistics, None)
+    def __init__(self, statistics: Statistics, keys: Callable[[], int] | None = None) -> None:
+        super().__init__(_POLICY, _BOUND, statistics, None, keys)
         self.roundings: list[Rounding] = []
 
     @classmethod
-    def recording(cls, observer: Observer | None = None) -> tuple[Survey, Session]:
+    def recording(
+        cls, observer: Observer | None = None, keys: Callable[[], int] | None = None
+    ) -> tuple[Survey, Session]:
         """Return a survey and the session that fills it while one step is recorded."""
         statistics = Statistics()
-        survey = cls(statistics)
+        survey = cls(statistics, keys)
         return survey, Session("rounded", survey, statistics, observer)
 
     def _tiled(self, x: Tensor) -> bool:

@@ -19,23 +19,25 @@ from firmware_sim import ChipLie, LabLie, parse_lie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
 from monitor import numerics
-from monitor._conduct import Conduct, undeclared
+from monitor._conduct import Conduct, shuffle_weights, undeclared
 from monitor.adversary import LogEdit, Survey, apply_edit, far_additions
 from monitor.evasions import EVASIONS
 from monitor.numerics import Bound
 from monitor.presets import initialise
+from monitor.training import build
 from monitor.transcript import Manifest
 from monitor.transcript.layout import CHIP_FILES, MANIFEST, checkpoint_path, chip_path, log_path, step_path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from monitor.loops.declaration import Declaration
+    from monitor.loops.host import Host
+    from monitor.loops.moment import Moment
     from monitor.numerics import Observer
-    from monitor.recorder import PresetRecorder
+    from monitor.sharding import ShardedMemory
     from monitor.site import Site, SiteConfig
-    from monitor.task import Task
-    from monitor.training import Training
-    from monitor.transcript import Leaf
+    from monitor.transcript import Batches, Leaf
 
 __all__ = ["LIES", "Conduct", "EditRoundingLog", "conduct", "simulated_lie"]
 
@@ -49,28 +51,34 @@ class _ChangeSample(Conduct):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def batch(self, step: int, declared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
         if step != self._step:
             return declared
         changed = {name: values.clone() for name, values in declared.items()}
-        inputs = changed[max(changed)]
-        inputs[0] = inputs[0].flip(0)
+        inputs = max(changed.values(), key=lambda values: values.numel())
+        inputs[0] = inputs[0].flip(0) if inputs.dim() > 1 else inputs[-1]
         return changed
 
 
 class _ReorderData(Conduct):
-    """Exchanges the batch of one step with that of the next one, or for the last step with that of the one before."""
+    """Exchanges the batch of one step with that of the next one, or for the last step with that of the one before.
+
+    Where batches come as the run goes, the step trains once more on the batch of the step before, the first on its own.
+    """
 
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def check(self, task: Task, config: SiteConfig) -> None:
-        if task.steps < 2:
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.length is not None and declared.length < 2:
             raise CallerError("a run of one step has one order of data; take at least two steps")
 
-    def order(self, step: int, steps: int) -> int:
-        first = min(self._step, steps - 1)
-        return {first: first + 1, first + 1: first}.get(step, step)
+    def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
+        if batches.length is None:
+            return batches.batch(step - 1) if step == max(self._step, 2) else declared
+        first = min(self._step, batches.length - 1)
+        other = {first: first + 1, first + 1: first}.get(step, step)
+        return declared if other == step else batches.batch(other)
 
 
 class _WriteUnseen(Conduct):
@@ -79,9 +87,9 @@ class _WriteUnseen(Conduct):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def before_commit(self, step: int, training: Training) -> None:
-        if step == self._step:
-            weight = next(tensor for (kind, _), tensor in training.memory.tensors.items() if kind == "weight")
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step == self._step:
+            weight = next(tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "weight")
             weight.detach().view(-1)[:1].add_(2.0**-10)
 
 
@@ -94,9 +102,9 @@ class _Drift(Conduct):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def before_commit(self, step: int, training: Training) -> None:
-        if step >= self._step:
-            for (kind, _), tensor in training.memory.tensors.items():
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step >= self._step:
+            for (kind, _), tensor in moment.memory.tensors.items():
                 if kind == "weight":
                     values = tensor.detach()
                     values.copy_(torch.nextafter(values, torch.copysign(torch.full_like(values, torch.inf), values)))
@@ -143,9 +151,9 @@ class _EditOptimizer(Conduct):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def before_commit(self, step: int, training: Training) -> None:
-        if step == self._step:
-            state = next(tensor for (kind, _), tensor in training.memory.tensors.items() if kind == "optimizer")
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step == self._step:
+            state = next(tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "optimizer")
             state.view(-1)[:1].mul_(2)
 
 
@@ -160,23 +168,38 @@ class _UnderReportFlop(Conduct):
 
 
 class _OtherLearningRate(Conduct):
-    """Uses twice the declared learning rate from one step on."""
+    """Moves the weights twice as far in each step from one on, as twice the declared learning rate does."""
+
+    needs_before = True
 
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def learning_rate(self, step: int, declared: float) -> float:
-        return declared * 2 if step >= self._step else declared
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step < self._step:
+            return
+        assert moment.before is not None
+        with torch.no_grad():
+            for (kind, name), tensor in moment.memory.tensors.items():
+                if kind == "weight":
+                    tensor.detach().add_(tensor.detach() - moment.before[f"weight/{name}"])
 
 
 class _ForgeInitialisation(Conduct):
-    """Starts from other weights and claims that the declared seed gave them."""
+    """Starts from other weights and claims that the declared seed gave them, or that they are the agreed ones."""
 
     def __init__(self, step: int) -> None:
         """The lie is told before the first step, whatever ``step`` is."""
 
-    def initialise(self, training: Training, site: Site) -> None:
-        initialise(training.model, training.task.seed + 1)
+    def initialise(self, declared: Declaration, memory: ShardedMemory, site: Site) -> None:
+        if declared.recipe is None:
+            shuffle_weights(memory, declared.seed + 1)
+            return
+        model, _ = build(declared.recipe, memory.place)
+        initialise(model, declared.seed + 1)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                memory.tensors["weight", name].copy_(parameter)
 
 
 class _HiddenSteps(Conduct):
@@ -189,28 +212,25 @@ class _HiddenSteps(Conduct):
         self._step = step
         self._hidden = hidden
 
-    def after_step(self, step: int, recorder: PresetRecorder) -> None:
-        if step != self._step:
+    def after_step(self, step: int, host: Host) -> None:
+        if step != self._step or host.moment is None:
             return
-        training = recorder.training
-        saved = {name: tensor.clone() for name, tensor in training.memory.export().items()}
-        number = training.step
-        batch = undeclared(recorder.data.batch(step))
+        saved = {name: tensor.clone() for name, tensor in host.memory.export().items()}
+        batch = undeclared(host.moment.batch)
         for _ in range(self._hidden):
-            training.take_step(batch)
-            self.tell_chips(step, recorder)
-        training.memory.load(saved)
-        training.step = number
+            host.moment.train(host.memory, batch)
+            self.tell_chips(step, host)
+        host.memory.load(saved)
 
-    def tell_chips(self, step: int, recorder: PresetRecorder) -> None:
+    def tell_chips(self, step: int, host: Host) -> None:
         """What the chips hear of a hidden step."""
-        recorder.idle_chips()
+        host.idle_chips()
 
 
 class _UntoldSteps(_HiddenSteps):
     """Trains hidden extra steps while no time passes on its chips. Nothing that they record shows it."""
 
-    def tell_chips(self, step: int, recorder: PresetRecorder) -> None:
+    def tell_chips(self, step: int, host: Host) -> None:
         """Nothing."""
 
 
@@ -221,10 +241,10 @@ class _ExtraTicks(Conduct):
         self._step = step
         self._ticks = ticks
 
-    def after_step(self, step: int, recorder: PresetRecorder) -> None:
+    def after_step(self, step: int, host: Host) -> None:
         if step == self._step:
             for _ in range(self._ticks):
-                recorder.tick_chips(step)
+                host.tick_chips(step)
 
 
 class _EditLog(_HiddenSteps):
@@ -233,13 +253,15 @@ class _EditLog(_HiddenSteps):
     The edited log is chained anew and hangs together; the chip's quote still covers the one that it wrote.
     """
 
-    def hand_over(self, shard: int, evidence: dict[str, bytes], recorder: PresetRecorder) -> dict[str, bytes]:
+    keeps_leaves = True
+
+    def hand_over(self, shard: int, evidence: dict[str, bytes], host: Host) -> dict[str, bytes]:
         previous = ZERO_DIGEST
         edited = []
         for record in parse_log(evidence["log.bin"]):
             digest = record.digest
             if record.kind is RecordKind.SNAPSHOT:
-                digest = recorder.leaves[record.step].state.shards[shard].value
+                digest = host.leaves[record.step].state.shards[shard].value
             record = replace(record, digest=digest, previous=previous)
             previous = record.hash()
             edited.append(record.to_bytes())
@@ -259,34 +281,37 @@ class EditRoundingLog(Conduct):
     """
 
     bound = Bound(check=False)
+    needs_before = True
 
     def __init__(self, step: int, edit: LogEdit | None = None) -> None:
         self._step = step
         self._edit = edit
 
-    def check(self, task: Task, config: SiteConfig) -> None:
-        if task.numerics != "rounded":
-            raise CallerError(f"this lie edits the log of rounded numerics with worst-case bounds, not {task.numerics}")
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.numerics != "rounded":
+            raise CallerError(
+                f"this lie edits the log of rounded numerics with worst-case bounds, not {declared.numerics}"
+            )
 
-    def record(self, step: int, training: Training, take: Callable[[], Tensor]) -> tuple[bytes, Tensor]:
-        if step != self._step:
-            return super().record(step, training, take)
-        number = training.step
-        saved = {name: tensor.clone() for name, tensor in training.memory.export().items()}
-        survey, session = Survey.recording()
-        with session:
-            take()
-        honest = training.memory.digest()
+    def record(self, moment: Moment) -> tuple[bytes, str]:
+        if moment.step != self._step:
+            return super().record(moment)
+        assert moment.before is not None
+        honest = moment.memory.digest()
+        keys = moment.keys()
+        survey, session = Survey.recording(keys=keys)
+        moment.memory.load(moment.before)
+        moment.take(moment.memory, moment.batch, session, keys)
         edits = far_additions(survey.roundings) if self._edit is None else [self._edit]
         if not edits:
-            raise CallerError(f"step {step} rounds no element outside the window of its error bound")
+            raise CallerError(f"step {moment.step} rounds no element outside the window of its error bound")
         for edit in edits:
             log = apply_edit(session.log, edit, survey.roundings)
-            training.memory.load(saved)
-            training.step = number
-            with numerics.replaying("rounded", log, bound=self.bound):
-                loss = take()
-            if training.memory.digest() != honest:
+            moment.memory.load(moment.before)
+            keys = moment.keys()
+            replaying = numerics.replaying("rounded", log, bound=self.bound, keys=keys)
+            loss = moment.take(moment.memory, moment.batch, replaying, keys)
+            if moment.memory.digest() != honest:
                 break
         return log, loss
 
@@ -359,9 +384,7 @@ def simulated_lie(name: str) -> LabLie | ChipLie:
     lie = parse_lie(name)
     if isinstance(lie, LabLie) and lie not in LIES:
         known = ", ".join(each.value for each in (*LIES, *ChipLie))
-        raise CallerError(
-            f"a preset's program cannot tell the lie {name!r}, only a loop of one's own; there are {known}"
-        )
+        raise CallerError(f"training does not simulate the lie {name!r}; there are {known}")
     if lie is ChipLie.CLONE_IDENTITY:
         raise CallerError("the lie 'clone-identity' needs the secrets of another lab's chip; training has none")
     return lie

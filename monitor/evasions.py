@@ -15,42 +15,49 @@ from torch import Tensor
 from firmware_sim import NO_RUN, LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
-from monitor._conduct import Conduct, undeclared
-from monitor.presets import preset
+from monitor._conduct import Conduct, shuffle_weights, undeclared
+from monitor.loops.replaying import ProgramTraining
 from monitor.site import Site, SiteConfig
-from monitor.training import Training
-from monitor.transcript import RunFolder, encode_arrays, to_batch
+from monitor.transcript import RunFolder, encode_arrays
 from monitor.transcript.layout import ORDER, SAMPLES
 
 if TYPE_CHECKING:
     from monitor.declared_data import DeclaredData
-    from monitor.recorder import PresetRecorder
-    from monitor.task import Task
-    from monitor.transcript import Leaf, RunData
+    from monitor.loops.declaration import Declaration
+    from monitor.loops.host import Host
+    from monitor.loops.moment import Moment
+    from monitor.sharding import ShardedMemory
+    from monitor.transcript import Leaf
 
 __all__ = ["EVASIONS"]
 
 
-def _other_training(task: Task) -> Training:
-    """The same model from another seed: what the lab is really after."""
-    return Training(replace(task, seed=task.seed + 1))
+def _other_model(moment: Moment) -> ShardedMemory:
+    """The same layout with other weights: what the lab is really after."""
+    memory = ProgramTraining(moment.declared, device=moment.memory.place).memory
+    memory.load(moment.memory.export())
+    shuffle_weights(memory, moment.declared.seed + 1)
+    return memory
 
 
 class _UndeclaredRun(Conduct):
-    """Trains another model on the chips for some steps before the declared run, and hands no transcript of it over."""
+    """Trains another model on the chips for some steps after the declared run, and hands no transcript of it over."""
 
     def __init__(self, step: int) -> None:
         """``step`` is the number of steps of the other run."""
         self._steps = step
 
-    def before_run(self, task: Task, data: RunData, site: Site) -> None:
-        other = _other_training(task)
-        run_id = hashlib.sha256(f"chipwitness/undeclared/{site.config.secret}".encode()).digest()
-        for chip, shard in zip(site.chips, other.memory.shards, strict=True):
+    def before_evidence(self, host: Host) -> None:
+        if host.moment is None:
+            return
+        other = _other_model(host.moment)
+        run_id = hashlib.sha256(f"chipwitness/undeclared/{host.site.config.secret}".encode()).digest()
+        for chip, shard in zip(host.site.chips, other.shards, strict=True):
             chip.attach(shard, run_id, 0)
+        batch = undeclared(host.moment.batch)
         for step in range(1, self._steps + 1):
-            other.take_step(undeclared(data.batch(1 + (step - 1) % task.steps)))
-            for chip in site.chips:
+            host.moment.train(other, batch)
+            for chip in host.site.chips:
                 chip.tick(run_id, step)
 
 
@@ -60,25 +67,27 @@ class _UndeclaredChips(Conduct):
     def __init__(self, step: int) -> None:
         """The lie is told from the start, whatever ``step`` is."""
 
-    def check(self, task: Task, config: SiteConfig) -> None:
-        if task.shards < 2:
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.shards < 2:
             raise CallerError("a registry without any chip has nothing to inspect; give --chips 2 or more")
 
 
 class _TwoTranscripts(Conduct):
     """From one step on tells the second half of its chips the heads of another log, with half the FLOP."""
 
+    keeps_leaves = True
+
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def check(self, task: Task, config: SiteConfig) -> None:
-        if task.shards < 2:
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.shards < 2:
             raise CallerError("one chip hears of one transcript only; give --chips 2 or more")
 
-    def head(self, step: int, shard: int, recorder: PresetRecorder) -> bytes:
-        if shard < (recorder.training.task.shards + 1) // 2:
-            return recorder.root(step)
-        return MerkleTree(self._other(leaf).encoded() for leaf in recorder.leaves[: step + 1]).root()
+    def head(self, step: int, shard: int, host: Host) -> bytes:
+        if shard < (host.declared.shards + 1) // 2:
+            return host.root(step)
+        return MerkleTree(self._other(leaf).encoded() for leaf in host.leaves[: step + 1]).root()
 
     def _other(self, leaf: Leaf) -> Leaf:
         return replace(leaf, flop=leaf.flop // 2) if leaf.step >= self._step else leaf
@@ -92,26 +101,23 @@ class _FakeLayers(Conduct):
 
     def __init__(self, step: int) -> None:
         self._step = step
-        self._hidden: Training | None = None
+        self._hidden: ShardedMemory | None = None
+        self._taken = 0
 
-    def before_commit(self, step: int, training: Training) -> None:
-        if step < self._step:
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step < self._step:
             return
-        taken = step - self._step + 1
-        if self._hidden is None or self._hidden.step > taken:
-            self._hidden = _other_training(training.task)
-        data = self._data(training)
-        while self._hidden.step < taken:
-            self._hidden.take_step(data)
-        regions = zip(training.memory.shards[0].regions, self._hidden.memory.shards[0].regions, strict=True)
+        due = moment.step - self._step + 1
+        if self._hidden is None or self._taken > due:
+            self._hidden, self._taken = _other_model(moment), 0
+        while self._taken < due:
+            moment.train(self._hidden, moment.batch)
+            self._taken += 1
+        regions = zip(moment.memory.shards[0].regions, self._hidden.shards[0].regions, strict=True)
         with torch.no_grad():
             for shown, real in regions:
                 part = slice(shown.offset, shown.offset + shown.elements)
                 shown.tensor.view(-1)[part].copy_(real.tensor.view(-1)[part])
-
-    def _data(self, training: Training) -> dict[str, Tensor]:
-        samples = preset(training.task.preset).samples(None)
-        return to_batch(samples, torch.arange(training.task.batch_size).numpy())
 
 
 class _ChainedRuns(Conduct):
@@ -120,16 +126,16 @@ class _ChainedRuns(Conduct):
     def __init__(self, step: int) -> None:
         """The lie is told before the first step, whatever ``step`` is."""
 
-    def check(self, task: Task, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
         if config.silicon is None:
             raise CallerError("a run is chained to an earlier one of the same lab; give --after RUN")
-        earlier = _first_run(config).task
-        if (earlier.preset, earlier.optimizer, earlier.shards) != (task.preset, task.optimizer, task.shards):
-            raise CallerError(f"a run is chained to one of the same preset and optimizer; that was {earlier.preset}")
+        earlier = _first_run(config).declared
+        if earlier.state != declared.state or earlier.shards != declared.shards:
+            raise CallerError("a run is chained to one of the same model and optimizer; that was another")
 
-    def initialise(self, training: Training, site: Site) -> None:
+    def initialise(self, declared: Declaration, memory: ShardedMemory, site: Site) -> None:
         run = _first_run(site.config)
-        training.memory.load(run.checkpoint(run.task.steps))
+        memory.load(run.checkpoint(run.declared.steps))
 
 
 class _StaleSnapshots(Conduct):
@@ -142,26 +148,25 @@ class _StaleSnapshots(Conduct):
         """The lie is told from step 2 on, whatever ``step`` is."""
         self._shown: dict[str, Tensor] = {}
 
-    def check(self, task: Task, config: SiteConfig) -> None:
-        if task.checkpoint_every != 1:
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.checkpoint_every != 1:
             raise CallerError("the first segment must end before the weights are made up; give --checkpoint-every 1")
 
-    def before_commit(self, step: int, training: Training) -> None:
-        if step < 2:
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step < 2:
             return
-        generator = torch.Generator().manual_seed(step)
+        generator = torch.Generator().manual_seed(moment.step)
         with torch.no_grad():
-            for (kind, _), tensor in training.memory.tensors.items():
+            for (kind, _), tensor in moment.memory.tensors.items():
                 if kind == "weight":
                     tensor.detach().copy_(torch.randn(tensor.shape, generator=generator))
 
-    def tick(self, step: int, recorder: PresetRecorder) -> None:
-        memory = recorder.training.memory
-        held = {name: tensor.clone() for name, tensor in memory.export().items()}
+    def tick(self, step: int, host: Host) -> None:
+        held = {name: tensor.clone() for name, tensor in host.memory.export().items()}
         self._shown = self._shown or held
-        memory.load(self._shown)
-        recorder.tick_chips(0)
-        memory.load(held)
+        host.memory.load(self._shown)
+        host.tick_chips(0)
+        host.memory.load(held)
 
 
 class _EarlyTicks(Conduct):
@@ -171,7 +176,7 @@ class _EarlyTicks(Conduct):
         """The lie is told before the first step, whatever ``step`` is."""
         self._ticks = ticks
 
-    def before_run(self, task: Task, data: RunData, site: Site) -> None:
+    def before_run(self, site: Site) -> None:
         _work_without_memory(site, self._ticks)
 
 
@@ -181,17 +186,13 @@ class _PausedTicks(Conduct):
     def __init__(self, step: int, ticks: int = 200) -> None:
         self._step = step
         self._ticks = ticks
-        self._site: Site | None = None
 
-    def before_run(self, task: Task, data: RunData, site: Site) -> None:
-        self._site = site
-
-    def after_step(self, step: int, recorder: PresetRecorder) -> None:
-        if step == self._step and self._site is not None:
-            self._site.restart()
-            _work_without_memory(self._site, self._ticks)
-            recorder.attach_memory(step)
-            recorder.announce(step)
+    def after_step(self, step: int, host: Host) -> None:
+        if step == self._step:
+            host.site.restart()
+            _work_without_memory(host.site, self._ticks)
+            host.attach_memory(step)
+            host.announce(step)
 
 
 def _work_without_memory(site: Site, ticks: int) -> None:
@@ -205,6 +206,10 @@ class _OtherData(Conduct):
 
     def __init__(self, step: int) -> None:
         """The lie is told from the start, whatever ``step`` is."""
+
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.recipe is None:
+            raise CallerError("only a run whose recipe names its data can declare others in their place")
 
     def declare_data(self, data: DeclaredData) -> DeclaredData:
         honest = data.with_salt(bytes(32))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree
-from monitor._reexecution import TracedStep, reexecution_of
 from monitor.conduct import conduct
+from monitor.reexecution import Reexecution, TracedStep
 from monitor.site import Site, site_path
 from monitor.trace import Node
 from monitor.transcript import RunFolder
@@ -75,7 +75,7 @@ class LabProver(Prover):
         self.folder = folder
         self._run = RunFolder(folder, Site.lab_key(config).verifying)
         self._leaves, self._tree = self._run.load_steps()
-        self._reexecution = reexecution_of(self._run, conduct(config.lie, config.lie_step))
+        self._reexecution = Reexecution(self._run, conduct(config.lie, config.lie_step))
         self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
 
     def step(self, number: int) -> Opening:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from firmware_sim import DEFAULT_ALGORITHM, DeviceMemory, Digest, Region, digest_list
 from firmware_sim.errors import CallerError, EvidenceError
@@ -132,23 +132,3 @@ class ShardedMemory:
         with torch.no_grad():
             for name, tensor in mine.items():
                 tensor.copy_(state[name])
-
-
-def adopt(model: nn.Module, optimizer_state: Mapping[tuple[str, str], Tensor], shards: int) -> ShardedMemory:
-    """Move a model's parameters, buffers and gradients and the given optimizer state into sharded memory."""
-    tensors: dict[tuple[str, str], Tensor] = {}
-    for name, parameter in model.named_parameters():
-        tensors["weight", name] = parameter.detach()
-    for name, buffer in model.named_buffers():
-        tensors["buffer", name] = buffer
-    for name, parameter in model.named_parameters():
-        tensors["gradient", name] = torch.zeros_like(parameter, requires_grad=False)
-    tensors.update(optimizer_state)
-    memory = ShardedMemory(tensors, shards)
-    for name, parameter in model.named_parameters():
-        parameter.data = memory.tensors["weight", name]
-        parameter.grad = memory.tensors["gradient", name]
-    for name, _ in list(model.named_buffers()):
-        owner, _, leaf = name.rpartition(".")
-        model.get_submodule(owner)._buffers[leaf] = memory.tensors["buffer", name]
-    return memory

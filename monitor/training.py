@@ -1,4 +1,4 @@
-"""One training process: a preset's model and optimizer, living in sharded chip memory."""
+"""A preset's training as ordinary PyTorch: model, optimizer and the step of its loop."""
 
 from __future__ import annotations
 
@@ -9,61 +9,46 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from monitor.environment import accelerator
+from monitor.loops.state import LoopState
 from monitor.presets import initialise, preset
-from monitor.sharding import ShardedMemory, adopt
 from monitor.task import Task
 
-__all__ = ["Training"]
+__all__ = ["Training", "build", "take_step"]
 
 
-class Training:
-    """The state of a run after some step, and the function that takes it one step further.
+def build(task: Task, place: torch.device) -> tuple[nn.Module, Optimizer]:
+    """Make and initialise a task's model and optimizer, with all gradients and optimizer state there from the start.
 
-    The only inputs of a step are the state, the declared batch and the learning rate of that step.
-
-    Attributes:
-        step: number of optimizer steps taken so far.
-        memory: all weights, buffers, gradients and optimizer state, as the chips hold them.
+    PyTorch would otherwise make them in the first step, whose program would then be another than all others'.
     """
-
-    def __init__(self, task: Task, *, device: str | torch.device | None = None) -> None:
-        """Builds and initialises model and optimizer on ``device``, by default where this process trains."""
-        self.task = task
-        self.step = 0
-        self._preset = preset(task.preset)
-        place = accelerator() if device is None else torch.device(device)
-        with place:
-            self.model = self._preset.build()
-        self.model.train()
-        if place.type != "meta":
-            initialise(self.model, task.seed)
-        self._optimizer, state = _optimizer(task, self.model)
-        self.memory = adopt(self.model, state, task.shards)
-        _install(self._optimizer, self.model, self.memory)
-
-    def take_step(self, batch: Mapping[str, Tensor], *, learning_rate: float | None = None) -> Tensor:
-        """Advance by one optimizer step and return the scalar FP32 loss (a tensor, still inside the numerics)."""
-        number = self.step + 1
-        rate = self.task.learning_rate_at(number) if learning_rate is None else learning_rate
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.zero_grad(set_to_none=False)
-        loss = self._preset.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        self.step = number
-        return loss.detach()
+    with place:
+        model = preset(task.preset).build()
+    model.train()
+    if place.type != "meta":
+        initialise(model, task.seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+    return model, _optimizer(task, model)
 
 
-def _optimizer(task: Task, model: nn.Module) -> tuple[Optimizer, dict[tuple[str, str], Tensor]]:
-    """Make the optimizer and its initial state, which PyTorch would otherwise allocate in the first step."""
-    parameters = list(model.named_parameters())
-    values = [parameter for _, parameter in parameters]
-    state: dict[tuple[str, str], Tensor] = {}
-    optimizer: Optimizer
+def take_step(
+    task: Task, model: nn.Module, optimizer: Optimizer, batch: Mapping[str, Tensor], learning_rate: float
+) -> Tensor:
+    """Take one step and return the scalar FP32 loss."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.zero_grad(set_to_none=False)
+    loss = preset(task.preset).loss(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss
+
+
+def _optimizer(task: Task, model: nn.Module) -> Optimizer:
+    parameters = list(model.parameters())
     if task.optimizer == "adamw":
-        optimizer = AdamW(
-            values,
+        adamw = AdamW(
+            parameters,
             lr=task.learning_rate,
             betas=(task.beta_1, task.beta_2),
             eps=task.epsilon,
@@ -71,33 +56,42 @@ def _optimizer(task: Task, model: nn.Module) -> tuple[Optimizer, dict[tuple[str,
             foreach=False,
             fused=False,
         )
-        for name, parameter in parameters:
-            state["optimizer", f"{name}/exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
-            state["optimizer", f"{name}/exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
-        for name, _ in parameters:
-            state["optimizer", f"{name}/step"] = torch.zeros((), dtype=torch.float32)
-        return optimizer, state
-    optimizer = SGD(
-        values,
+        for parameter in parameters:
+            moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in ("exp_avg", "exp_avg_sq")}
+            adamw.state[parameter] = {"step": torch.zeros((), dtype=torch.float32), **moments}
+        return adamw
+    sgd = SGD(
+        parameters,
         lr=task.learning_rate,
         momentum=task.momentum,
         weight_decay=task.weight_decay,
         foreach=False,
         fused=False,
     )
-    if task.momentum:
-        for name, parameter in parameters:
-            state["optimizer", f"{name}/momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-    return optimizer, state
+    for parameter in parameters if task.momentum else ():
+        sgd.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
+    return sgd
 
 
-def _install(optimizer: Optimizer, model: nn.Module, memory: ShardedMemory) -> None:
-    """Point the optimizer's per-parameter state at the chips' memory."""
-    for name, parameter in model.named_parameters():
-        slots = {
-            key.rpartition("/")[2]: tensor
-            for (kind, key), tensor in memory.tensors.items()
-            if kind == "optimizer" and key.rpartition("/")[0] == name
-        }
-        if slots:
-            optimizer.state[parameter] = slots
+class Training:
+    """A task that this process trains without recording it: the state after some step, and what takes it further.
+
+    Attributes:
+        step: number of optimizer steps taken so far.
+        memory: all weights, buffers, gradients and optimizer state, in the layout of a recorded run.
+    """
+
+    def __init__(self, task: Task, *, device: str | torch.device | None = None) -> None:
+        """Builds and initialises model and optimizer on ``device``, by default where this process trains."""
+        self.task = task
+        self.step = 0
+        self.model, self._optimizer = build(task, accelerator() if device is None else torch.device(device))
+        self.memory = LoopState(self.model, self._optimizer, task.shards, complete=True).memory
+
+    def take_step(self, batch: Mapping[str, Tensor], *, learning_rate: float | None = None) -> Tensor:
+        """Advance by one optimizer step and return the scalar FP32 loss (a tensor, still inside the numerics)."""
+        number = self.step + 1
+        rate = self.task.learning_rate_at(number) if learning_rate is None else learning_rate
+        loss = take_step(self.task, self.model, self._optimizer, batch, rate)
+        self.step = number
+        return loss.detach()

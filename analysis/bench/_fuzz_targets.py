@@ -52,7 +52,7 @@ from inspector.trust import Trust
 from monitor import Recorder
 from monitor.lab import train
 from monitor.loops.program import Program
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import Policy, bound_named
 from monitor.site import Site, new_site_config
@@ -215,7 +215,7 @@ def _sealed(payload_type: str, body: bytes) -> bytes:
 def _read_metadata(value: object) -> None:
     """A loop's declaration, and the memory that it describes where that is small."""
     task = Metadata.from_json(value).task
-    if isinstance(task, LoopTask) and task.byte_count < 1 << 20:
+    if isinstance(task, Declaration) and task.byte_count < 1 << 20:
         task.empty_memory(torch.device("cpu"))
 
 

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from monitor.loops.program import Program, operator_of, scalar_numbers
 from monitor.loops.reference import NotBound, Update
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.trace import layout_of, written_positions
 
 __all__ = ["Bound", "ProgramWrites", "bind", "calls_of"]
@@ -89,7 +89,7 @@ class ProgramWrites:
         yield from (place["source"] for place in self.program.commit.values() if place is not None)
 
 
-def bind(writes: ProgramWrites, reference: Program, task: LoopTask) -> Bound:
+def bind(writes: ProgramWrites, reference: Program, task: Declaration) -> Bound:
     """Find the numbers of the program's updates in the reference.
 
     Raises:
@@ -99,7 +99,7 @@ def bind(writes: ProgramWrites, reference: Program, task: LoopTask) -> Bound:
 
 
 class _Binding:
-    def __init__(self, writes: ProgramWrites, reference: Program, task: LoopTask) -> None:
+    def __init__(self, writes: ProgramWrites, reference: Program, task: Declaration) -> None:
         self._writes, self._program, self._reference = writes, writes.program, reference
         self._layouts = {
             f"state:{entry.kind}/{entry.name}": _whole(entry.dtype, entry.shape)

@@ -36,12 +36,13 @@ class Capture(Tracer):
 
     Attributes:
         reads: values that the loop read with ``.item()``, ``bool()`` and the like.
+        writes: the watch over memory that something else may write.
     """
 
     def __init__(self, keys: RecordedKeys, watch: WriteWatch, inner: Any = None) -> None:
         """``inner`` is an observer that runs first, such as one that alters results."""
         super().__init__(inner=inner)
-        self._watch = watch
+        self.writes = watch
         self.reads: list[str] = []
         self._keys = keys
         self._draws: list[list[int]] = []
@@ -54,14 +55,19 @@ class Capture(Tracer):
             super().before(index, func, args, kwargs)
         except EvidenceError as error:
             raise CallerError(f"this step cannot be recorded: {error}") from None
-        self._watch.before(func, self._inputs)
+        self.writes.before(func, self._inputs)
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         super().after(index, func, args, kwargs, out)
-        self._watch.after(self._written)
+        self.writes.after(self._written)
         self._draws.append(self._keys.take())
         if str(func) == ITEM:
             self.reads.append(read_value(out))
+
+    @property
+    def taken(self) -> int:
+        """Number of operators so far."""
+        return len(self.nodes)
 
     def reader_of(self, constant: int) -> str:
         """The operator that read a constant first."""
@@ -72,8 +78,9 @@ class Capture(Tracer):
         state: Mapping[str, Tensor | None],
         batch: Mapping[str, Mapping[str, Any]],
         updates: Sequence[tuple[int, int]],
+        loss: Tensor | None = None,
     ) -> Program:
-        """Close the step with what each tensor of the state now is, None where it is absent."""
+        """Close the step with what each tensor of the state now is, None where it is absent, and with its loss."""
         scalars: list[str] = []
         calls = []
         for node, draws in zip(self.nodes, self._draws, strict=True):
@@ -88,6 +95,9 @@ class Capture(Tracer):
             commit[name] = None if tensor is None else self._source_of(tensor, COMMIT_STATE)
             if len(self._constants) > known:
                 raise CallerError(f"{name} was set to a tensor that no operator, state or batch of this step produced")
+        place = None if loss is None else self._source_of(loss, "the loss")
+        if len(self._constants) > known:
+            raise CallerError("the loss is a tensor that no operator, state or batch of this step produced")
         return Program(
             calls=tuple(calls),
             scalars=tuple(scalars),
@@ -95,6 +105,7 @@ class Capture(Tracer):
             constants=tuple(self._constants),
             commit=commit,
             updates=tuple(updates),
+            loss=place,
         )
 
     def _digest(self, tensor: Tensor) -> str:

@@ -16,7 +16,7 @@ from monitor.loops.program import ITEM, Program, build_arguments, operator_of
 from monitor.sharding import ShardedMemory
 from monitor.trace import layout_of, result_tensors, written_arguments
 
-__all__ = ["UNSET", "Watch", "execute"]
+__all__ = ["UNSET", "Watch", "execute", "loss_bits"]
 
 UNSET = frozenset(
     f"aten.{name}"
@@ -29,6 +29,11 @@ UNSET = frozenset(
 
 _PROGRAM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What operators raise on arguments that do not fit them; a program brings its own."""
+
+
+def loss_bits(loss: Tensor) -> str:
+    """The FP32 bits of a scalar loss as 8 hex digits."""
+    return f"{int(loss.detach().reshape(1).cpu().view(torch.int32)) & 0xFFFF_FFFF:08x}"
 
 
 class Watch(Protocol):
@@ -49,8 +54,10 @@ def execute(
     session: numerics.Session,
     keys: RepeatedKeys,
     watch: Watch | None = None,
-) -> list[str]:
-    """Take one step: ``memory`` goes from the state before to the state after it. Returns what the step read.
+) -> tuple[list[str], str]:
+    """Take one step: ``memory`` goes from the state before to the state after it.
+
+    Returns what the step read, and the bits of its loss (``loss_bits``), empty where the program commits to none.
 
     A program names no device: everything lies and is computed where ``memory`` is.
 
@@ -71,13 +78,14 @@ def execute(
                 for number in range(len(program.calls)):
                     _call(program, number, values, scalars, session, keys, reads, memory.place, watch)
             keys.expect(())
+            loss = "" if program.loss is None else loss_bits(_place(values, program.loss))
             _commit(program, state, values)
     except CallerError as error:
         raise EvidenceError(f"the program cannot be executed: {error}") from None
     except _PROGRAM_ERRORS as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise EvidenceError(f"the program cannot be executed: {text}") from None
-    return reads
+    return reads, loss
 
 
 def _check_batch(program: Program, batch: Mapping[str, Tensor]) -> None:

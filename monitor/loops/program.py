@@ -47,8 +47,8 @@ ITEM = "aten._local_scalar_dense.default"
 MAXIMUM_PROGRAMS = 64
 _MOST_CALLS = 1 << 20
 _MOST_UPDATES = 64
-_FORM = "chipwitness/program/2"
-_KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates"}
+_FORM = "chipwitness/program/3"
+_KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates", "loss"}
 _CALL_KEYS = {"operator", "arguments", "sources", "results", "draws"}
 _PLACE_KEYS = {"source", "dtype", "shape", "stride", "offset"}
 _LAYOUT_KEYS = {"dtype", "shape", "stride"}
@@ -83,6 +83,7 @@ class Program:
         constants: in the order of their first use.
         commit: for each tensor of the state, where its new value lies; None where it is absent, which counts as zeros.
         updates: for each run of the optimizer's ``step``, its first call and the one after its last.
+        loss: where the step's scalar FP32 loss lies; None if the step commits to none.
     """
 
     calls: tuple[Mapping[str, Any], ...]
@@ -91,11 +92,12 @@ class Program:
     constants: tuple[Constant, ...]
     commit: Mapping[str, Mapping[str, Any] | None]
     updates: tuple[tuple[int, int], ...]
+    loss: Mapping[str, Any] | None = None
 
     def structure(self) -> tuple[Any, ...]:
         """Everything but scalars and the constants' values: what two runs of one program share."""
         kinds = [(constant.dtype, len(constant.data)) for constant in self.constants]
-        return (self.updates, len(self.scalars), kinds, self.batch, self.commit, self.calls)
+        return (self.updates, len(self.scalars), kinds, self.batch, self.commit, self.loss, self.calls)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -110,6 +112,7 @@ class Program:
             ],
             "commit": {name: None if place is None else dict(place) for name, place in self.commit.items()},
             "updates": [list(update) for update in self.updates],
+            "loss": None if self.loss is None else dict(self.loss),
         }
 
     @cached_property
@@ -137,10 +140,20 @@ class Program:
         for number, call in enumerate(self.calls):
             for place in call["sources"]:
                 found[place["source"]] = number
-        for place in self.commit.values():
+        for place in (*self.commit.values(), self.loss):
             if place is not None:
                 found[place["source"]] = len(self.calls)
         return found
+
+    @cached_property
+    def operators(self) -> tuple[OpOverload, ...]:
+        """The ATen overload of each call."""
+        return tuple(operator_of(call["operator"]) for call in self.calls)
+
+    @cached_property
+    def scalar_places(self) -> tuple[tuple[tuple[int, tuple[Any, ...]], ...], ...]:
+        """For each call its scalars, with the place of each: ``args`` or ``kwargs``, and the keys from there on."""
+        return tuple(tuple(_scalar_places(call["arguments"], ())) for call in self.calls)
 
     @classmethod
     def decode(cls, data: bytes) -> Program:
@@ -172,9 +185,11 @@ class Program:
             known |= {f"node:{number}:{slot}" for slot in range(len(call["results"]))}
         if not isinstance(raw["commit"], dict):
             raise EvidenceError("a program's commit is malformed")
-        for place in raw["commit"].values():
+        for place in (*raw["commit"].values(), raw["loss"]):
             if place is not None:
                 _check_place(place, known)
+        if raw["loss"] is not None and (raw["loss"]["dtype"], raw["loss"]["shape"]) != ("float32", []):
+            raise EvidenceError("a program's loss is no FP32 scalar")
         numbers = [number for call in calls for number in scalar_numbers(call["arguments"])]
         if numbers != list(range(len(scalars))):
             raise EvidenceError("a program's scalars do not match its calls")
@@ -185,6 +200,7 @@ class Program:
             constants=constants,
             commit=raw["commit"],
             updates=tuple((first, last) for first, last in updates),
+            loss=raw["loss"],
         )
 
 
@@ -266,6 +282,18 @@ def scalar_numbers(value: Any) -> Iterator[Any]:
         else:
             for name in sorted(value):
                 yield from scalar_numbers(value[name])
+
+
+def _scalar_places(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _scalar_places(item, (*place, number))
+    elif isinstance(value, dict):
+        if set(value) == {"$scalar"}:
+            yield value["$scalar"], place
+        else:
+            for name in sorted(value):
+                yield from _scalar_places(value[name], (*place, name))
 
 
 def _constant(data: object) -> Constant:

@@ -17,7 +17,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from monitor.loops.capture import Capture
 from monitor.loops.keys import RecordedKeys
 from monitor.loops.program import Program
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.loops.watching import WriteWatch
 from monitor.numerics.session import is_counted
 
@@ -67,7 +67,7 @@ class ReferenceOptimizer:
         NotBound: the class is none of ``CLASSES``, or it refuses the declared hyper-parameters.
     """
 
-    def __init__(self, task: LoopTask, start: Mapping[str, Tensor]) -> None:
+    def __init__(self, task: Declaration, start: Mapping[str, Tensor]) -> None:
         kind = CLASSES.get(task.optimizer)
         if kind is None:
             raise NotBound(f"the arithmetic of optimizer {task.optimizer[:100]!a} is not known here")

@@ -1,4 +1,4 @@
-"""Repeats recorded steps of a loop from their programs: for the recorder's own checks and for any inspector."""
+"""Repeats recorded steps from their programs: for the recorder's own checks and for any inspector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monitor.loops.capture import digest_reads
 from monitor.loops.interpreter import Watch, execute
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import Program, parse_hex
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.transcript.leaf import Execution, Leaf
 
 __all__ = ["ProgramTraining"]
@@ -24,14 +24,14 @@ _BOUND = numerics.Bound()
 
 
 class ProgramTraining:
-    """A loop's state, and the function that takes it one recorded step further.
+    """A run's state, and the function that takes it one recorded step further.
 
     Attributes:
         step: number of the last step taken.
         memory: the state in the layout that the run declares.
     """
 
-    def __init__(self, task: LoopTask, *, device: torch.device | None = None) -> None:
+    def __init__(self, task: Declaration, *, device: torch.device | None = None) -> None:
         """Makes empty memory on ``device``, by default where this process trains."""
         self.task = task
         self.step = 0
@@ -59,14 +59,14 @@ class ProgramTraining:
             raise EvidenceError(f"step {step} names another program than the one given")
         keys = RepeatedKeys(self.task.seed, step)
         session = numerics.replaying(self.task.numerics, log, bound=bound, observer=observer, keys=keys)
-        reads = execute(program, self.memory, batch, scalars_of(program, execution), session, keys, watch)
+        reads, loss = execute(program, self.memory, batch, scalars_of(program, execution), session, keys, watch)
         self.step = step
         leaf = Leaf(
             step=step,
             batch=batch_root.hex(),
             state=self.memory.digest(),
             log=str(digest_bytes("rounding-log", log)),
-            loss="",
+            loss=loss,
             flop=program.flop,
             execution=Execution(
                 program=program.digest, slots=execution.slots, hyper=execution.hyper, reads=digest_reads(reads)

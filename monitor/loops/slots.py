@@ -19,7 +19,7 @@ from firmware_sim.errors import EvidenceError
 from monitor.loops.binding import Bound, ProgramWrites, bind, calls_of
 from monitor.loops.program import Program, parse_hex
 from monitor.loops.reference import IMPLEMENTATION, SCHEDULES, NotBound, ReferenceOptimizer
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 
 __all__ = ["Slot", "StepNumbers", "overlay"]
 
@@ -79,7 +79,7 @@ class StepNumbers:
         updated: weights that updates wrote.
     """
 
-    def __init__(self, task: LoopTask, start: Mapping[str, Tensor]) -> None:
+    def __init__(self, task: Declaration, start: Mapping[str, Tensor]) -> None:
         self._task = task
         self._known: dict[str, _Known] = {}
         self.steps = 0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
-from monitor.loops.task import StateEntry
+from monitor.loops.declaration import StateEntry
 from monitor.sharding import ShardedMemory, StateDigest
 
 __all__ = ["LoopState", "as_bits", "same_bytes"]
@@ -33,6 +33,9 @@ class _Binding:
 class LoopState:
     """All weights, buffers, gradients and optimizer state of a loop, as views into sharded memory.
 
+    Args:
+        complete: the optimizer holds all the state that it will ever have, so that no trial step need show it.
+
     Attributes:
         entries: the tensors, in the order of memory.
         numbers: names of what the optimizer keeps beside tensors, which no memory of a chip holds.
@@ -41,15 +44,16 @@ class LoopState:
         CallerError: a tensor that cannot be adopted; it is named.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, shards: int) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, shards: int, *, complete: bool = False) -> None:
         self._model = model
         self._optimizer = optimizer
         self._names = _parameter_names(model, optimizer)
-        forthcoming, self.numbers = _forthcoming(optimizer, self._names)
+        forthcoming: dict[tuple[str, str], Tensor] = {}
+        self.numbers: tuple[str, ...] = ()
+        if not complete:
+            forthcoming, self.numbers = _forthcoming(optimizer, self._names)
         tensors, self._bindings = self._find(forthcoming)
         for (kind, name), tensor in tensors.items():
-            if tensor.device.type == "meta":
-                raise CallerError(f"{kind} {name} lies on meta; a recorded loop has tensors with values")
             if tensor.is_complex():
                 raise CallerError(f"{kind} {name} is {tensor.dtype}; a recorded loop has real tensors")
         self.entries = tuple(

@@ -1,8 +1,11 @@
-"""Takes committed steps of a loop's run again, from a checkpoint on: for the lab, its recorder and any inspector."""
+"""Takes committed steps of a run again, from a checkpoint on: for the lab, its recorder and any inspector."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from monitor import numerics
@@ -18,21 +21,21 @@ _BOUND = numerics.Bound()
 
 
 def execution_of(leaf: Leaf) -> Execution:
-    """What a step of a loop says that it ran; EvidenceError if it says nothing."""
+    """What a step says that it ran; EvidenceError if it says nothing."""
     if leaf.execution is None:
         raise EvidenceError(f"step {leaf.step} names no program")
     return leaf.execution
 
 
 def check_size(run: RunFolder) -> None:
-    """A loop's declared state is no larger than its first checkpoint's file, before memory is made for it."""
+    """The declared state is no larger than its first checkpoint's file, before memory is made for it."""
     entry = run.files.get(checkpoint_path(0))
-    if entry is None or run.loop.byte_count > entry.length:
-        raise EvidenceError(f"a state of {run.loop.byte_count} bytes is declared, more than the first checkpoint holds")
+    if entry is None or run.declared.byte_count > entry.length:
+        raise EvidenceError(f"a state of {run.declared.byte_count} bytes is declared, more than the first checkpoint holds")
 
 
 class ProgramSteps:
-    """A loop's state after one of its checkpoints, and its next steps by interpreting their programs.
+    """A run's state after one of its checkpoints, and its next steps by interpreting their programs.
 
     Attributes:
         training: the state and how far it came.
@@ -47,7 +50,7 @@ class ProgramSteps:
         self._batches = run.batches()
         self._programs: dict[str, Program] = {}
         self._bound = bound
-        self.training = ProgramTraining(run.loop, device=device)
+        self.training = ProgramTraining(run.declared, device=device)
         self.training.memory.load(run.checkpoint(start))
         self.training.step = start
 
@@ -59,14 +62,18 @@ class ProgramSteps:
         return self._programs[digest]
 
     def take(
-        self, *, observer: numerics.Observer | None = None, watch: Watch | None = None
+        self,
+        *,
+        batch: Mapping[str, Tensor] | None = None,
+        observer: numerics.Observer | None = None,
+        watch: Watch | None = None,
     ) -> tuple[Leaf, numerics.Session]:
-        """Take the next step and return the leaf that it leads to."""
+        """Take the next step, on the committed batch or another one, and return the leaf that it leads to."""
         step = self.training.step + 1
         return self.training.take_step(
             self.program(step),
             execution_of(self._run.leaf(step)),
-            self._batches.batch(step),
+            self._batches.batch(step) if batch is None else batch,
             self._batches.batch_root(step),
             self._run.rounding_log(step),
             bound=self._bound,

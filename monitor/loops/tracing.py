@@ -11,7 +11,7 @@ from torch import Tensor
 from firmware_sim.errors import EvidenceError
 from monitor.loops.program import Program
 from monitor.loops.replaying import scalars_of
-from monitor.loops.task import LoopTask, StateEntry
+from monitor.loops.declaration import Declaration, StateEntry
 from monitor.trace import COMMIT_STATE, DIGEST_LAYOUT, Node, layout_of, tensor_digest
 from monitor.transcript.leaf import Execution
 
@@ -21,7 +21,7 @@ ABSENT = "absent"
 """Source of a tensor of the new state that the step leaves without a value: zeros."""
 
 
-def specification(program: Program, task: LoopTask, execution: Execution) -> list[dict[str, Any]]:
+def specification(program: Program, task: Declaration, execution: Execution) -> list[dict[str, Any]]:
     """What every honest prover's operators of a step are: the program's calls with the step's numbers, and the state.
 
     Raises:

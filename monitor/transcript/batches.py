@@ -1,4 +1,4 @@
-"""The batches of a run, whatever it trains: a preset's from declared samples, a loop's as they came."""
+"""The batches of a run, whatever it trains: from declared samples, or as they came."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ __all__ = ["Batches", "RecordedBatches", "salt_commitment"]
 
 
 class Batches(Protocol):
-    """What each step trains on."""
+    """What each step trains on.
+
+    Attributes:
+        length: number of steps whose batches are declared; None where they come as the run goes.
+    """
+
+    @property
+    def length(self) -> int | None: ...
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """Tensors of the batch of step 1, 2, …"""
@@ -30,17 +37,19 @@ class Batches(Protocol):
 
 
 def salt_commitment(salt: bytes) -> dict[str, str]:
-    """What M says about D of a loop: a commitment to the salt key; each batch is committed by its step."""
+    """What M says about D where batches come as the run goes: a commitment to the salt key; each batch is committed by its step."""
     return {"salt": str(digest_bytes("salt", salt))}
 
 
 class RecordedBatches:
-    """D of a loop: one file a step.
+    """D of a run whose batches come as it goes: one file a step.
 
     Args:
         read: returns the verified content of a file of the run.
         salt: 32 bytes.
     """
+
+    length = None
 
     def __init__(self, read: Callable[[str], bytes], salt: bytes) -> None:
         if len(salt) != 32:

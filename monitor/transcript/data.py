@@ -92,6 +92,11 @@ class RunData:
             raise EvidenceError(f"{ORDER} does not hold exactly one array named order")
         return cls(samples=decode_arrays(samples, SAMPLES), order=arrays["order"], salt=salt)
 
+    @property
+    def length(self) -> int:
+        """Number of steps."""
+        return len(self.order)
+
     def batch(self, step: int) -> dict[str, Tensor]:
         """Tensors of the batch of step 1, 2, …"""
         return to_batch(self.samples, self.order[step - 1])

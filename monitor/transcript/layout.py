@@ -9,8 +9,8 @@ A run folder holds {M, D, W} of Shavit 2023, section 4.1 (PAPERS S5), the roundi
     steps/00000012.json              leaf of step 12 and the signed head of the log that ends with it
     logs/00000012.rlog               rounding log of step 12
     checkpoints/00000012.safetensors W_12
-    batches/00000012.safetensors     of a run of somebody's own loop, in place of data/: the batch of step 12
-    programs/<sha256>.json           of such a run: a program that its steps execute
+    batches/00000012.safetensors     of a run without a recipe, in place of data/: the batch of step 12
+    programs/<sha256>.json           a program that steps execute
     chips/<id>/log.bin …             what each chip says: log, quote, certificate chain, revealed epoch keys
 """
 

@@ -17,13 +17,13 @@ __all__ = ["Execution", "Leaf", "decode_step", "encode_step"]
 
 _BATCH = re.compile("[0-9a-f]{64}")
 _LOSS = re.compile("[0-9a-f]{8}")
-_KEYS = {"step", "batch", "state", "log", "loss", "flop"}
+_KEYS = {"step", "batch", "state", "log", "loss", "flop", "execution"}
 _EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What a step of somebody's own loop executed.
+    """What a step executed.
 
     Attributes:
         program: SHA-256 of the program, hex.
@@ -89,9 +89,9 @@ class Leaf:
         batch: RFC 9162 root over the salted sample digests, hex.
         state: digests of all shards after the step.
         log: digest of the step's rounding log.
-        loss: bits of the FP32 loss, 8 hex digits.
+        loss: bits of the FP32 loss, 8 hex digits; empty where the program commits to none.
         flop: multiply-adds of matrix products and convolutions, times two.
-        execution: for a step of somebody's own loop, what it executed; such a step declares no loss.
+        execution: the program that the step ran, and its numbers.
     """
 
     step: int
@@ -112,7 +112,7 @@ class Leaf:
             "loss": self.loss,
             "flop": self.flop,
         }
-        return data if self.execution is None else {**data, "execution": self.execution.to_json()}
+        return {**data, "execution": None if self.execution is None else self.execution.to_json()}
 
     def encoded(self) -> bytes:
         """Canonical bytes: the input of the leaf hash."""
@@ -121,9 +121,9 @@ class Leaf:
     @classmethod
     def from_json(cls, data: object, shards: int) -> Leaf:
         """Parse; EvidenceError on any other form."""
-        if not isinstance(data, dict) or set(data) not in (_KEYS, _KEYS | {"execution"}):
+        if not isinstance(data, dict) or set(data) != _KEYS:
             raise EvidenceError("a step's leaf has missing or extra keys")
-        execution = Execution.from_json(data["execution"]) if "execution" in data else None
+        execution = None if data["execution"] is None else Execution.from_json(data["execution"])
         for name in ("batch", "log", "loss"):
             if not isinstance(data[name], str):
                 raise EvidenceError(f"a step's {name} is not text")
@@ -135,8 +135,9 @@ class Leaf:
                 raise EvidenceError("the leaf of the initial state claims a batch, a log, a loss or FLOP")
         else:
             Digest.parse(data["log"])
-            no_loss = execution is not None and data["loss"] == ""
-            if _BATCH.fullmatch(data["batch"]) is None or not (no_loss or _LOSS.fullmatch(data["loss"])):
+            if execution is None:
+                raise EvidenceError(f"step {data['step']} names no program")
+            if _BATCH.fullmatch(data["batch"]) is None or not (data["loss"] == "" or _LOSS.fullmatch(data["loss"])):
                 raise EvidenceError(f"the batch root or loss of step {data['step']} is malformed")
         return cls(
             step=data["step"],

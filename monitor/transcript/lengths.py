@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from firmware_sim import RECORD_BYTES, bounds
 from firmware_sim.bounds import Bound
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.presets import preset
-from monitor.task import Task
-from monitor.training import Training
 from monitor.transcript.layout import METADATA, ORDER, SALT
 from monitor.transcript.manifest import Entry
 
@@ -34,13 +31,13 @@ _HEADER, _HEADER_ENTRY, _HEADER_SIZE = 64, 96, 24
 """Bytes of safetensors' JSON header: in all, for each tensor beside its name, and for each of its dimensions."""
 
 
-def check_lengths(task: Task | LoopTask, files: Mapping[str, Entry]) -> None:
-    """EvidenceError if a signed length is more than the declared task can explain.
+def check_lengths(declared: Declaration, files: Mapping[str, Entry]) -> None:
+    """EvidenceError if a signed length is more than the declaration can explain.
 
-    Batches of a loop are explained by programs, which are not known here (``batch_bytes``).
+    Batches that came as they went are explained by programs, which are not known here (``batch_bytes``).
     """
     for path, entry in files.items():
-        most = _bound(task, path)
+        most = _bound(declared, path)
         if most is not None and entry.length > most.most:
             raise EvidenceError(f"{path} is signed as {entry.length} bytes long: at most {most.most} {most.what}")
     bounds.PROGRAM_BYTES.check(sum(entry.length for path, entry in files.items() if path.startswith("programs/")))
@@ -51,44 +48,35 @@ def batch_bytes(layouts: Mapping[str, Mapping[str, Any]]) -> int:
     return _file_bytes((name, layout["dtype"], layout["shape"]) for name, layout in layouts.items())
 
 
-def _bound(task: Task | LoopTask, path: str) -> Bound | None:
+def _bound(declared: Declaration, path: str) -> Bound | None:
     if path in _BY_PATH:
         return _BY_PATH[path]
     folder, _, name = path.partition("/")
     if folder == "chips":
         return CHIP_FILE_BYTES[name.rpartition("/")[2]]
     if folder == "checkpoints":
-        return Bound(_state_bytes(task), "bytes hold the declared state")
+        return Bound(_state_bytes(declared), "bytes hold the declared state")
     if folder == "batches":
         return None
     if folder == "data":
-        places = 0 if isinstance(task, LoopTask) else task.steps * task.batch_size
+        recipe = declared.recipe
+        places = 0 if recipe is None else recipe.steps * recipe.batch_size
         if path == ORDER:
             order = _file_bytes([("order", "int64", (min(places, bounds.PLACES.most), 1))])
             return Bound(order, "bytes hold the declared order of samples")
-        return Bound(min(_samples_bytes(task, places), bounds.SAMPLES_BYTES.most), "bytes hold the declared samples")
+        return Bound(min(_samples_bytes(declared, places), bounds.SAMPLES_BYTES.most), "bytes hold the declared samples")
     return _BY_FOLDER[folder]
 
 
-def _samples_bytes(task: Task | LoopTask, count: int) -> int:
-    if isinstance(task, LoopTask):
+def _samples_bytes(declared: Declaration, count: int) -> int:
+    if declared.recipe is None:
         return 0
-    arrays = preset(task.preset).samples(None)
+    arrays = preset(declared.recipe.preset).samples(None)
     return _file_bytes((name, str(array.dtype), (count, *array.shape[1:])) for name, array in arrays.items())
 
 
-def _state_bytes(task: Task | LoopTask) -> int:
-    if isinstance(task, LoopTask):
-        return _file_bytes((f"{entry.kind}/{entry.name}", entry.dtype, entry.shape) for entry in task.state)
-    return _preset_bytes(task.preset, task.optimizer, task.momentum)
-
-
-@lru_cache(maxsize=32)
-def _preset_bytes(name: str, optimizer: str, momentum: float) -> int:
-    """Longest checkpoint of a preset; neither the seed nor the length of the run changes it."""
-    task = Task.for_preset(name, seed=0, steps=1, optimizer=optimizer, momentum=momentum, shards=1)
-    state = Training(task, device="meta").memory.export()
-    return _file_bytes((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in state.items())
+def _state_bytes(declared: Declaration) -> int:
+    return _file_bytes((f"{entry.kind}/{entry.name}", entry.dtype, entry.shape) for entry in declared.state)
 
 
 def _file_bytes(tensors: Iterable[tuple[str, str, Iterable[int]]]) -> int:

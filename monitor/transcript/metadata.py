@@ -9,12 +9,11 @@ from typing import Any
 from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_bytes
-from monitor.loops.task import LoopTask
-from monitor.task import Task
+from monitor.loops.declaration import Declaration
 
 __all__ = ["FORMAT", "Metadata", "parse_time"]
 
-FORMAT = "chipwitness/run/1"
+FORMAT = "chipwitness/run/2"
 _LONGEST = timedelta(days=5 * 365)
 _KEYS = {"format", "lab", "task", "data", "chips", "device", "versions", "settings", "started", "declared_end"}
 
@@ -33,8 +32,8 @@ class Metadata:
 
     Attributes:
         lab: who runs it.
-        task: a preset's, or a loop whose steps are programs.
-        data: commitment to D; of a loop, to the salt key alone, since its batches come as it goes.
+        task: what the run declares of its training.
+        data: commitment to D; without a recipe to the salt key alone, since batches come as the run goes.
         chips: which chip holds which shard, in shard order.
         device: name and native fingerprint of the processor that trains, as the lab states them.
         settings: numerical settings of the process, read back.
@@ -42,7 +41,7 @@ class Metadata:
     """
 
     lab: str
-    task: Task | LoopTask
+    task: Declaration
     data: dict[str, str]
     chips: tuple[str, ...]
     device: dict[str, str]
@@ -88,8 +87,7 @@ class Metadata:
             raise EvidenceError("the metadata's settings or chips are malformed")
         for chip in chips:
             bounds.check_chip_id(chip)
-        is_loop = isinstance(data["task"], dict) and "form" in data["task"]
-        task = LoopTask.from_json(data["task"]) if is_loop else Task.from_json(data["task"])
+        task = Declaration.from_json(data["task"])
         if len(chips) != task.shards or len(set(chips)) != len(chips):
             raise EvidenceError(f"the metadata do not name {task.shards} different chips")
         if parse_time(data["declared_end"]) <= parse_time(data["started"]):

@@ -16,7 +16,7 @@ from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical
 from monitor.loops.program import MAXIMUM_PROGRAMS, Program
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.task import Task
 from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
@@ -76,30 +76,22 @@ class RunFolder:
         self.metadata = Metadata.from_json(
             canonical.decode(self.read(METADATA, bounds.METADATA_BYTES), most=bounds.METADATA_BYTES)
         )
-        task = self.metadata.task
-        if isinstance(task, LoopTask):
-            task = replace(task, steps=max(self.manifest.steps, 0))
-        if self.manifest.steps > task.steps:
-            raise EvidenceError(f"the manifest counts {self.manifest.steps} steps of {task.steps}")
+        declared = self.metadata.task
+        steps = max(self.manifest.steps, 0) if declared.length is None else declared.length
+        if self.manifest.steps > steps:
+            raise EvidenceError(f"the manifest counts {self.manifest.steps} steps of {steps}")
         if self.metadata.run_id.hex() != self.manifest.run:
             raise EvidenceError("the manifest belongs to another run than the metadata")
-        lengths.check_lengths(task, {**self.manifest.files, **self.manifest.pending})
-        self.declared: Task | LoopTask = task
+        lengths.check_lengths(declared, {**self.manifest.files, **self.manifest.pending})
+        self.declared: Declaration = replace(declared, steps=steps)
         self.finished = self.manifest.finished
 
     @property
     def task(self) -> Task:
-        """The declared task; CallerError for a run of somebody's own loop, which has a ``loop`` instead."""
-        if isinstance(self.declared, LoopTask):
+        """The preset's task that the run declares as its recipe; CallerError where it has none."""
+        if self.declared.recipe is None:
             raise CallerError(f"{self.folder.name} records a loop of its own; this works on runs of presets")
-        return self.declared
-
-    @property
-    def loop(self) -> LoopTask:
-        """The declared loop, with the number of its steps so far; CallerError for a preset's run."""
-        if isinstance(self.declared, Task):
-            raise CallerError(f"{self.folder.name} is a run of preset {self.declared.preset}, not of a loop of its own")
-        return self.declared
+        return self.declared.recipe
 
     @property
     def manifest_digest(self) -> str:
@@ -163,11 +155,11 @@ class RunFolder:
         return len(self.files)
 
     def _expected_files(self) -> set[str]:
-        """Every path that a run of this task and these chips may hold after its last announced step."""
+        """Every path that a run of this declaration and these chips may hold after its last announced step."""
         last, every = self.manifest.steps, self.declared.checkpoint_every
-        expected = {METADATA, SALT}
-        if isinstance(self.declared, LoopTask):
-            expected |= {batch_path(step) for step in range(1, last + 1)} | set(self.programs().values())
+        expected = {METADATA, SALT} | set(self.programs().values())
+        if self.declared.recipe is None:
+            expected |= {batch_path(step) for step in range(1, last + 1)}
         else:
             expected |= {SAMPLES, ORDER}
         expected |= {step_path(step) for step in range(last + 1)} | {log_path(step) for step in range(1, last + 1)}
@@ -178,7 +170,7 @@ class RunFolder:
         return expected
 
     def programs(self) -> dict[str, str]:
-        """Path of each program of a loop by its digest; EvidenceError if there are too many."""
+        """Path of each program by its digest; EvidenceError if there are too many."""
         paths = {path.removeprefix("programs/").removesuffix(".json"): path for path in self.files}
         found = {digest: path for digest, path in paths.items() if path == program_path(digest)}
         if len(found) > MAXIMUM_PROGRAMS:
@@ -186,7 +178,7 @@ class RunFolder:
         return found
 
     def program(self, digest: str) -> Program:
-        """Return a loop's program; EvidenceError unless it is there and has that digest."""
+        """Return a program; EvidenceError unless it is there and has that digest."""
         if digest not in self._programs:
             program = Program.decode(self.read(program_path(digest)))
             if program.digest != digest:
@@ -223,7 +215,7 @@ class RunFolder:
 
     def batches(self) -> Batches:
         """Return D; EvidenceError unless it opens the commitment in M."""
-        if isinstance(self.declared, Task):
+        if self.declared.recipe is not None:
             return self.data()
         salt = self.read(SALT)
         if salt_commitment(salt) != self.metadata.data:

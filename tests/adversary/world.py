@@ -30,7 +30,7 @@ from monitor.conduct import conduct
 from monitor.declared_data import DeclaredData
 from monitor.lab import train
 from monitor.loops.slots import StepNumbers
-from monitor.loops.task import hyper_of
+from monitor.loops.declaration import hyper_of
 from monitor.site import Site, SiteConfig, new_site_config, next_site_config, site_path
 from monitor.task import Task
 from tests.adversary.evidence import Evidence, contents

@@ -15,7 +15,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 from monitor.loops.program import Program, parse_hex
 from monitor.loops.replaying import ProgramTraining, scalars_of
-from monitor.loops.task import LoopTask
+from monitor.loops.declaration import Declaration
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder
 
 READS = "sha256:" + "0" * 64
@@ -214,7 +214,7 @@ TASKS = [
 @pytest.mark.parametrize("change", TASKS, ids=str)
 def test_malformed_declaration_is_refused(run, change):
     good = run.metadata.to_json()
-    assert isinstance(Metadata.from_json(good).task, LoopTask)
+    assert isinstance(Metadata.from_json(good).task, Declaration)
     with pytest.raises(EvidenceError):
         Metadata.from_json({**good, "task": {**good["task"], **change}})
 

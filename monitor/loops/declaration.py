@@ -1,4 +1,8 @@
-"""What a run of somebody's own loop declares before it starts: numerics, optimizer and the layout of its state."""
+"""What a run declares before it starts: numerics, optimizer, schedule, length and the layout of its state.
+
+Every run has such a declaration. One that follows a recipe (a preset's task) says so, and then lab and inspector derive
+all of it from the recipe, programs included (``monitor.derivation``).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,18 @@ from torch.optim import Optimizer
 from firmware_sim import REGION_KINDS, bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
+from monitor.loops.schedules import Schedule
+from monitor.numerics import DECLARABLE
 from monitor.sharding import ShardedMemory
+from monitor.task import Task
 
-__all__ = ["LoopTask", "StateEntry", "check_hyper", "class_name", "hyper_of", "is_hyper_name", "members_of"]
+__all__ = ["Declaration", "StateEntry", "check_hyper", "class_name", "hyper_of", "is_hyper_name", "members_of"]
 
-_FORM = "loop/2"
-_KEYS = {"form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "parameters", "state"}
+_FORM = "declaration/1"
+_KEYS = {
+    *("form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "parameters", "state"),
+    *("schedule", "length", "recipe"),
+}
 _MOST_GROUPS = 1 << 10
 _HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _SCALARS = (bool, int, float, str, type(None))
@@ -53,10 +63,8 @@ class StateEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopTask:
-    """The declared part of a run whose steps are programs (part of M in Shavit 2023, section 4.1; PAPERS S5).
-
-    How many steps the loop takes is not declared: the signed manifest counts them, and every chip has heard of each.
+class Declaration:
+    """The declared part of a run, whose steps are programs (part of M in Shavit 2023, section 4.1; PAPERS S5).
 
     Attributes:
         seed: of the keys of random operators (dropout).
@@ -64,7 +72,11 @@ class LoopTask:
         groups: hyper-parameters of each parameter group, as they are before the first step.
         parameters: names of the weights in each parameter group, in its order.
         state: all tensors of the state, in the order of memory.
-        steps: steps of the run as far as it came; no part of the declaration.
+        schedule: rule of the learning rates; None where each step declares its own.
+        length: steps of the whole run; None for an open end, where the signed manifest counts them and every chip has
+            heard of each.
+        recipe: the preset's task that decides all of this, or None.
+        steps: ``length``, or how far a run with an open end came; no part of the declaration.
     """
 
     numerics: str
@@ -75,14 +87,19 @@ class LoopTask:
     groups: tuple[Mapping[str, Any], ...]
     parameters: tuple[tuple[str, ...], ...]
     state: tuple[StateEntry, ...]
+    schedule: Schedule | None = None
+    length: int | None = None
+    recipe: Task | None = None
     steps: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
-        if self.numerics not in ("exact", "rounded"):
+        if self.numerics not in (("exact", "rounded") if self.recipe is None else DECLARABLE):
             raise CallerError(f"a loop is recorded with exact or rounded numerics, not {self.numerics!r}")
+        if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= bounds.STEPS.most):
+            raise CallerError(f"the length of a run is 1 … {bounds.STEPS.most} steps, not {self.length!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
             raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed!r}")
-        for name, most in (("checkpoint_every", 99_999_999), ("shards", 4096)):
+        for name, most in (("checkpoint_every", bounds.STEPS.most), ("shards", 4096)):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
                 raise CallerError(f"{name} must be at least 1 and at most {most}, not {value!r}")
@@ -105,6 +122,26 @@ class LoopTask:
             raise CallerError(
                 f"the optimizer has {values} hyper-parameters; at most {bounds.HYPER_VALUES.most} can be recorded"
             )
+
+    @classmethod
+    def of_recipe(
+        cls, task: Task, model: nn.Module, optimizer: Optimizer, state: tuple[StateEntry, ...]
+    ) -> Declaration:
+        """The declaration of a preset's task, given what it builds."""
+        return cls(
+            numerics=task.numerics,
+            seed=task.seed,
+            checkpoint_every=task.checkpoint_every,
+            shards=task.shards,
+            optimizer=class_name(optimizer),
+            groups=tuple(hyper_of(group) for group in optimizer.param_groups),
+            parameters=members_of(model, optimizer),
+            state=state,
+            schedule=Schedule.of("warmup", steps=task.warmup) if task.warmup else Schedule.of("constant"),
+            length=task.steps,
+            recipe=task,
+            steps=task.steps,
+        )
 
     @property
     def byte_count(self) -> int:
@@ -136,19 +173,22 @@ class LoopTask:
             "groups": [dict(group) for group in self.groups],
             "parameters": [list(names) for names in self.parameters],
             "state": [[entry.kind, entry.name, entry.dtype, list(entry.shape)] for entry in self.state],
+            "schedule": None if self.schedule is None else self.schedule.to_json(),
+            "length": self.length,
+            "recipe": None if self.recipe is None else self.recipe.to_json(),
         }
 
     @classmethod
-    def from_json(cls, data: object) -> LoopTask:
+    def from_json(cls, data: object) -> Declaration:
         """Parse what ``to_json`` returned; EvidenceError on anything missing, extra or out of range."""
         if not isinstance(data, dict) or set(data) != _KEYS or data["form"] != _FORM:
-            raise EvidenceError("the loop in the metadata has missing or extra keys")
+            raise EvidenceError("the declaration in the metadata has missing or extra keys")
         state, groups, parameters = data["state"], data["groups"], data["parameters"]
         lists = [state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
         if not all(isinstance(each, list) for each in lists):
-            raise EvidenceError("the loop's state, groups or parameters in the metadata are no lists")
+            raise EvidenceError("the declared state, groups or parameters in the metadata are no lists")
         if not isinstance(data["optimizer"], str):
-            raise EvidenceError("the loop's optimizer in the metadata is no text")
+            raise EvidenceError("the declared optimizer in the metadata is no text")
         try:
             entries = [
                 StateEntry(kind=kind, name=name, dtype=dtype, shape=tuple(shape)) for kind, name, dtype, shape in state
@@ -162,9 +202,12 @@ class LoopTask:
                 groups=tuple(groups),
                 parameters=tuple(tuple(names) for names in parameters),
                 state=tuple(entries),
+                schedule=None if data["schedule"] is None else Schedule.from_json(data["schedule"]),
+                length=data["length"],
+                recipe=None if data["recipe"] is None else Task.from_json(data["recipe"]),
             )
         except (CallerError, TypeError, ValueError) as error:
-            raise EvidenceError(f"the loop in the metadata is invalid: {error}") from None
+            raise EvidenceError(f"the declaration in the metadata is invalid: {error}") from None
 
 
 def _count(value: object) -> int:
