@@ -14,7 +14,7 @@ from firmware_sim.evidence import VerifyingKey
 from inspector.curve import run_curve
 from inspector.devices import current_device, device
 from inspector.drift import native_weights, replay_decisions
-from inspector.replay import initial_state_of, replay_segment
+from inspector.replay import replay_segment
 from inspector.trial import run_trial
 from monitor.environment import accelerator, check_subnormals, fingerprint, settings, versions
 from monitor.numerics.emulated import install_from_environment
@@ -58,7 +58,7 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
     require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
     replays = [replay_segment(run, index, check_rounding=check).to_json() for index in job["segments"]]
-    return {"replays": replays, "initial_state": initial_state_of(run).to_json()}
+    return {"replays": replays}
 
 
 def _drift(job: dict[str, Any]) -> dict[str, Any]:

@@ -1,59 +1,99 @@
-"""What of a loop's run may be opened: what lab and inspector agreed on outside the run, and what follows from it.
+"""What of a run may be opened: what lab and inspector agreed on outside the run, and what follows from it.
 
-A program that was not agreed is not decoded, a state that does not start from an agreed one is not loaded, and a batch
-is not read before an agreed program says how long it is. Of all these only length and, where it costs little, digest
-are checked.
+Of a run that follows a recipe, the inspector derives the agreement from its own copy of the preset; of any other, the
+trust file names it. A declaration that the recipe does not give, a program that was not agreed and a state that does
+not start from an agreed one are not opened, and a batch is not read before an agreed program says how long it is. Of
+all these only length and, where it costs little, digest are checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError
 from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.trust import Trust
+from monitor.derivation import derive, initial_state
 from monitor.loops.program import Program
-from monitor.loops.declaration import Declaration
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import batch_path
 from monitor.transcript.lengths import batch_bytes
 
-__all__ = ["agreed_program", "may_decode", "may_load", "unread_files"]
+__all__ = ["Agreement", "agreement_of", "unread_files"]
 
 
-def may_decode(digest: str, trust: Trust, findings: Findings | None = None) -> bool:
-    """Whether a program may be decoded: it was agreed, or a test has switched that guard off."""
-    return digest in trust.programs or (findings is not None and not findings.is_on(Guard.PROGRAM))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What one run may do.
+
+    Attributes:
+        programs: SHA-256, in hex, of each program that its steps may run.
+        initial_states: digests of the states that it may start from.
+        free: names of hyper-parameters that need not be bound to the arithmetic, and those among the programs that may
+            change numbers outside the optimizer's updates from step to step.
+        has_layout: whether the declared layout of the state was agreed too, so that any state of it may be loaded.
+    """
+
+    programs: frozenset[str]
+    initial_states: frozenset[str]
+    free: frozenset[str]
+    has_layout: bool
+
+    def may_decode(self, digest: str, findings: Findings | None = None) -> bool:
+        """Whether a program may be decoded: it was agreed, or a test has switched that guard off."""
+        return digest in self.programs or (findings is not None and not findings.is_on(Guard.PROGRAM))
+
+    def may_load(self, start: Leaf, findings: Findings | None = None) -> bool:
+        """Whether states may be loaded of a run that starts with this leaf."""
+        agreed = self.has_layout or str(start.state.root) in self.initial_states
+        return agreed or (findings is not None and not findings.is_on(Guard.INITIALISATION))
+
+    def program(self, run: RunFolder, digest: str) -> Program:
+        """Return a program of the run; EvidenceError if it was not agreed."""
+        if not self.may_decode(digest):
+            raise EvidenceError(f"program {digest[:16]}… was not agreed")
+        return run.program(digest)
 
 
-def may_load(start: Leaf, trust: Trust, findings: Findings | None = None) -> bool:
-    """Whether states of a loop may be loaded that starts with this leaf."""
-    agreed = str(start.state.root) in trust.initial_states
-    return agreed or (findings is not None and not findings.is_on(Guard.INITIALISATION))
+def agreement_of(run: RunFolder, trust: Trust | None) -> Agreement:
+    """What the inspector agreed to for a run; without a recipe the trust file says it.
+
+    Raises:
+        CallerError: the run has no recipe, and no trust file was given.
+        EvidenceError: the run declares other things than its recipe gives.
+    """
+    recipe = run.declared.recipe
+    if recipe is None:
+        if trust is None:
+            raise CallerError(f"{run.folder.name} follows no recipe; the trust file must name its agreed programs")
+        return Agreement(
+            programs=trust.programs, initial_states=trust.initial_states, free=trust.free, has_layout=False
+        )
+    derived = derive(recipe)
+    if run.declared != derived.declaration:
+        raise EvidenceError(f"the run declares other things than preset {recipe.preset} and its task give")
+    return Agreement(
+        programs=frozenset({derived.program.digest}),
+        initial_states=frozenset({str(initial_state(recipe).root)}),
+        free=frozenset(),
+        has_layout=True,
+    )
 
 
-def agreed_program(run: RunFolder, digest: str, trust: Trust) -> Program:
-    """Return a program of the run; EvidenceError if it was not agreed."""
-    if not may_decode(digest, trust):
-        raise EvidenceError(f"program {digest[:16]}… was not agreed")
-    return run.program(digest)
-
-
-def unread_files(run: RunFolder, leaves: Sequence[Leaf], trust: Trust, findings: Findings) -> frozenset[str]:
+def unread_files(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings) -> frozenset[str]:
     """Files of a run that are as long as its lab likes, since nothing agreed explains them.
 
     Raises:
         EvidenceError: a batch is longer than the agreed program of its step reads.
     """
-    if not isinstance(run.declared, Declaration):
-        return frozenset()
     named = {leaf.step: leaf.execution.program for leaf in leaves if leaf.execution is not None}
-    stored = {digest for digest in run.programs() if may_decode(digest, trust, findings)}
+    stored = {digest for digest in run.programs() if agreed.may_decode(digest, findings)}
     longest = {digest: batch_bytes(run.program(digest).batch) for digest in sorted(stored)}
     anything = max(longest.values(), default=0)
     unread = set()
-    if not leaves or not may_load(leaves[0], trust, findings):
+    if not leaves or not agreed.may_load(leaves[0], findings):
         unread |= {path for path in run.files if path.startswith("checkpoints/")}
     for step in range(1, run.declared.steps + 1):
         entry = run.files.get(batch_path(step))

@@ -8,28 +8,10 @@ from inspector.findings import Findings
 from inspector.guards import Guard
 from inspector.replay import Segment
 from inspector.transcripts import Transcript
-from monitor.loops.declaration import Declaration
 from monitor.sharding import StateDigest
 from monitor.transcript import Leaf
 
-__all__ = ["compare_initial", "compare_replay"]
-
-
-def compare_initial(transcript: Transcript, state: object, findings: Findings) -> None:
-    """The initial state must be what the declared seed gives (counter-measure of Shavit 2023; PAPERS S5).
-
-    That of a loop is an agreed one, which its transcript was checked for.
-    """
-    task = transcript.run.declared
-    if isinstance(task, Declaration):
-        return
-    expected = StateDigest.from_json(state, task.shards)
-    committed = transcript.leaves[0].state
-    if committed == expected:
-        return
-    text = f"step 0: the initial state is not what seed {task.seed} gives: {_shards(transcript, expected, committed)}"
-    if not any(text == each.text for each in findings.found):  # each device finds the same
-        findings.add(Guard.INITIALISATION, text, run=transcript.run.folder.name, step=0)
+__all__ = ["compare_replay"]
 
 
 def compare_replay(

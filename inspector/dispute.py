@@ -4,7 +4,7 @@ Phase 1 finds the first step at which their committed states part; phase 2 the f
 the decision cases names who is wrong. The referee executes at most one operator.
 
     step 0 differs         the initial state: compared with what the declared seed gives, or what was agreed
-    batch or FLOP differs  compared with the data commitment and the program; of a loop, also its program and numbers
+    declarations differ    batch, program, FLOP and numbers: compared with the data commitment and the agreement
     (1) specification      the operator, its arguments or wiring: compared with the program, found without arithmetic
     (2) an input           comes from an agreed operator, the agreed state or the agreed batch: that decides
     (3) only the output    the referee checks the inputs' digests and executes the operator
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical
-from inspector.disputed import Disputed, Ruling, compare, disputed
+from inspector.disputed import Disputed, Ruling, compare
 from inspector.messages import Failure, Party, Traffic
 from inspector.trust import Trust
 from inspector.verdict import Outcome, Reason, Verdict
@@ -54,13 +54,13 @@ def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
     recorders with ``rounded`` numerics may where a rounding is ambiguous.
 
     Args:
-        trust: what lab and inspector agreed on; a dispute about loops needs it, one about presets does not.
+        trust: what lab and inspector agreed on; runs without a recipe need it.
 
     Raises:
         CallerError: the runs are not of the same task, or not both finished.
         EvidenceError: a run's own log does not hang together.
     """
-    task = disputed(first.run, second.run, trust)
+    task = Disputed(first.run, second.run, trust)
     traffic = Traffic()
     names = [claim.run.folder.name for claim in (first, second)]
     if names[0] == names[1]:

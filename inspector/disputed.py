@@ -1,13 +1,12 @@
 """What a dispute is about: the task that both labs say they did, as the referee knows it without either of them.
 
-A preset's task declares everything beforehand. Of a loop, the agreement in the trust file names the initial states and
-the programs; batches and hyper-parameters are declared step by step, so that two labs may differ in them without either
-being wrong: such a dispute decides nothing.
+The agreement names the initial states and the programs: derived from a recipe, or in the trust file. Batches and
+hyper-parameters that are declared step by step may differ between two labs without either being wrong: such a dispute
+decides nothing.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,19 +15,17 @@ from typing import Any
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.loops import check_numbers
-from inspector.replay import initial_state
+from inspector.agreement import agreement_of
+from inspector.execution import check_numbers
 from inspector.trust import Trust
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import Program
 from monitor.loops.replaying import scalars_of
 from monitor.loops.steps import execution_of
-from monitor.loops.declaration import Declaration
 from monitor.loops.tracing import specification
-from monitor.program import step_flop, step_specification
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["Disputed", "Ruling", "compare", "disputed"]
+__all__ = ["Disputed", "Ruling", "compare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,95 +46,39 @@ def compare(right: Mapping[str, bool], operator: str, what: str) -> Ruling:
     return Ruling(guilty=guilty, operator=operator, text=text, case=what)
 
 
-class Disputed(ABC):
-    """The task of two runs.
+class Disputed:
+    """The task of two finished runs.
 
     Attributes:
         steps, shards, numerics: as both declare them.
+
+    Raises:
+        CallerError: the runs are not of one task that can be disputed.
+        EvidenceError: a run declares other things than its recipe gives.
     """
 
-    steps: int
-    shards: int
-    numerics: str
-
-    @abstractmethod
-    def claim_of(self, leaf: Leaf) -> Leaf:
-        """What a leaf claims, without what may differ between two labs that are both right, such as rounding logs."""
-
-    @abstractmethod
-    def starts_right(self, leaf: Leaf) -> bool:
-        """Whether step 0 holds a state from which this task may start."""
-
-    @abstractmethod
-    def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
-        """Rule on what the parties declare about a step beside its result; None if that is in order."""
-
-    @abstractmethod
-    def specification(self, step: int) -> list[dict[str, Any]]:
-        """What every honest prover's operators of a step are."""
-
-    @abstractmethod
-    def source(self, step: int, kind: str, name: str) -> Tensor:
-        """A tensor that a step reads and no operator made: of the batch, or a constant."""
-
-    def keys(self, step: int, index: int) -> RepeatedKeys | None:
-        """Keys for a random operator of a step; None where programs draw none."""
-        return None
-
-
-class _DisputedPreset(Disputed):
-    def __init__(self, first: RunFolder, second: RunFolder) -> None:
-        self._task = first.task
-        self.steps, self.shards, self.numerics = self._task.steps, self._task.shards, self._task.numerics
-        self._data = first.data()
-        if second.metadata.data != first.metadata.data:
-            raise CallerError("the runs commit to different data, so they are different tasks")
-
-    def claim_of(self, leaf: Leaf) -> Leaf:
-        return replace(leaf, log="")
-
-    def starts_right(self, leaf: Leaf) -> bool:
-        return leaf == Leaf(step=0, batch="", state=initial_state(self._task), log="", loss="", flop=0)
-
-    def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
-        batch, flop = self._data.batch_root(step).hex(), step_flop(self._task)
-        if len({(leaf.batch, leaf.flop) for leaf in leaves.values()}) == 1:
-            return None
-        right = {name: (leaf.batch, leaf.flop) == (batch, flop) for name, leaf in leaves.items()}
-        return compare(right, "batch", "batch or FLOP")
-
-    def specification(self, step: int) -> list[dict[str, Any]]:
-        return step_specification(self._task, step)
-
-    def source(self, step: int, kind: str, name: str) -> Tensor:
-        if kind != "batch":
-            raise EvidenceError(f"a preset's step reads no {kind}")
-        return self._data.batch(step)[name]
-
-
-class _DisputedLoop(Disputed):
     def __init__(self, first: RunFolder, second: RunFolder, trust: Trust | None) -> None:
-        if trust is None:
-            raise CallerError("a dispute about loops needs the trust file, which names the agreed programs")
-        if not first.loop.steps:
-            raise CallerError(f"{first.folder.name} took no step, so it has no result to dispute")
-        if first.loop.steps != second.loop.steps:
-            raise CallerError(f"the loops took {first.loop.steps} and {second.loop.steps} steps: different tasks")
-        self._task: Declaration = first.loop
-        self.steps, self.shards, self.numerics = self._task.steps, self._task.shards, self._task.numerics
+        _require_one_task(first, second)
+        self._declared = first.declared
+        self.steps, self.shards, self.numerics = first.declared.steps, first.declared.shards, first.declared.numerics
         self._runs = (first, second)
-        self._trust = trust
+        self._agreed = agreement_of(first, trust)
         self._program = lru_cache(maxsize=64)(first.program)
 
     def claim_of(self, leaf: Leaf) -> Leaf:
-        """Batches are compared by their content, as each lab salts its own."""
+        """What a leaf claims, without what may differ between two labs that are both right, such as rounding logs.
+
+        Batches are compared by their content, as each lab salts its own.
+        """
         return replace(leaf, log="", batch="")
 
     def starts_right(self, leaf: Leaf) -> bool:
+        """Whether step 0 holds a state from which this task may start."""
         bare = Leaf(step=0, batch="", state=leaf.state, log="", loss="", flop=0)
-        return leaf == bare and str(leaf.state.root) in self._trust.initial_states
+        return leaf == bare and str(leaf.state.root) in self._agreed.initial_states
 
     def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
+        """Rule on what the parties declare about a step beside its result; None if that is in order."""
         for what, check in (
             ("batch", _check_batch),
             ("program", self._check_program),
@@ -162,17 +103,20 @@ class _DisputedLoop(Disputed):
         return None
 
     def specification(self, step: int) -> list[dict[str, Any]]:
-        return specification(self._program_of(step), self._task, execution_of(self._runs[0].leaf(step)))
+        """What every honest prover's operators of a step are."""
+        return specification(self._program_of(step), self._declared, execution_of(self._runs[0].leaf(step)))
 
     def source(self, step: int, kind: str, name: str) -> Tensor:
+        """A tensor that a step reads and no operator made: of the batch, or a constant."""
         if kind == "batch":
             return self._runs[0].batches().batch(step)[name]
         if kind == "constant":
             return self._program_of(step).constants[int(name)].tensor()
-        raise EvidenceError(f"a loop's step reads no {kind}")
+        raise EvidenceError(f"a step reads no {kind}")
 
-    def keys(self, step: int, index: int) -> RepeatedKeys | None:
-        keys = RepeatedKeys(self._task.seed, step)
+    def keys(self, step: int, index: int) -> RepeatedKeys:
+        """Keys for a random operator of a step."""
+        keys = RepeatedKeys(self._declared.seed, step)
         keys.expect(self._program_of(step).calls[index]["draws"])
         return keys
 
@@ -180,10 +124,10 @@ class _DisputedLoop(Disputed):
         return self._program(execution_of(self._runs[0].leaf(step)).program)
 
     def _check_program(self, run: RunFolder, leaf: Leaf) -> bool:
-        return execution_of(leaf).program in self._trust.programs
+        return execution_of(leaf).program in self._agreed.programs
 
     def _check_numbers(self, run: RunFolder, leaf: Leaf) -> bool:
-        check_numbers(run, leaf.step, self._trust)
+        check_numbers(run, leaf.step, self._agreed)
         return True
 
 
@@ -216,21 +160,19 @@ def _undecided(text: str, case: str) -> Ruling:
     return Ruling(guilty=(), operator=None, text=f"the labs {text}: inspect both runs", case=case)
 
 
-def disputed(first: RunFolder, second: RunFolder, trust: Trust | None) -> Disputed:
-    """The task of two finished runs.
-
-    Raises:
-        CallerError: the runs are not of one task that can be disputed.
-    """
+def _require_one_task(first: RunFolder, second: RunFolder) -> None:
     for run in (first, second):
         if not run.finished:
             raise CallerError(f"{run.folder.name} is not finished, so it has no result to dispute")
+        if not run.declared.steps:
+            raise CallerError(f"{run.folder.name} took no step, so it has no result to dispute")
     if first.folder.resolve() == second.folder.resolve():
         raise CallerError("a run cannot be in dispute with itself")
     if first.declared != second.declared:
         raise CallerError("the runs declare different tasks; a dispute is about one task")
+    if first.declared.steps != second.declared.steps:
+        raise CallerError(f"the runs took {first.declared.steps} and {second.declared.steps} steps: different tasks")
     if first.declared.numerics == "native":
         raise CallerError("runs with native numerics cannot be disputed: no two devices reach the same bits")
-    if isinstance(first.declared, Declaration):
-        return _DisputedLoop(first, second, trust)
-    return _DisputedPreset(first, second)
+    if first.declared.recipe is not None and first.metadata.data != second.metadata.data:
+        raise CallerError("the runs commit to different data, so they are different tasks")

@@ -6,21 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor import numerics
-from monitor.loops.steps import ProgramSteps
 from monitor.loops.declaration import Declaration
+from monitor.loops.steps import ProgramSteps
 from monitor.numerics import Bound, LogContradiction
-from monitor.recorder import make_leaf
 from monitor.sharding import StateDigest
-from monitor.task import Task
-from monitor.training import Training
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = [
     "Segment",
     "SegmentReplay",
-    "initial_state",
-    "initial_state_of",
     "replay_segment",
     "segment_count",
     "segment_of",
@@ -73,56 +67,24 @@ class SegmentReplay:
         }
 
 
-def segments(task: Task | Declaration) -> list[Segment]:
+def segments(declared: Declaration) -> list[Segment]:
     """All segments of a run, in order."""
-    return [segment_of(task, index) for index in range(segment_count(task))]
+    return [segment_of(declared, index) for index in range(segment_count(declared))]
 
 
-def segment_count(task: Task | Declaration) -> int:
+def segment_count(declared: Declaration) -> int:
     """Number of segments of a run."""
-    return -(-task.steps // task.checkpoint_every)
+    return -(-declared.steps // declared.checkpoint_every)
 
 
-def segment_of(task: Task | Declaration, index: int) -> Segment:
+def segment_of(declared: Declaration, index: int) -> Segment:
     """One segment; CallerError if there is no such one."""
-    count = segment_count(task)
+    count = segment_count(declared)
     if not 0 <= index < count:
         known = f"segments 0 … {count - 1}" if count else "no step yet"
         raise CallerError(f"there is no segment {index}; this run has {known}")
-    start = index * task.checkpoint_every
-    return Segment(index, start, min(start + task.checkpoint_every, task.steps))
-
-
-def initial_state(task: Task) -> StateDigest:
-    """The digest of the initial state that the declared seed gives."""
-    return Training(task).memory.digest()
-
-
-def initial_state_of(run: RunFolder) -> StateDigest:
-    """The initial state that a preset's seed gives, or of a loop, the one that its first checkpoint holds."""
-    if isinstance(run.declared, Declaration):
-        return ProgramSteps(run, 0).training.memory.digest()
-    return initial_state(run.declared)
-
-
-class _PresetSteps:
-    """Repeats steps of a preset by building its model and optimizer."""
-
-    def __init__(self, run: RunFolder, start: int, *, bound: Bound) -> None:
-        self._run = run
-        self.training = Training(run.task)
-        self.training.memory.load(run.checkpoint(start))
-        self.training.step = start
-        self._data = run.data()
-        self._bound = bound
-
-    def take(self) -> tuple[Leaf, numerics.Session]:
-        """Take the next step and return the leaf that it leads to."""
-        step = self.training.step + 1
-        log, batch = self._run.rounding_log(step), self._data.batch(step)
-        with numerics.replaying(self._run.task.numerics, log, bound=self._bound) as session:
-            loss = self.training.take_step(batch)
-        return make_leaf(self.training, batch_root=self._data.batch_root(step), log=log, loss=loss), session
+    start = index * declared.checkpoint_every
+    return Segment(index, start, min(start + declared.checkpoint_every, declared.steps))
 
 
 def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -> SegmentReplay:
@@ -137,8 +99,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     segment = segment_of(run.declared, index)
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
-    kind = ProgramSteps if isinstance(run.declared, Declaration) else _PresetSteps
-    steps = kind(run, segment.start, bound=Bound(check=check_rounding))
+    steps = ProgramSteps(run, segment.start, bound=Bound(check=check_rounding))
     start_state = steps.training.memory.digest()
     leaves: list[Leaf] = []
     contradiction: dict[str, Any] | None = None

@@ -16,20 +16,20 @@ from typing import Any
 
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from inspector.agreement import agreement_of
 from inspector.answers import Answers
 from inspector.chances import chances
-from inspector.comparison import compare_initial, compare_replay
+from inspector.comparison import compare_replay
 from inspector.devices import device, run_worker
+from inspector.execution import examine_execution, numbers_text
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
-from inspector.loops import examine_loop, numbers_text
 from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
 from inspector.trust import Trust
 from inspector.verdict import Outcome, Reason, Verdict
 from inspector.wording import acceptance, outcomes_by_lab, scope
-from monitor.loops.declaration import Declaration
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "draw", "inspect", "replay", "verify"]
@@ -78,7 +78,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
     text = f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed"
-    text += numbers_text([evidence["loop"]] if "loop" in evidence else [])
+    text += numbers_text([evidence["execution"]])
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
 
 
@@ -187,9 +187,9 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     leaves, tree = run.load_steps()
     if len(leaves) <= segment.stop:
         raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
-    report = examine_loop(run, leaves, trust, findings) if isinstance(run.declared, Declaration) else None
-    transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.batches(), region_tables=[], loop=report)
-    if report is not None and not report.executable:
+    report = examine_execution(run, leaves, agreement_of(run, trust), findings)
+    transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.batches(), region_tables=[], execution=report)
+    if not report.executable:
         return Verdict.of(findings.found, findings.doubts, {"replays": []}, accept="")
     job = _job(transcript, trust, [segment], findings)
     described = _judge(name, transcript, [segment], worker(name, job), findings)
@@ -261,8 +261,7 @@ def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
     evidence["lab"] = run.metadata.lab
     evidence["steps"] = max(len(transcript.leaves) - 1, 0)
     evidence["numerics"] = run.declared.numerics
-    if transcript.loop is not None:
-        evidence["loop"] = transcript.loop.to_json()
+    evidence["execution"] = transcript.execution.to_json()
     evidence["training_device"] = run.metadata.device
     evidence["state_digest"] = str(transcript.leaves[-1].state.root) if transcript.leaves else None
     evidence["log_root"] = transcript.tree.root().hex()
@@ -282,7 +281,7 @@ def _replay(
     """Replay the chosen segments of each run on each device and compare with what was committed."""
     jobs = []
     for transcript in transcripts:
-        if transcript.loop is not None and not transcript.loop.executable:
+        if not transcript.execution.executable:
             continue
         if transcript.run.declared.numerics == "native":
             findings.add(
@@ -354,7 +353,6 @@ def _judge(
         return {**described, "equal": False}
     try:
         before = len(findings.found)
-        compare_initial(transcript, result["initial_state"], findings)
         for segment, replay in zip(chosen, result["replays"], strict=True):
             compare_replay(transcript, segment, replay, name, findings)
         replays = result["replays"]

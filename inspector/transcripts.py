@@ -9,18 +9,16 @@ from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
-from inspector import agreement
 from inspector.agreed_data import check_agreed_data
+from inspector.agreement import agreement_of, unread_files
+from inspector.execution import ExecutionReport, examine_execution
 from inspector.findings import Findings
 from inspector.guards import Guard
-from inspector.loops import LoopReport, examine_loop
 from inspector.trust import Trust
+from monitor.derivation import meta_batch
 from monitor.environment import accelerator
 from monitor.loops.steps import check_size
-from monitor.loops.declaration import Declaration
-from monitor.program import meta_batch, step_flop
 from monitor.sharding import ShardedMemory
-from monitor.training import Training
 from monitor.transcript import Batches, Leaf, RunFolder, parse_time
 from monitor.transcript.layout import batch_path
 
@@ -34,8 +32,8 @@ class Transcript:
     Attributes:
         leaves: steps 0 … committed.
         tree: their RFC 9162 log.
-        region_tables: digest of each shard's region table, as the declared task gives it.
-        loop: for a run of somebody's own loop, what its programs are and whether they may be executed.
+        region_tables: digest of each shard's region table, as the declaration gives it.
+        execution: what its programs are and whether they may be executed.
     """
 
     run: RunFolder
@@ -43,7 +41,7 @@ class Transcript:
     tree: MerkleTree
     data: Batches
     region_tables: list[bytes]
-    loop: LoopReport | None = None
+    execution: ExecutionReport
 
 
 def open_run(folder: Path, trust: Trust) -> RunFolder:
@@ -73,44 +71,39 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     where = {"run": run.folder.name}
     if findings.read(run.check_listing, **where) is None:
         return None
-    if not isinstance(run.declared, Declaration) and not findings.read(
-        lambda: check_agreed_data(run, trust, findings), **where
-    ):
+    agreed = findings.read(lambda: agreement_of(run, trust), **where)
+    if agreed is None:
+        return None
+    has_recipe = run.declared.recipe is not None
+    if has_recipe and not findings.read(lambda: check_agreed_data(run, trust, findings), **where):
         return None
     steps = findings.read(run.load_steps, **where)
     if steps is None:
         return None
-    unread = findings.read(lambda: agreement.unread_files(run, steps[0], trust, findings), **where)
+    unread = findings.read(lambda: unread_files(run, steps[0], agreed, findings), **where)
     if unread is None or findings.read(lambda: run.check_contents(unread), **where) is None:
         return None
     data = findings.read(run.batches, **where)
-    if data is None:
-        return None
-    if not isinstance(run.declared, Declaration) and findings.read(lambda: _check_samples(run, data), **where) is None:
+    if data is None or (has_recipe and findings.read(lambda: _check_samples(run, data), **where) is None):
         return None
     leaves, tree = steps
     if not run.finished:
         _unfinished(run, findings, now)
     elif len(leaves) != run.declared.steps + 1:
         findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
-    if isinstance(run.declared, Declaration) and not leaves:
+    if not leaves:
         return None  # begun, and nothing committed yet
     if run.finished and findings.read(lambda: _check_trained(leaves), **where) is None:
         return None
-    if isinstance(run.declared, Declaration) and not agreement.may_load(leaves[0], trust, findings):
-        examine_loop(run, leaves, trust, findings)
+    if not agreed.may_load(leaves[0], findings):
+        examine_execution(run, leaves, agreed, findings)
         return None
     memory = findings.read(lambda: _memory(run), **where)
     if memory is None:
         return None
     findings.read(lambda: _check_checkpoints(run, leaves, memory), **where)
     findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
-    report = None
-    if isinstance(run.declared, Declaration):
-        report = examine_loop(run, leaves, trust, findings)
-    else:
-        findings.read(lambda: _check_no_programs(leaves), **where)
-        findings.check(Guard.RULES, lambda: _check_flop(run, leaves), **where)
+    report = examine_execution(run, leaves, agreed, findings)
     findings.read(lambda: _check_logs(run, leaves), **where)
     return Transcript(
         run=run,
@@ -118,34 +111,26 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
         tree=tree,
         data=data,
         region_tables=[shard.table_digest().value for shard in memory.shards],
-        loop=report,
+        execution=report,
     )
 
 
 def _check_trained(leaves: list[Leaf]) -> bool:
-    """A loop declares no number of steps, but whoever finishes a run has taken some."""
+    """Whoever finishes a run has taken steps, declared beforehand or not."""
     if len(leaves) < 2:
         raise EvidenceError("the run is finished and commits no step")
     return True
 
 
 def _memory(run: RunFolder) -> ShardedMemory:
-    """Memory of the declared layout; a loop's state must be as large as its first checkpoint's file allows."""
-    if not isinstance(run.declared, Declaration):
-        return Training(run.declared).memory
+    """Memory of the declared layout; the state must be as large as its first checkpoint's file allows."""
     check_size(run)
     return run.declared.empty_memory(accelerator())
 
 
-def _check_no_programs(leaves: list[Leaf]) -> None:
-    for leaf in leaves:
-        if leaf.execution is not None:
-            raise EvidenceError(f"step {leaf.step} of a preset's run names a program")
-
-
 def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
     committed = max(run.committed, 0)
-    whole = "" if isinstance(run.declared, Declaration) else f"of {run.declared.steps} "
+    whole = "" if run.declared.length is None else f"of {run.declared.length} "
     text = f"the run is unfinished: {committed} {whole}steps are committed"
     end = run.metadata.declared_end
     if now > parse_time(end):
@@ -158,7 +143,7 @@ def _check_checkpoints(run: RunFolder, leaves: list[Leaf], memory: ShardedMemory
     """Each W_i is there and is the state that its leaf commits to; an open-ended run has its last when it ends."""
     last = len(leaves) - 1
     due = set(range(0, last + 1, run.declared.checkpoint_every)) | {0}
-    if run.finished or not isinstance(run.declared, Declaration):
+    if run.finished or run.declared.length is not None:
         due.add(run.declared.steps)
     for step in sorted(due):
         if step > last:
@@ -187,10 +172,3 @@ def _check_logs(run: RunFolder, leaves: list[Leaf]) -> None:
     for leaf in leaves[1:]:
         if leaf.log != str(digest_bytes("rounding-log", run.rounding_log(leaf.step))):
             raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step commits to")
-
-
-def _check_flop(run: RunFolder, leaves: list[Leaf]) -> None:
-    expected = step_flop(run.task)
-    for leaf in leaves[1:]:
-        if leaf.flop != expected:
-            raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {expected}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inspector.execution import NOT_REVIEWED, numbers_text
 from inspector.findings import Findings
-from inspector.loops import NOT_REVIEWED, numbers_text
 from inspector.transcripts import Transcript
 from inspector.trust import Trust
 from inspector.verdict import Outcome
@@ -44,7 +44,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
-    text += numbers_text([run["loop"] for run in evidence["runs"] if "loop" in run])
+    text += numbers_text([run["execution"] for run in evidence["runs"]])
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
@@ -52,10 +52,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
 
 def scope(transcripts: Sequence[Transcript]) -> str:
     """What an acceptance does not say."""
-    limits = list(NOT_COVERED)
-    if any(transcript.loop is not None for transcript in transcripts):
-        limits += NOT_REVIEWED
-    return "not covered: " + "; ".join(limits)
+    derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
+    return "not covered: " + "; ".join([*NOT_COVERED, *(() if derived else NOT_REVIEWED)])
 
 
 def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust: Trust) -> dict[str, str]:

@@ -61,12 +61,12 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "verified manifest": (("inspector.session.verified_manifest", _nothing),),
     # law 5: declared numbers
     "agreed data": (("inspector.transcripts.check_agreed_data", lambda *_: True),),
-    "numbers bound": (("inspector.loops._doubt_unbound", _nothing),),
+    "numbers bound": (("inspector.execution._doubt_unbound", _nothing),),
     "numbers equal": (("monitor.loops.slots._is_close", _always),),
     "rates are numbers": (
-        ("inspector.loops._rates", lambda groups, step: [float(group.get("lr", 0.0)) for group in groups]),
+        ("inspector.execution._rates", lambda groups, step: [float(group.get("lr", 0.0)) for group in groups]),
     ),
-    "changes declared": (("inspector.loops._doubt_changed", _nothing),),
+    "changes declared": (("inspector.execution._doubt_changed", _nothing),),
     # law 6: bounds and printing
     "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),
     "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),

@@ -45,14 +45,14 @@ from inspector.registry.genesis_csv import read_chips
 from inspector.registry.proof import ChipProof
 from inspector.registry.signing import SignedStatement, decode_payload, sign
 from inspector.registry.statements import Enrolment
-from inspector.replay import initial_state_of, replay_segment, segments
+from inspector.replay import replay_segment, segments
 from inspector.session import _judge
 from inspector.transcripts import Transcript, read_transcript
 from inspector.trust import Trust
 from monitor import Recorder
 from monitor.lab import train
-from monitor.loops.program import Program
 from monitor.loops.declaration import Declaration
+from monitor.loops.program import Program
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import Policy, bound_named
 from monitor.site import Site, new_site_config
@@ -112,7 +112,7 @@ def prepare(folder: Path) -> None:
             optimizer.step()
     recorder.finish()
     run = World(folder).preset
-    answer = {"replays": [replay_segment(run, 0).to_json()], "initial_state": initial_state_of(run).to_json()}
+    answer = {"replays": [replay_segment(run, 0).to_json()]}
     document = {"device": "native", "fingerprint": "f", "seconds": 0.5, **answer}
     (folder / "answer.json").write_text(json.dumps(document), encoding="utf-8")
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from monitor.loops.declaration import Declaration
 from monitor.loops.program import Program, operator_of, scalar_numbers
 from monitor.loops.reference import NotBound, Update
-from monitor.loops.declaration import Declaration
 from monitor.trace import layout_of, written_positions
 
 __all__ = ["Bound", "ProgramWrites", "bind", "calls_of"]

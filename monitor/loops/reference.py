@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.loops.capture import Capture
+from monitor.loops.declaration import Declaration
 from monitor.loops.keys import RecordedKeys
 from monitor.loops.program import Program
-from monitor.loops.declaration import Declaration
 from monitor.loops.watching import WriteWatch
 from monitor.numerics.session import is_counted
 

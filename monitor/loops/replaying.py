@@ -12,10 +12,10 @@ from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.environment import accelerator
 from monitor.loops.capture import digest_reads
+from monitor.loops.declaration import Declaration
 from monitor.loops.interpreter import Watch, execute
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import Program, parse_hex
-from monitor.loops.declaration import Declaration
 from monitor.transcript.leaf import Execution, Leaf
 
 __all__ = ["ProgramTraining"]

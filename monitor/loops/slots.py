@@ -17,9 +17,9 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from monitor.loops.binding import Bound, ProgramWrites, bind, calls_of
+from monitor.loops.declaration import Declaration
 from monitor.loops.program import Program, parse_hex
 from monitor.loops.reference import IMPLEMENTATION, SCHEDULES, NotBound, ReferenceOptimizer
-from monitor.loops.declaration import Declaration
 
 __all__ = ["Slot", "StepNumbers", "overlay"]
 

@@ -30,8 +30,9 @@ def execution_of(leaf: Leaf) -> Execution:
 def check_size(run: RunFolder) -> None:
     """The declared state is no larger than its first checkpoint's file, before memory is made for it."""
     entry = run.files.get(checkpoint_path(0))
-    if entry is None or run.declared.byte_count > entry.length:
-        raise EvidenceError(f"a state of {run.declared.byte_count} bytes is declared, more than the first checkpoint holds")
+    size = run.declared.byte_count
+    if entry is None or size > entry.length:
+        raise EvidenceError(f"a state of {size} bytes is declared, more than the first checkpoint holds")
 
 
 class ProgramSteps:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
+from monitor.loops.declaration import Declaration, StateEntry
 from monitor.loops.program import Program
 from monitor.loops.replaying import scalars_of
-from monitor.loops.declaration import Declaration, StateEntry
 from monitor.trace import COMMIT_STATE, DIGEST_LAYOUT, Node, layout_of, tensor_digest
 from monitor.transcript.leaf import Execution
 

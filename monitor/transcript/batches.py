@@ -37,7 +37,7 @@ class Batches(Protocol):
 
 
 def salt_commitment(salt: bytes) -> dict[str, str]:
-    """What M says about D where batches come as the run goes: a commitment to the salt key; each batch is committed by its step."""
+    """What M says about D where batches come as the run goes, committed step by step: a commitment to the salt key."""
     return {"salt": str(digest_bytes("salt", salt))}
 
 

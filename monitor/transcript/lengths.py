@@ -64,7 +64,8 @@ def _bound(declared: Declaration, path: str) -> Bound | None:
         if path == ORDER:
             order = _file_bytes([("order", "int64", (min(places, bounds.PLACES.most), 1))])
             return Bound(order, "bytes hold the declared order of samples")
-        return Bound(min(_samples_bytes(declared, places), bounds.SAMPLES_BYTES.most), "bytes hold the declared samples")
+        samples = min(_samples_bytes(declared, places), bounds.SAMPLES_BYTES.most)
+        return Bound(samples, "bytes hold the declared samples")
     return _BY_FOLDER[folder]
 
 

@@ -15,8 +15,8 @@ from firmware_sim import bounds
 from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical
-from monitor.loops.program import MAXIMUM_PROGRAMS, Program
 from monitor.loops.declaration import Declaration
+from monitor.loops.program import MAXIMUM_PROGRAMS, Program
 from monitor.task import Task
 from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment

@@ -29,8 +29,8 @@ from monitor._conduct import Conduct
 from monitor.conduct import conduct
 from monitor.declared_data import DeclaredData
 from monitor.lab import train
-from monitor.loops.slots import StepNumbers
 from monitor.loops.declaration import hyper_of
+from monitor.loops.slots import StepNumbers
 from monitor.site import Site, SiteConfig, new_site_config, next_site_config, site_path
 from monitor.task import Task
 from tests.adversary.evidence import Evidence, contents

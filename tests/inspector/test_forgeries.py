@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from monitor.recorder import PresetRecorder
 
 from firmware_sim import LogRecord, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
@@ -16,7 +17,6 @@ from inspector.guards import ALL_GUARDS, Guard, Settings
 from inspector.session import inspect, verify
 from inspector.verdict import Outcome
 from monitor.conduct import Conduct
-from monitor.recorder import PresetRecorder
 from monitor.site import Site, site_path
 from monitor.task import Task
 from monitor.transcript import Entry, Manifest, RunData, RunFolder

@@ -98,7 +98,7 @@ def test_one_long_run_declared_as_two_is_rejected_and_passes_with_its_guard_off(
 
 def test_run_is_chained_to_one_of_the_same_model_only(make_run):
     first = make_run("first", steps=1)
-    with pytest.raises(CallerError, match="same preset and optimizer; that was digits-cnn"):
+    with pytest.raises(CallerError, match="same model and optimizer; that was another"):
         make_run("second", lie="chained-runs", after=first.run, preset="tiny-gpt", steps=1)
     assert not (first.run.parent / "second").exists()
 

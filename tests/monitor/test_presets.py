@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from monitor.program import meta_batch, step_flop, step_specification
 from torch import is_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -21,7 +22,6 @@ from monitor.numerics.operators import functional_name, operator_table
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.presets._dropout import MaskStream
 from monitor.presets.gpt2_117m import GPT2, GPT2Config, preset_of
-from monitor.program import meta_batch, step_flop, step_specification
 from monitor.task import Task, draw_order
 from monitor.trace import Tracer
 from monitor.training import Training

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
+from monitor.loops.declaration import Declaration
 from monitor.loops.program import Program, parse_hex
 from monitor.loops.replaying import ProgramTraining, scalars_of
-from monitor.loops.declaration import Declaration
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder
 
 READS = "sha256:" + "0" * 64

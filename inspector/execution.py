@@ -1,9 +1,9 @@
-"""Checks of a run of somebody's own loop: its programs, where it starts, and what its declared numbers govern.
+"""Checks of what a run executed: its programs, where it starts, and what its declared numbers govern.
 
-None of the lab's Python runs here. What stands in its place is an agreement from outside the run: the trust file names
-the programs and the initial state. The numbers of the optimizer's updates must be those that PyTorch's own class takes
-with the declared hyper-parameters; where that cannot be compared, nothing is concluded. Hyper-parameters are declared
-step by step, and each that changes is listed.
+None of the lab's Python runs here. What stands in its place is an agreement from outside the run (``agreement``) that
+names the programs and the initial state. The numbers of the optimizer's updates must be those that PyTorch's own class
+takes with the declared hyper-parameters; where that cannot be compared, nothing is concluded. Hyper-parameters are
+declared step by step, and each that changes is listed.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
-from inspector import agreement
+from inspector.agreement import Agreement
 from inspector.findings import Findings
 from inspector.guards import Guard
-from inspector.trust import Trust
+from monitor.loops.declaration import is_hyper_name
 from monitor.loops.program import Program
 from monitor.loops.reference import SCHEDULES
 from monitor.loops.replaying import scalars_of
 from monitor.loops.slots import StepNumbers, overlay
 from monitor.loops.steps import execution_of
-from monitor.loops.declaration import is_hyper_name
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["NOT_REVIEWED", "LoopReport", "check_numbers", "examine_loop", "numbers_text"]
+__all__ = ["NOT_REVIEWED", "ExecutionReport", "check_numbers", "examine_execution", "numbers_text"]
 
 NOT_REVIEWED = ("FLOP as the lab counts", "paths from batches to weights not reviewed")
 """What agreeing to a program's digest does not show."""
 
 
 @dataclass(slots=True, kw_only=True)
-class LoopReport:
-    """What an inspection says about a loop.
+class ExecutionReport:
+    """What an inspection says about what a run executed.
 
     Attributes:
         executable: its programs are agreed, so that replay devices may run them.
@@ -76,39 +75,45 @@ class LoopReport:
         }
 
 
-def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Findings) -> LoopReport:
-    """Check all steps of a loop against the agreement in the trust file."""
+def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, findings: Findings) -> ExecutionReport:
+    """Check all steps of a run against the agreement."""
     where = {"run": run.folder.name}
-    report = LoopReport()
+    report = ExecutionReport()
     start = leaves[0].state.root
-    if str(start) not in trust.initial_states:
-        text = "step 0: the initial state is not one that was agreed"
+    if str(start) not in agreed.initial_states:
+        text = f"step 0: the initial state is not {_which(agreed, run)}"
         findings.add(Guard.INITIALISATION, text, step=0, **where)
     report.programs = Counter(leaf.execution.program for leaf in leaves if leaf.execution is not None)
-    programs = findings.read(lambda: _read_programs(run, report, trust, findings), **where)
+    programs = findings.read(lambda: _read_programs(run, report, agreed, findings), **where)
     if programs is None:
         return report
     report.constant_bytes = sum(len(each.data) for program in programs.values() for each in program.constants)
-    report.executable = agreement.may_load(leaves[0], trust, findings)
-    strangers = [digest for digest in sorted(report.programs) if digest not in trust.programs]
+    report.executable = agreed.may_load(leaves[0], findings)
+    strangers = [digest for digest in sorted(report.programs) if digest not in agreed.programs]
     if strangers and findings.is_on(Guard.PROGRAM):
         report.executable = False
         steps = [leaf.step for leaf in leaves if leaf.execution is not None and leaf.execution.program in strangers]
         text = f"step {steps[0]}: runs program {strangers[0][:16]}…, which was not agreed"
         findings.add(Guard.PROGRAM, text, step=steps[0], **where)
-    if not agreement.may_load(leaves[0], trust, findings) or len(programs) < len(report.programs):
+    if not agreed.may_load(leaves[0], findings) or len(programs) < len(report.programs):
         return report  # what was not agreed is not opened, so nothing more can be said
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
     findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
-    findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, trust, report), **where)
-    _doubt_unbound(report, trust, findings, where)
-    _doubt_changed(report, trust, findings, where)
+    findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
+    _doubt_unbound(report, agreed, findings, where)
+    _doubt_changed(report, agreed, findings, where)
     return report
 
 
-def _read_programs(run: RunFolder, report: LoopReport, trust: Trust, findings: Findings) -> dict[str, Program]:
+def _which(agreed: Agreement, run: RunFolder) -> str:
+    return "one that was agreed" if run.declared.recipe is None else f"what seed {run.declared.seed} gives"
+
+
+def _read_programs(
+    run: RunFolder, report: ExecutionReport, agreed: Agreement, findings: Findings
+) -> dict[str, Program]:
     """The agreed programs that steps name; every file is named, or announced with the next step, and each is there."""
     stored = {digest for digest, path in run.programs().items() if path in run.manifest.files}
     unused = sorted(stored - set(report.programs))
@@ -117,7 +122,7 @@ def _read_programs(run: RunFolder, report: LoopReport, trust: Trust, findings: F
     missing = sorted(set(report.programs) - set(run.programs()))
     if missing:
         raise EvidenceError(f"program {missing[0][:16]}… is run by a step, but not stored")
-    return {digest: run.program(digest) for digest in report.programs if agreement.may_decode(digest, trust, findings)}
+    return {digest: run.program(digest) for digest in report.programs if agreed.may_decode(digest, findings)}
 
 
 def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]) -> bool:
@@ -125,23 +130,23 @@ def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program
     for leaf in leaves[1:]:
         execution = execution_of(leaf)
         scalars_of(programs[execution.program], execution)
-        if len(execution.hyper) != len(run.loop.groups):
+        if len(execution.hyper) != len(run.declared.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
-        for changes, declared in zip(execution.hyper, run.loop.groups, strict=True):
+        for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
             if not set(changes) <= set(declared):
                 raise EvidenceError(f"step {leaf.step} declares a hyper-parameter that the optimizer does not have")
     return True
 
 
-def check_numbers(run: RunFolder, last: int, trust: Trust) -> None:
+def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:
     """EvidenceError if a number that a step up to ``last`` takes is not what its declared hyper-parameters give."""
     leaves = run.load_steps()[0][: last + 1]
-    if not agreement.may_load(leaves[0], trust):
+    if not agreed.may_load(leaves[0]):
         raise EvidenceError("the initial state is not one that was agreed")
     named = {execution_of(leaf).program for leaf in leaves[1:]}
-    programs = {digest: agreement.agreed_program(run, digest, trust) for digest in named}
+    programs = {digest: agreed.program(run, digest) for digest in named}
     _check_steps(run, leaves, programs)
-    _follow(run, leaves, programs, trust, LoopReport())
+    _follow(run, leaves, programs, agreed, ExecutionReport())
 
 
 def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> None:
@@ -151,22 +156,25 @@ def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> None:
             raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {expected}")
 
 
-def _follow(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program], trust: Trust, report: LoopReport) -> None:
+def _follow(
+    run: RunFolder, leaves: list[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
+) -> None:
     """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
     used = {
-        leaf.step: overlay(run.loop.groups, execution_of(leaf).hyper)
+        leaf.step: overlay(run.declared.groups, execution_of(leaf).hyper)
         for leaf in leaves[1:]
         if programs[execution_of(leaf).program].updates or any(execution_of(leaf).hyper)
     }
     rates = zip(*(_rates(groups, step) for step, groups in used.items()), strict=True)
     report.rates = [[min(seen), max(seen)] for seen in rates]
-    report.changed = list(_changed(run.loop.groups, list(used.values())))
-    numbers = StepNumbers(run.loop, run.checkpoint(0))
+    report.changed = list(_changed(run.declared.groups, list(used.values())))
+    _check_schedule(run, used)
+    numbers = StepNumbers(run.declared, run.checkpoint(0))
     try:
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
             numbers.take(programs[execution.program], execution.slots, execution.hyper)
-            free = [slot for slot in numbers.unexplained() if slot.program not in trust.free]
+            free = [slot for slot in numbers.unexplained() if slot.program not in agreed.free]
             if free:
                 raise EvidenceError(
                     f"step {leaf.step}: a number that {free[0].operator} takes (scalar {free[0].number}) changes from "
@@ -175,6 +183,20 @@ def _follow(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program], tr
     finally:
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
+
+
+def _check_schedule(run: RunFolder, used: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+    """Each step that updates uses the learning rates that the declared schedule gives."""
+    schedule = run.declared.schedule
+    if schedule is None:
+        return
+    for step, groups in used.items():
+        for number, (group, declared) in enumerate(zip(groups, run.declared.groups, strict=True)):
+            if not schedule.agrees(declared.get("lr"), group.get("lr"), step):
+                raise EvidenceError(
+                    f"step {step} uses learning rate {group.get('lr')!r:.40} in group {number}, but the declared "
+                    f"schedule gives {schedule.rate(declared['lr'], step)!r}"
+                )
 
 
 def _rates(groups: Sequence[Mapping[str, Any]], step: int) -> list[float]:
@@ -211,17 +233,17 @@ def _is_same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _doubt_unbound(report: LoopReport, trust: Trust, findings: Findings, where: Mapping[str, Any]) -> None:
+def _doubt_unbound(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
     """A declared hyper-parameter that governs no number that could be found says nothing about the training."""
-    names = sorted(set(report.unbound) - trust.free)
+    names = sorted(set(report.unbound) - agreed.free)
     if names:
         text = f"not bound to the arithmetic: {_listed(names)}, since {report.unbound[names[0]]}"
         findings.doubt(text, **where)
 
 
-def _doubt_changed(report: LoopReport, trust: Trust, findings: Findings, where: Mapping[str, Any]) -> None:
+def _doubt_changed(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
     """Learning rates follow schedules; of anything else, the declaration before the first step is what was declared."""
-    lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | trust.free]
+    lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | agreed.free]
     if lines:
         findings.doubt(f"hyper-parameters change in the run: {_changes(lines)}", **where)
 
