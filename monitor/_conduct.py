@@ -31,7 +31,7 @@ def undeclared(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shuffle_weights(memory: ShardedMemory, seed: int) -> None:
-    """Put other weights in place of a state's: the same values and a little more, in an order that the seed gives."""
+    """Put other weights in place of a state's: its own in an order that the seed gives, and a little added."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for (kind, _), tensor in memory.tensors.items():

@@ -26,7 +26,7 @@ from monitor.numerics import Bound
 from monitor.presets import initialise
 from monitor.training import build
 from monitor.transcript import Manifest
-from monitor.transcript.layout import CHIP_FILES, MANIFEST, checkpoint_path, chip_path, log_path, step_path
+from monitor.transcript.layout import CHIP_FILES, MANIFEST, batch_path, checkpoint_path, chip_path, log_path, step_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ class _ChangeSample(Conduct):
             return declared
         changed = {name: values.clone() for name, values in declared.items()}
         inputs = max(changed.values(), key=lambda values: values.numel())
-        inputs[0] = inputs[0].flip(0) if inputs.dim() > 1 else inputs[-1]
+        inputs[0] = inputs[0].reshape(-1).flip(0).view(inputs[0].shape) if inputs.dim() > 1 else inputs[-1]
         return changed
 
 
@@ -123,7 +123,7 @@ class _TruncateTranscript(Conduct):
         late = {
             place(step)
             for step in range(last + 1, manifest.steps + 1)
-            for place in (step_path, log_path, checkpoint_path)
+            for place in (step_path, log_path, checkpoint_path, batch_path)
         }
         late |= {chip_path(chip.chip_id, name) for chip in site.chips for name in CHIP_FILES}
         for name in late & set(manifest.files):
@@ -153,7 +153,10 @@ class _EditOptimizer(Conduct):
 
     def before_commit(self, moment: Moment) -> None:
         if moment.step == self._step:
-            state = next(tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "optimizer")
+            held = [tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "optimizer"]
+            if not held:
+                raise CallerError("the optimizer keeps no state that this lie could edit")
+            state = max(held, key=lambda tensor: tensor.dim())
             state.view(-1)[:1].mul_(2)
 
 

@@ -13,6 +13,7 @@ from firmware_sim.errors import CallerError
 from monitor.conduct import conduct
 from monitor.declared_data import declared_data
 from monitor.environment import accelerator, check_subnormals
+from monitor.loops.evidence import chip_evidence, write_answers
 from monitor.loops.interpreter import loss_bits
 from monitor.loops.recorder import Recorder, lab_salt
 from monitor.loops.sources import DeclaredSource
@@ -21,7 +22,7 @@ from monitor.task import Task
 from monitor.training import build, take_step
 from monitor.transcript import RunData, RunFolder
 
-__all__ = ["Progress", "TrainResult", "resume", "train"]
+__all__ = ["Progress", "TrainResult", "chip_evidence", "resume", "train", "write_answers"]
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, loss bits)."""

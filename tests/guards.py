@@ -73,7 +73,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "tensor shapes": (("firmware_sim.bounds.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
     "steps have files": (("monitor.transcript.manifest.check_steps", _nothing),),
-    "agreed before opened": (("inspector.agreement.may_decode", _always),),
+    "agreed before opened": (("inspector.agreement.Agreement.may_decode", _always),),
     "lab names": (("firmware_sim.bounds.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.messages.check_materialised", _nothing),),

@@ -267,7 +267,7 @@ class Recorder:
     @property
     def run_id(self) -> str:
         """Name of the run, hex."""
-        return self._run_id
+        return self._run_id.hex()
 
     @property
     def rounding_log_bytes(self) -> int:
@@ -355,7 +355,7 @@ class Recorder:
         """Make site and run folder, and commit the initial state."""
         self._conduct.check(declared, config)
         self._declared, self._source = declared, source
-        if not self._options.trusted:
+        if self._is_checked:
             self._rules = StepNumbers(declared, self._before)
         self._site = Site.create(site_path(self.folder), config)
         self._start = self._loop.memory.digest()
@@ -381,11 +381,11 @@ class Recorder:
             metadata=metadata.to_json(),
             data=source.files,
         )
-        self._run_id = metadata.run_id.hex()
-        self._host_for(metadata.run_id)
+        self._run_id = metadata.run_id
+        self._make_host()
         self._commit_start()
 
-    def _host_for(self, run_id: bytes) -> None:
+    def _make_host(self) -> None:
         self._host = Host(
             self._declared,
             self._loop.memory,
@@ -393,7 +393,7 @@ class Recorder:
             self._site,
             self._writer,
             self._conduct,
-            run_id,
+            self._run_id,
         )
 
     def _take_over(
@@ -401,7 +401,7 @@ class Recorder:
     ) -> None:
         """Bring memory and chips to the last committed step of an unfinished run."""
         leaves, _ = run.load_steps()
-        declared, self._writer, self._run_id = run.declared, writer, run.metadata.run_id.hex()
+        declared, self._writer, self._run_id = run.declared, writer, run.metadata.run_id
         name = class_name(self._optimizer)
         mine = replace(declared, optimizer=name, parameters=parameters, state=self._loop.entries)
         keys = [set(group) - {_SCHEDULED} for group in declared.groups]  # a schedule may come before or after
@@ -419,7 +419,7 @@ class Recorder:
             raise CallerError(
                 f"the optimizer keeps {self._loop.numbers[0]} outside tensors, where no checkpoint has it"
             )
-        if not self._options.trusted:
+        if self._is_checked:
             self._rules = StepNumbers(declared, run.checkpoint(0) if leaves else self._before)
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
@@ -437,7 +437,7 @@ class Recorder:
         self._site.remove_staging()
         for leaf in leaves:
             writer.tree.append(leaf.encoded())
-        self._host_for(run.metadata.run_id)
+        self._make_host()
         if leaves:
             self._repeat_committed(run, leaves)
         else:

@@ -64,7 +64,7 @@ def ask(capsys, command: str, run: Path, *words: str) -> tuple[int, dict]:
 
 def verify(capsys, run: Path) -> tuple[int, str, dict]:
     code, answer = ask(capsys, "verify", run)
-    return code, answer["reasons"][0]["text"], answer["evidence"]["loop"]
+    return code, answer["reasons"][0]["text"], answer["evidence"]["execution"]
 
 
 def inspect(capsys, run: Path) -> tuple[int, dict]:

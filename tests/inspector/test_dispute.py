@@ -47,7 +47,7 @@ def test_liar_is_named_with_step_and_operator(right, record, tmp_path, lie, step
     assert verdict.evidence["guilty"] == "wrong"
     assert verdict.evidence["step"] == step
     assert verdict.evidence["operators_executed"] == 0
-    expected = "aten.add_.Tensor" if lie == "other-learning-rate" else "aten._to_copy.default"
+    expected = "chipwitness.commit_state" if lie == "other-learning-rate" else "aten._to_copy.default"
     assert verdict.evidence["operator"] == expected
 
 
@@ -96,7 +96,7 @@ def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
     ("lie", "operator", "case"),
     [
         ("edited-optimizer", "chipwitness.commit_state", "input"),
-        ("under-reported-flop", "batch", "batch or FLOP"),
+        ("under-reported-flop", "the step", "FLOP"),
     ],
 )
 def test_other_decision_cases(right, record, tmp_path, lie, operator, case):

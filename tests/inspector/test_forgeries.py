@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from monitor.recorder import PresetRecorder
 
 from firmware_sim import LogRecord, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
@@ -17,6 +16,7 @@ from inspector.guards import ALL_GUARDS, Guard, Settings
 from inspector.session import inspect, verify
 from inspector.verdict import Outcome
 from monitor.conduct import Conduct
+from monitor.loops.host import Host
 from monitor.site import Site, site_path
 from monitor.task import Task
 from monitor.transcript import Entry, Manifest, RunData, RunFolder
@@ -69,8 +69,8 @@ class Resigner:
 
 def test_heads_without_ticks_are_rejected(make_run, monkeypatch, passes_without):
     """The lab lets no time pass in two steps, so that no snapshot can fall there."""
-    tick = PresetRecorder.tick_chips
-    monkeypatch.setattr(PresetRecorder, "tick_chips", lambda self, step: None if step in (5, 6) else tick(self, step))
+    tick = Host.tick_chips
+    monkeypatch.setattr(Host, "tick_chips", lambda self, step: None if step in (5, 6) else tick(self, step))
     recorded = make_run()
     verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
@@ -85,14 +85,12 @@ def test_heads_committed_late_are_rejected(make_run, monkeypatch):
     def late(self, step):
         if step == 6:
             for number in range(1, 7):
-                for chip in self._chips:
-                    chip.commit(self._run_id, number, self._writer.tree.root(number + 1))
+                for chip in self.site.chips:
+                    chip.commit(self._run_id, number, self.root(number))
         self.tick_chips(step)
 
-    announce = PresetRecorder.announce
-    monkeypatch.setattr(
-        PresetRecorder, "announce", lambda self, step: late(self, step) if step else announce(self, step)
-    )
+    announce = Host.announce
+    monkeypatch.setattr(Host, "announce", lambda self, step: late(self, step) if step else announce(self, step))
     verdict = check(make_run())
     assert verdict.outcome is Outcome.REJECT
     assert "no busy tick passed after step 1 was committed" in reasons(verdict)
@@ -115,18 +113,18 @@ def test_chip_without_attached_memory_is_rejected(make_run, monkeypatch):
 def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch, passes_without):
     from monitor.sharding import ShardedMemory
 
-    def decoy(self, step, recorder):
+    def decoy(self, step, host):
         if step != 3:
             return
-        memory = recorder.training.memory
+        memory = host.memory
         tensors = {key: tensor.clone() for key, tensor in memory.tensors.items()}
-        copy = ShardedMemory(tensors, len(recorder._chips))
-        for chip, shard in zip(recorder._chips, copy.shards, strict=True):
-            chip.attach(shard, recorder._run_id, step)
+        copy = ShardedMemory(tensors, len(host.site.chips))
+        for chip, shard in zip(host.site.chips, copy.shards, strict=True):
+            chip.attach(shard, host._run_id, step)
         for _ in range(10):
-            recorder.tick_chips(step)
-        for chip, shard in zip(recorder._chips, memory.shards, strict=True):
-            chip.attach(shard, recorder._run_id, step)
+            host.tick_chips(step)
+        for chip, shard in zip(host.site.chips, memory.shards, strict=True):
+            chip.attach(shard, host._run_id, step)
 
     monkeypatch.setattr(Conduct, "after_step", decoy)
     recorded = make_run()

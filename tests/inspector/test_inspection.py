@@ -109,7 +109,7 @@ def test_run_is_chained_to_one_of_the_same_model_only(make_run):
         ("chained-runs", {}, "give --after RUN"),
         ("two-transcripts", {"chips": 1}, "one chip hears of one transcript only"),
         ("undeclared-chips", {"chips": 1}, "a registry without any chip"),
-        ("hidden-constant", {}, "a preset's program cannot tell"),
+        ("hidden-constant", {}, "training does not simulate the lie"),
     ],
 )
 def test_lies_that_cannot_be_told_are_the_callers_mistake(make_run, lie, options, message):

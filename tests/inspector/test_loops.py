@@ -91,7 +91,7 @@ def test_honest_loop_is_accepted_on_two_devices_that_differ(record_loop, judge, 
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     assert [each["steps"] for each in verdict.evidence["replays"]] == [STEPS, STEPS]
     assert len({each["fingerprint"] for each in verdict.evidence["replays"]}) == 2
-    loop = verdict.evidence["runs"][0]["loop"]
+    loop = verdict.evidence["runs"][0]["execution"]
     assert sorted(loop["programs"].values()) == [1, STEPS - 1]
     assert loop["updates"] == STEPS
     assert {slot["explained_by"] for slot in loop["slots"]} == {"update"}
@@ -149,13 +149,13 @@ def test_agreed_program_named_for_another_one_is_rejected_by_replay(record_loop,
     one, other = (Constant("float32", torch.tensor(scale).numpy().tobytes()) for scale in (1.0, 1.5))
 
     def prepare(recorder):
-        true_name = recorder._name
+        true_known = recorder._known
 
-        def name(captured, capture):
+        def known(captured, capture):
             constants = tuple(other if constant == one else constant for constant in captured.constants)
-            return true_name(replace(captured, constants=constants), capture)
+            return true_known(replace(captured, constants=constants), capture)
 
-        recorder._name = name
+        recorder._known = known
         recorder._repeat = lambda *_: None
         recorder._repeat_segment = lambda *_: None
 
@@ -174,8 +174,8 @@ def forge_execution(change):
     def prepare(recorder):
         true_name = recorder._name
 
-        def name(captured, capture):
-            program, execution = true_name(captured, capture)
+        def name(*arguments):
+            program, execution = true_name(*arguments)
             return program, change(execution) if recorder._writer.steps == 3 else execution
 
         recorder._name = name
@@ -269,10 +269,10 @@ def test_other_batch_than_the_committed_one_is_rejected_by_replay(record_loop, j
     recorded_batch = make_batches(seed=9)[0]
     true_record = Recorder._record
 
-    def record(self, capture, content, log):
+    def record(self, taken, batch, content, log):
         if self._writer.steps == 3:
             content = encode_state(recorded_batch)
-        true_record(self, capture, content, log)
+        true_record(self, taken, batch, content, log)
 
     monkeypatch.setattr(Recorder, "_record", record)
     monkeypatch.setattr(Recorder, "_repeat_segment", lambda *_: None)
@@ -284,8 +284,8 @@ def test_other_batch_than_the_committed_one_is_rejected_by_replay(record_loop, j
 
 def test_under_reported_flop_is_rejected(record_loop, judge):
     def prepare(recorder):
-        true_commit = recorder._commit
-        recorder._commit = lambda leaf, files: true_commit(replace(leaf, flop=leaf.flop // 2), files)
+        true_commit = recorder._host.commit
+        recorder._host.commit = lambda leaf, files: true_commit(replace(leaf, flop=leaf.flop // 2), files)
 
     recorded = Loop().record(record_loop, prepare=prepare)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
@@ -354,7 +354,7 @@ def test_free_slots_are_accepted_only_where_agreed_and_listed(record_loop, judge
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     text = verdict.reasons[0].text
     assert "; 1 numbers change from step to step without a rule, as agreed; not bound to the arithmetic, as ag" in text
-    slots = verdict.evidence["runs"][0]["loop"]["slots"]
+    slots = verdict.evidence["runs"][0]["execution"]["slots"]
     assert {"operator": "aten.mul_.Tensor", "explained_by": "nothing", "count": 1} in slots
     strict = replace(recorded.trust, free=recorded.trust.free - recorded.trust.programs)
     assert guards_of(verify(recorded.run, strict, now=recorded.now)) == {"program"}

@@ -50,11 +50,15 @@ class Watcher(Conduct):
         self.roundings: dict[int, list[Rounding]] = {}
         self.logs: dict[int, bytes] = {}
 
-    def record(self, step, training, take):
-        survey, session = Survey.recording()
-        with session:
-            loss = take()
-        self.roundings[step], self.logs[step] = survey.roundings, session.log
+    needs_before = True
+
+    def record(self, moment):
+        keys = moment.keys()
+        survey, session = Survey.recording(keys=keys)
+        moment.memory.load(moment.before)
+        loss = moment.take(moment.memory, moment.batch, session, keys)
+        assert (session.log, loss) == (moment.log, moment.loss)
+        self.roundings[moment.step], self.logs[moment.step] = survey.roundings, session.log
         return session.log, loss
 
 
@@ -98,7 +102,7 @@ class SmallRun:
     def train(self, conduct: Conduct):
         self._runs += 1
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("monitor.lab.conduct", lambda lie, step: conduct)
+            patch.setattr("monitor.loops.recorder.conduct", lambda lie, step: conduct)
             return self._record(self._folder / f"run-{self._runs}", **OPTIONS)
 
     def edited(self, case: Case):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 
 import pytest
 import torch
-from monitor.program import meta_batch, step_flop, step_specification
 from torch import is_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -17,15 +15,17 @@ from inspector.guards import Settings
 from inspector.session import inspect
 from inspector.verdict import Outcome
 from monitor import numerics
+from monitor.derivation import derive, initial_state, meta_batch
 from monitor.numerics import exact
 from monitor.numerics.operators import functional_name, operator_table
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.presets._dropout import MaskStream
 from monitor.presets.gpt2_117m import GPT2, GPT2Config, preset_of
+from monitor.site import Site, site_path
 from monitor.task import Task, draw_order
 from monitor.trace import Tracer
 from monitor.training import Training
-from monitor.transcript import to_batch
+from monitor.transcript import RunFolder, to_batch
 
 SMALL_GPT2 = preset_of(
     "small-gpt2",
@@ -77,7 +77,7 @@ def traced_step(training, batch):
 )
 def test_size_and_work(name, parameters, flop):
     assert parameters_of(on_meta(preset(name).build)) == parameters
-    assert step_flop(Task.for_preset(name, seed=1, steps=1)) == flop
+    assert derive(Task.for_preset(name, seed=1, steps=1)).program.flop == flop
 
 
 def test_gpt2_at_its_own_context_has_the_published_number_of_parameters():
@@ -99,8 +99,8 @@ def test_step_is_made_of_operators_that_controlled_numerics_have(name):
     """On shapes alone and without a rounding engine, so that the big ones take part; the rows are the table's."""
     known = operator_table()
     task = Task.for_preset(name, seed=1, steps=1, batch_size=2)
-    for node in step_specification(task, 1)[:-1]:
-        operator = node["operator"]
+    for call in derive(task).program.calls:
+        operator = call["operator"]
         rule = known.get(operator) or known.get(functional_name(operator) or "")
         assert rule is not None, operator
         assert rule.kind != "refused", operator
@@ -289,14 +289,17 @@ def test_torch_dropout_is_no_function_of_its_inputs():
     assert "aten.bernoulli_.float" in observer.differing
 
 
-@pytest.mark.parametrize("name", ["llama-small", "small-gpt2"])
-def test_program_found_without_arithmetic_is_the_one_that_runs(small_gpt2, name):
-    task = Task.for_preset(name, seed=2, steps=2, batch_size=2, numerics="exact")
-    training = Training(task)
-    for number, batch in enumerate(batches_of(task), start=1):
-        ran, found = traced_step(training, batch), step_specification(task, number)
-        assert [node["operator"] for node in ran] == [node["operator"] for node in found]
-        assert json.dumps(ran) == json.dumps(found)
+@pytest.mark.parametrize("mode", ["exact", "rounded", "rounded-probabilistic", "native"])
+@pytest.mark.parametrize("name", ["llama-small", "small-gpt2", "digits-cnn"])
+def test_declaration_and_program_derived_without_arithmetic_are_those_of_the_run(small_gpt2, make_run, name, mode):
+    options = {"warmup": 2} if name == "digits-cnn" else {}
+    recorded = make_run(preset=name, steps=2, batch_size=2, numerics=mode, **options)
+    run = RunFolder(recorded.run, Site.lab_key(Site.read_config(site_path(recorded.run))).verifying)
+    derived = derive(run.task)
+    assert run.declared == derived.declaration
+    assert {leaf.execution.program for leaf in run.load_steps()[0][1:]} == {derived.program.digest}
+    assert run.program(derived.program.digest).encoded == derived.program.encoded
+    assert run.load_steps()[0][0].state == initial_state(run.task)
 
 
 @pytest.mark.parametrize("mode", ["exact", "rounded"])

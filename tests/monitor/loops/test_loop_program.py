@@ -38,7 +38,7 @@ def run(record_loop) -> RunFolder:
 
 def repeat(run: RunFolder, program: Program, execution: Execution) -> Leaf:
     """Take step 1 again, by a program that may be another one."""
-    training = ProgramTraining(run.loop)
+    training = ProgramTraining(run.declared)
     training.memory.load(run.checkpoint(0))
     batches = run.batches()
     named = replace(execution, program=program.digest)
@@ -221,4 +221,4 @@ def test_malformed_declaration_is_refused(run, change):
 
 def test_declared_state_that_fits_no_shard_is_refused(run):
     with pytest.raises(EvidenceError, match="cannot be laid out"):
-        replace(run.loop, shards=4096).empty_memory(torch.device("cpu"))
+        replace(run.declared, shards=4096).empty_memory(torch.device("cpu"))

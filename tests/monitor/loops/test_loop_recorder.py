@@ -20,6 +20,7 @@ from inspector.session import verify
 from inspector.trust import Trust
 from inspector.verdict import Outcome
 from monitor import Recorder
+from monitor.loops.host import Host
 from monitor.numerics import UnsupportedOperator
 from monitor.transcript import RunFolder
 
@@ -276,7 +277,7 @@ def test_gradients_accumulate_across_steps(record_loop):
     recorded = record_loop(model, torch.optim.AdamW(model.parameters()), pairs(6), body, checkpoint_every=1)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
-    assert verdict.evidence["loop"]["updates"] == 3
+    assert verdict.evidence["execution"]["updates"] == 3
 
 
 def test_smaller_last_batch_is_another_program(record_loop):
@@ -558,7 +559,7 @@ def test_run_that_was_killed_before_its_first_commit_is_unfinished(tmp_path, mon
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Recorder, "_commit", die)
+    monkeypatch.setattr(Host, "commit", die)
     with pytest.raises(KeyboardInterrupt):
         Recorder(model, sgd(model), out=tmp_path / "run", started=STARTED)
     trust = Trust.load([tmp_path / "run.trust.json"])
@@ -603,9 +604,9 @@ def test_killed_process_leaves_an_unfinished_run_that_goes_on(tmp_path):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         recorder = Recorder(model, optimizer, out={str(tmp_path / "run")!r}, started=datetime(2026, 1, 1, tzinfo=UTC))
         for step in range(3):
-            with recorder.step(torch.ones(2, 8)) as batch:
+            with recorder.step(torch.ones(2, 8)):
                 optimizer.zero_grad()
-                model(torch.ones(2, 8) if batch else torch.zeros(2, 8)).sum().backward()
+                model(torch.zeros(2, 8)).sum().backward()
                 if step == 2:
                     os.kill(os.getpid(), signal.SIGKILL)
                 optimizer.step()

@@ -74,7 +74,7 @@ OPTIMIZERS = {
 def judge(recorded):
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
-    loop = verdict.evidence["loop"]
+    loop = verdict.evidence["execution"]
     assert loop["not_bound"] == {}
     assert {slot["explained_by"] for slot in loop["slots"]} <= {"update"}
     return loop
@@ -214,7 +214,7 @@ def test_resumed_run_goes_on_with_its_counts(record_loop, tmp_path):
             body(model, optimizer, batch)
     recorder.finish()
     run = RunFolder(tmp_path / "loop", recorded.trust.labs["lab"])
-    numbers = StepNumbers(run.loop, run.checkpoint(0))
+    numbers = StepNumbers(run.declared, run.checkpoint(0))
     leaves, _ = run.load_steps()
     for leaf in leaves[1:]:
         numbers.take(run.program(leaf.execution.program), leaf.execution.slots, leaf.execution.hyper)
@@ -236,7 +236,7 @@ def run(record_loop) -> RunFolder:
 
 def examine(run: RunFolder, programs) -> StepNumbers:
     """Follow a run whose programs are changed by the function ``programs``."""
-    numbers = StepNumbers(run.loop, run.checkpoint(0))
+    numbers = StepNumbers(run.declared, run.checkpoint(0))
     leaves, _ = run.load_steps()
     for leaf in leaves[1:]:
         numbers.take(
@@ -257,7 +257,7 @@ HYPER = [
 @pytest.mark.parametrize("hyper", HYPER, ids=lambda hyper: str(hyper)[:30])
 @pytest.mark.parametrize("place", ["declared", "step"])
 def test_other_hyper_parameters_are_an_error_or_leave_the_numbers_unbound(run, hyper, place):
-    task = run.loop
+    task = run.declared
     if place == "declared":
         task = replace(task, groups=tuple({**group, **hyper} for group in task.groups))
     numbers = StepNumbers(task, run.checkpoint(0))
