@@ -316,8 +316,8 @@ def test_numbers_that_no_rule_gives_lose(exact_labs):
     def prepare(recorder):
         original = recorder._name
 
-        def name(captured, capture):
-            program, execution = original(captured, capture)
+        def name(*arguments):
+            program, execution = original(*arguments)
             if recorder._writer.steps == 3:
                 execution = replace(execution, hyper=tuple({} for _ in execution.hyper))
             return program, execution
@@ -337,8 +337,8 @@ def test_other_words_for_the_same_numbers_hide_nothing(exact_labs):
     def prepare(recorder):
         original = recorder._name
 
-        def name(captured, capture):
-            program, execution = original(captured, capture)
+        def name(*arguments):
+            program, execution = original(*arguments)
             slots = {text: tuple(reversed(numbers)) for text, numbers in execution.slots.items()}
             return program, replace(execution, slots=slots, hyper=tuple({"maximize": 0} for _ in execution.hyper))
 
@@ -353,8 +353,8 @@ def test_other_words_for_the_same_numbers_hide_nothing(exact_labs):
 
 def test_under_reported_flop_loses(exact_labs):
     def prepare(recorder):
-        original = recorder._commit
-        recorder._commit = lambda leaf, files: original(replace(leaf, flop=leaf.flop // 2), files)
+        original = recorder._host.commit
+        recorder._host.commit = lambda leaf, files: original(replace(leaf, flop=leaf.flop // 2), files)
 
     right, wrong = exact_labs.record("a"), exact_labs.record("b", prepare=prepare)
     evidence = exact_labs.settle(right, wrong).evidence
@@ -363,7 +363,7 @@ def test_under_reported_flop_loses(exact_labs):
 
 def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop):
     right = exact_labs.record("a")
-    with pytest.raises(CallerError, match="needs the trust file"):
+    with pytest.raises(CallerError, match="a follows no recipe; the trust file must name"):
         settle(right, exact_labs.record("b"))
     with pytest.raises(CallerError, match="took 5 and 4 steps"):
         settle(right, exact_labs.record("c", data=batches(4)), exact_labs.trust)
@@ -379,5 +379,5 @@ def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop)
         empty.append(Claim(run=open_run(folder, known), prover=LabProver(folder)))
     with pytest.raises(CallerError, match="f took no step"):
         settle(*empty, exact_labs.trust)
-    with pytest.raises(CallerError, match="wrong-operator"):
-        exact_labs.record("e", lie="change-sample")
+    with pytest.raises(CallerError, match="does not simulate"):
+        exact_labs.record("e", lie="hidden-constant")

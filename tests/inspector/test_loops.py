@@ -385,17 +385,17 @@ def test_trust_keeps_agreements_apart_and_refuses_half_of_one(record_loop, tmp_p
         Trust.from_json(data, "here")
 
 
-def test_preset_run_that_names_a_program_is_rejected(record, tmp_path, monkeypatch):
-    from monitor import lab
+def test_preset_run_that_names_another_program_is_rejected(record, tmp_path, monkeypatch):
+    from monitor.loops import recorder
 
     execution = Execution(program="0" * 64, slots={}, hyper=(), reads="sha256:" + "0" * 64)
-    true_append = lab.TranscriptWriter.append
+    true_append = recorder.TranscriptWriter.append
 
     def append(self, leaf: Leaf, files):
         return true_append(self, replace(leaf, execution=execution) if leaf.step else leaf, files)
 
-    monkeypatch.setattr(lab.TranscriptWriter, "append", append)
+    monkeypatch.setattr(recorder.TranscriptWriter, "append", append)
     recorded = record(tmp_path / "run", numerics="exact", steps=2)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
-    assert any("names a program" in reason.text for reason in verdict.reasons)
+    assert any("is stored, but no step runs it" in reason.text for reason in verdict.reasons)
