@@ -192,7 +192,8 @@ class World:
         with ExitStack() as stack:
             for module in ("monitor.loops.recorder", "monitor.lab"):
                 stack.enter_context(mock.patch(f"{module}.Site", site))
-            stack.enter_context(mock.patch("monitor.lab.conduct", self._conduct))
+            for module in ("monitor.loops.recorder", "monitor.lab") if self.scene.kind == "preset" else ():
+                stack.enter_context(mock.patch(f"{module}.conduct", self._conduct))
             if self.declared is not None:
                 liar = self.declared
                 stack.enter_context(mock.patch("monitor.loops.recorder.hyper_of", lambda group: liar(hyper_of(group))))
@@ -240,7 +241,7 @@ class World:
         )
         self.model, self.optim = model, optimizer
         if self.task_seed is not None:
-            self.recorder._task = replace(self.recorder._task, seed=self.task_seed(scene.seed))
+            self.recorder._declared = replace(self.recorder._declared, seed=self.task_seed(scene.seed))
 
     def _objects(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(self.scene.seed)
@@ -277,7 +278,7 @@ class World:
             self._forge(self.recorder)
         with self.recorder.step(batch):
             self.body(self.model, self.optim, batch)
-        if self.seed_lie is not None and self.draws and self.recorder._task.seed != self.scene.seed:
+        if self.seed_lie is not None and self.draws and self.recorder._declared.seed != self.scene.seed:
             self.seed_lie.hit(0)
 
     def _forge(self, recorder: Recorder) -> None:
@@ -394,8 +395,8 @@ class World:
         real = conduct(lie, step)
         after, before = real.after_step, real.before_commit
 
-        def after_step(at: int, recorder: Any) -> None:
-            after(at, recorder)
+        def after_step(at: int, host: Any) -> None:
+            after(at, host)
             self.played = at
             passed = False
             while self.script and not (passed and self.script[0] is _step_mark):
@@ -403,9 +404,9 @@ class World:
                 passed = passed or act is _step_mark
                 self.attempt(act)
 
-        def before_commit(at: int, training: Any) -> None:
-            before(at, training)
-            self.forge(training.memory.tensors, at)
+        def before_commit(moment: Any) -> None:
+            before(moment)
+            self.forge(moment.memory.tensors, moment.step)
 
         if self.declare_data is not None:
             real.declare_data = self.declare_data  # type: ignore[method-assign]
