@@ -34,6 +34,8 @@ from inspector.registry.leakage import (
 )
 from inspector.registry.losses import LossModel, LossRecord, LossReport, OwnerLosses, assess_losses
 from inspector.registry.proof import ChipProof, log_consistency, prove_chip, verify_chip, verify_extension
+from inspector.registry.publications import Publication, ReferenceValues, Revocation
+from inspector.registry.publishing import PublishedView, publish, read_view, revoke
 from inspector.registry.signing import SignedStatement, countersign, decode_payload, sign
 from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
 from inspector.registry.views import ChipView, Summary, show_chip, summarise
@@ -62,10 +64,14 @@ __all__ = [
     "LossReport",
     "MissingChip",
     "OwnerLosses",
+    "Publication",
+    "PublishedView",
     "Receipt",
+    "ReferenceValues",
     "Registry",
     "RegistryMisuse",
     "RegistryUnavailable",
+    "Revocation",
     "Role",
     "SignedStatement",
     "StatementOutOfOrder",
@@ -89,8 +95,11 @@ __all__ = [
     "loss_records",
     "months_until_seen",
     "prove_chip",
+    "publish",
     "read_chips",
+    "read_view",
     "record_census",
+    "revoke",
     "show_chip",
     "sign",
     "summarise",
