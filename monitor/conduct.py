@@ -362,8 +362,6 @@ def simulated_lie(name: str) -> LabLie | ChipLie:
         raise CallerError(
             f"a preset's program cannot tell the lie {name!r}, only a loop of one's own; there are {known}"
         )
-    if lie is ChipLie.CLONE_IDENTITY:
-        raise CallerError("the lie 'clone-identity' needs the secrets of another lab's chip; training has none")
     return lie
 
 

@@ -61,6 +61,7 @@ class Replay:
     by_key: dict[str, tuple[str, VerifyingKey]] = field(default_factory=dict)
     ordinals: dict[str, int] = field(default_factory=dict)
     chips: list[ChipRecord] = field(default_factory=list)
+    maker: list[int] = field(default_factory=list)
     holder: list[int] = field(default_factory=list)
     state: list[ChipState] = field(default_factory=list)
     sequence: list[int] = field(default_factory=list)
@@ -171,6 +172,7 @@ class Replay:
         self.ordinals |= ordinals
         self.identities.update(identities)
         self.chips += records
+        self.maker += [maker] * len(records)
         self.holder += [maker] * len(records)
         self.state += [ChipState.FABRICATED] * len(records)
         self.sequence += [0] * len(records)
@@ -224,6 +226,7 @@ class Replay:
         chips = (
             chip_entry(
                 record,
+                maker=self.parties[self.maker[ordinal]][0],
                 holder=self.parties[self.holder[ordinal]][0],
                 state=self.state[ordinal],
                 sequence=self.sequence[ordinal],

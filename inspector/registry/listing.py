@@ -15,17 +15,20 @@ from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from inspector.registry._values import ChipRecord, ChipState, Role, check_name
 from inspector.registry.publications import ReferenceValues
 
-__all__ = ["Listing", "chip_entry", "party_entry", "read_chip_entry", "values_entry"]
+__all__ = ["Listing", "Proven", "chip_entry", "party_entry", "read_chip_entry", "values_entry"]
 
 _CHIP, _PARTY, _VALUES = "chip/", "party/", "values/"
-_CHIP_KEYS = {"holder", "identity", "model", "name", "revoked", "sequence", "state"}
+_CHIP_KEYS = {"holder", "identity", "maker", "model", "name", "revoked", "sequence", "state"}
 
 
-def chip_entry(record: ChipRecord, *, holder: str, state: ChipState, sequence: int, revoked: bool) -> dict[str, Any]:
+def chip_entry(
+    record: ChipRecord, *, maker: str, holder: str, state: ChipState, sequence: int, revoked: bool
+) -> dict[str, Any]:
     """What is listed of a chip; ``sequence`` is the number of its last record."""
     return {
         "holder": holder,
         "identity": record.identity,
+        "maker": maker,
         "model": record.model,
         "name": _CHIP + record.chip,
         "revoked": revoked,
@@ -53,6 +56,7 @@ def read_chip_entry(entry: object, chip: str) -> ChipState:
     if not isinstance(entry, dict) or set(entry) != _CHIP_KEYS or entry["name"] != _CHIP + chip:
         raise CallerError(f"not an entry of chip {chip}")
     check_name("holder", entry["holder"])
+    check_name("maker", entry["maker"])
     texts = [entry["identity"], entry["model"], entry["state"]]
     if not all(isinstance(text, str) for text in texts) or type(entry["revoked"]) is not bool:
         raise CallerError(f"the entry of chip {chip} is malformed")
@@ -88,13 +92,22 @@ class Listing:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def chip(self, name: str) -> dict[str, Any] | None:
+        """The entry of a chip, or None."""
+        return self._get(_CHIP + name)
+
     def party(self, name: str) -> dict[str, Any] | None:
         """The entry of a party, or None."""
         return self._get(_PARTY + name)
 
-    def values(self) -> list[dict[str, Any]]:
-        """The entries of all makers' reference values."""
-        return [entry for entry in self.entries if entry["name"].startswith(_VALUES)]
+    def owners(self) -> list[str]:
+        """Names of all parties enrolled as owners, sorted."""
+        parties = (entry for entry in self.entries if entry["name"].startswith(_PARTY))
+        return [entry["name"].removeprefix(_PARTY) for entry in parties if entry["role"] == Role.OWNER.value]
+
+    def values(self, maker: str) -> dict[str, Any] | None:
+        """The entry of a maker's reference values, or None."""
+        return self._get(_VALUES + maker)
 
     def chips_of(self, holders: Iterable[str]) -> dict[str, Proven]:
         """Every chip for which one of these parties answers, whatever its state, with its proof."""

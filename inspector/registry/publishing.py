@@ -6,6 +6,7 @@ signature checked under the registrar's key that the reader brings: nothing in t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey
 from inspector.registry import _rules
 from inspector.registry._log import LogEntry, read_frontier
 from inspector.registry._replay import Replay
-from inspector.registry._schema import events, parties
+from inspector.registry._schema import batches, events, parties
 from inspector.registry._values import ChipRecord, ChipState, Role
 from inspector.registry.audit import genesis_records
 from inspector.registry.directory import Receipt, Registry
@@ -25,7 +26,7 @@ from inspector.registry.listing import Listing, chip_entry, party_entry, values_
 from inspector.registry.publications import Publication, ReferenceValues, Revocation
 from inspector.registry.signing import SignedStatement, decode_payload, sign
 
-__all__ = ["PublishedView", "publish", "read_view", "revoke"]
+__all__ = ["PublishedView", "list_now", "publish", "read_view", "revoke"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,12 @@ def revoke(registry: Registry, chips: Sequence[str], *, reason: str) -> Receipt:
         for chip in moving:
             _rules.move(connection, [chip], holder=None, state=chip.state, time=statement.time, event=receipt.event)
     return receipt
+
+
+def list_now(registry: Registry) -> Listing:
+    """What the tables say now, nothing of it verified; O(chips)."""
+    with registry.reader() as connection:
+        return _listed(connection)
 
 
 def publish(registry: Registry) -> tuple[Receipt, Publication]:
@@ -135,9 +142,16 @@ def read_view(registry: Registry, *, registrar: VerifyingKey, known_head: bytes 
 
 def _listed(connection: Connection) -> Listing:
     revoked = _rules.revoked_ordinals(connection)
+    made = connection.execute(
+        select(batches.c.first, parties.c.name)
+        .join(parties, parties.c.party == batches.c.maker)
+        .order_by(batches.c.first)
+    ).all()
+    firsts = [row.first for row in made]
     chips = (
         chip_entry(
             ChipRecord(row.chip, row.model, row.identity),
+            maker=made[bisect_right(firsts, row.ordinal) - 1].name,
             holder=row.name,
             state=ChipState(row.state),
             sequence=row.sequence,
