@@ -130,8 +130,9 @@ class RegisteredChips:
             key=VerifyingKey(bytes.fromhex(data["key"])),
             origin=data["origin"],
         )
-        said = {name: view.to_json()[name] for name in ("size", "root", "map_root")}
-        if any(data[name] != value for name, value in said.items()):
+        signed = view.publication
+        said = (signed.size, signed.root.hex(), signed.map_root.hex())
+        if (data["size"], data["root"], data["map_root"]) != said:
             raise CallerError("its registry's head is not the one that the registrar signed")
         return view
 

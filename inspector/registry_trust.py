@@ -31,12 +31,15 @@ def trust_of(
 
     Raises:
         CallerError: a lab is not enrolled as an owner or has no chip, a chip has no certificate, a maker has given no
-            reference values, or two makers' chips take snapshots on different schedules.
+            reference values, two makers' chips take snapshots on different schedules, or a chip was revoked since.
     """
     if len(nonce) != 32:
         raise CallerError("a nonce has 32 bytes")
     listing = view.listing
     proven = listing.chips_of(labs or listing.owners())
+    outdated = sorted(view.revoked_later & set(proven))
+    if outdated:
+        raise CallerError(f"chip {outdated[0]} was revoked after the newest view was published: publish another first")
     usable = {
         chip: each.entry["holder"]
         for chip, each in proven.items()

@@ -152,8 +152,16 @@ def census_draw(arguments: argparse.Namespace) -> int:
 def census_record(arguments: argparse.Namespace) -> int:
     key = reg.load_private(arguments.key)
     with open_to_write(arguments) as registry:
-        answers = answers_from_rows(arguments.answers, read_rows(arguments.answers, required=("chip", "observed")))
-        outcome = reg.record_census(registry, arguments.census, answers, inspector=arguments.inspector, key=key)
+        path = arguments.answers
+        rows = list(read_rows(path, required=("chip", "observed"), optional=("identity",)))
+        outcome = reg.record_census(
+            registry,
+            arguments.census,
+            answers_from_rows(path, ((line, row[:2]) for line, row in rows)),
+            inspector=arguments.inspector,
+            key=key,
+            identities={row[0]: row[2] for _, row in rows if row[2]},
+        )
     data = {
         "census": outcome.number,
         "event": outcome.event,

@@ -157,7 +157,11 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
     )  # fmt: skip
     record.add_argument("--census", type=int, required=True, metavar="NUMBER")
     record.add_argument(
-        "--answers", type=Path, required=True, metavar="CSV", help="columns 'chip' and 'observed' (the serial read)"
+        "--answers",
+        type=Path,
+        required=True,
+        metavar="CSV",
+        help="columns 'chip', 'observed' (the serial read) and maybe 'identity' (digest of the certificate presented)",
     )
     for step in (draw, record):
         step.add_argument("--inspector", required=True, metavar="PARTY")

@@ -37,12 +37,14 @@ class PublishedView:
         signed: the publication as the registrar signed it.
         listing: everything that it lists.
         later: events that the log holds beyond the publication, which the view does not show.
+        revoked_later: chips that one of those revokes.
     """
 
     publication: Publication
     signed: SignedStatement
     listing: Listing
     later: int
+    revoked_later: frozenset[str]
 
 
 def revoke(registry: Registry, chips: Sequence[str], *, reason: str) -> Receipt:
@@ -94,7 +96,7 @@ def publish(registry: Registry) -> tuple[Receipt, Publication]:
 
 
 def read_view(registry: Registry, *, registrar: VerifyingKey, known_head: bytes | None = None) -> PublishedView:
-    """Rebuild the newest published view from the log, which is checked up to there; O(events + chips).
+    """Rebuild the newest published view from the log, which is checked to its end; O(events + chips).
 
     Args:
         registrar: the key of the registrar, from elsewhere.
@@ -116,17 +118,18 @@ def read_view(registry: Registry, *, registrar: VerifyingKey, known_head: bytes 
             check_views=False,
         )
         tree = MerkleTree()
-        for number, data in enumerate(log[: last + 1]):
+        revoked: set[int] = set()
+        for number, data in enumerate(log):
             entry = LogEntry.from_bytes(data)
             if entry.event != number:
                 raise EvidenceError(f"event {number} is stored in another place than it was logged in")
             replay.check_views = number == last
             replay.take(entry, after_root=(len(tree), tree.root()))
             tree.append(data)
+            if number == last:
+                revoked = set(replay.revoked)
     if replay.published is None:
         raise EvidenceError(f"event {last} publishes no view")
-    for data in log[last + 1 :]:
-        tree.append(data)
     if known_head is not None:
         head = SignedHead.open(known_head, registrar, registry.origin)
         if head.size > len(tree) or tree.root(head.size) != head.root:
@@ -137,6 +140,7 @@ def read_view(registry: Registry, *, registrar: VerifyingKey, known_head: bytes 
         signed=LogEntry.from_bytes(log[last]).signed,
         listing=listing,
         later=len(log) - last - 1,
+        revoked_later=frozenset(replay.chips[ordinal].chip for ordinal in replay.revoked - revoked),
     )
 
 
