@@ -380,9 +380,11 @@ def _show_chip(arguments: argparse.Namespace, view: reg.ChipView) -> int:
         "state": view.state.name.lower(),
         "sequence": view.sequence,
         "digest": view.digest,
+        "revoked": view.revoked,
         "history": history,
     }
     lines = [f"{view.chip} {view.model}: {view.state.name.lower()}, {view.holder} answers for it"]
+    lines += ["its certificate is revoked"] if view.revoked else []
     lines += [
         f"{line['sequence']:>4} {line['time']} {line['kind']:<13} {line['state']:<10} {line['holder']}"
         for line in history

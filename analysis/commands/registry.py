@@ -23,7 +23,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``registry`` and its subcommands."""
     parser = subparsers.add_parser(
         "registry",
-        help="chip-owner directory: import, transfer, census, audit, leakage",
+        help="chip-owner directory: import, transfer, revoke, publish, trust files, census, audit, leakage",
         description="Directory chip → owner from fab to destruction. Private keys are files and never in the database. "
         "Exit codes: 0 done, 1 refused or suspicious, 2 wrong flags or paths, 3 database out of reach.",
     )
@@ -172,7 +172,7 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
 def _add_checks(actions: _SubParsersAction[ArgumentParser]) -> None:
     show = _action(
         actions, "show", "show", "one chip and its history, or the totals by holder and state",
-        "chip, model, identity, holder, state, sequence, digest, history; or events, chips, holdings",
+        "chip, model, identity, holder, state, sequence, digest, revoked, history; or events, chips, holdings",
     )  # fmt: skip
     show.add_argument("chip", nargs="?", metavar="CHIP")
     head = _action(actions, "head", "head", "the newest signed head of the log", "size, root, signed")
