@@ -85,6 +85,9 @@ AUDITED_TICKS = Bound(1 << 21, "ticks in a chip's log")
 """Each takes one HMAC of the audit; an older chip's schedule stays unaudited."""
 NOTE_BYTES = Bound(4 * _KIB, "bytes of a signed log head")
 
+CLONE_PROOFS = Bound(4, "proofs of clones that a verdict quotes in full")
+"""Each holds two logs; the findings name every clone."""
+
 # Programs and states.
 TENSOR_RANK = Bound(32, "dimensions of a tensor")
 """PyTorch computes with at most 64; products over more take quadratic time."""

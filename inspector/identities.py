@@ -33,8 +33,6 @@ class _Witness:
 
     chip: str
     source: Source
-    chain: bytes
-    signed_quote: bytes
     identity: ChipIdentity
     quote: Quote
 
@@ -42,8 +40,17 @@ class _Witness:
     def place(self) -> str:
         return self.source.name or "an answer outside of any run"
 
+    def log(self) -> bytes:
+        """The chip's log, as long as its quote says: what is longer was not written by the chip, and is not parsed."""
+        log = self.source.read("log.bin")
+        if len(log) != self.quote.log_size * RECORD_BYTES:
+            raise EvidenceError(
+                f"the log in {self.place} is not the one of {self.quote.log_size} records that is quoted"
+            )
+        return log
+
     def records(self) -> list[LogRecord]:
-        return parse_log(self.source.read("log.bin"), chip=self.chip)
+        return parse_log(self.log(), chip=self.chip)
 
 
 def examine_identities(
@@ -55,7 +62,7 @@ def examine_identities(
     """
     if not findings.is_on(Guard.CLONE):
         return []
-    proofs = []
+    proofs: list[dict[str, Any]] = []
     for first, second in _neighbours(_witnesses(transcripts, trust, answers)):
         try:
             if first.chip != second.chip or not _extends(first, second):
@@ -65,7 +72,8 @@ def examine_identities(
             impostor = first if first.chip != first.identity.chip_id else second
             said = text if isinstance(error, CloneError) else f"{text}: {error}"
             findings.add(Guard.CLONE, said, chip=impostor.chip)
-            proofs.append(_proof(first, second, text, trust))
+            if len(proofs) < bounds.CLONE_PROOFS.most:
+                proofs.append(_proof(first, second, text, trust))
     return proofs
 
 
@@ -104,13 +112,12 @@ def _witnesses(transcripts: Sequence[Transcript], trust: Trust, answers: Answers
     for chip in sorted(trust.chips):
         for source in sources_of(chip, runs_of_owner(chip, transcripts, trust), answers):
             try:
-                chain, quote = source.read("chain.pem"), source.read("quote.json")
-                identity = read_chain(chain)
+                identity = read_chain(source.read("chain.pem"))
                 check_maker(identity, trust.chip_trust.ca_digests)
-                opened = open_quote(quote, identity.alias_key)
+                quote = open_quote(source.read("quote.json"), identity.alias_key)
             except EvidenceError:
                 continue
-            yield _Witness(chip=chip, source=source, chain=chain, signed_quote=quote, identity=identity, quote=opened)
+            yield _Witness(chip=chip, source=source, identity=identity, quote=quote)
 
 
 def _neighbours(witnesses: Iterable[_Witness]) -> Iterator[tuple[_Witness, _Witness]]:
@@ -124,16 +131,15 @@ def _neighbours(witnesses: Iterable[_Witness]) -> Iterator[tuple[_Witness, _Witn
             groups.setdefault(mark, []).append(witness)
     seen = set()
     for group in groups.values():
-        for pair in pairwise(sorted(group, key=lambda witness: witness.quote.log_size)):
-            names = tuple((each.chip, each.place) for each in pair)
-            if names not in seen:
-                seen.add(names)
-                yield pair
+        for first, second in pairwise(sorted(group, key=lambda witness: witness.quote.log_size)):
+            if (id(first), id(second)) not in seen:
+                seen.add((id(first), id(second)))
+                yield first, second
 
 
 def _extends(first: _Witness, second: _Witness) -> bool:
-    logs = sorted((each.source.read("log.bin") for each in (first, second)), key=len)
-    return logs[1].startswith(logs[0])
+    """Whether two logs of one chip, the shorter one first, are one log at two times."""
+    return second.log().startswith(first.log())
 
 
 def _text(first: _Witness, second: _Witness) -> str:
@@ -152,8 +158,8 @@ def _proof(first: _Witness, second: _Witness, text: str, trust: Trust) -> dict[s
             {
                 "chip": each.chip,
                 "place": each.place,
-                "chain": each.chain.decode(),
-                "quote": each.signed_quote.decode(),
+                "chain": each.source.read("chain.pem").decode(),
+                "quote": each.source.read("quote.json").decode(),
                 "log": base64.b64encode(log).decode() if short else None,
             }
         )

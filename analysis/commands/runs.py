@@ -154,6 +154,8 @@ def _train(arguments: argparse.Namespace) -> int:
         return _list_lies(arguments)
     if (arguments.resume is None) == (arguments.out is None):
         raise CallerError("give either --out RUN for a new run or --resume RUN for a killed one")
+    if arguments.resume is not None and arguments.registry is not None:
+        raise CallerError("a killed run's lab is registered already: leave --registry out")
     enter(arguments.device)
     from monitor.lab import resume, train
 

@@ -47,8 +47,8 @@ CHALLENGE = ("--challenge", "{here}/run.trust.json", "--out")
 
 
 def look(shell, trust, *words, samples=3):
-    given = ("--trust", "{here}/" + trust, "--samples", samples, "--device", "sse41", *words)
-    return shell("inspect", "{here}/run", *given)
+    given = ("--trust", "{here}/" + trust, "--samples", samples, "--device", "sse41")
+    return shell("inspect", "{here}/run", *words, *given)
 
 
 def test_the_registry_is_asked_and_its_view_is_named(shell, registered):
@@ -60,6 +60,19 @@ def test_the_registry_is_asked_and_its_view_is_named(shell, registered):
         code, out = look(shell, trust)
         assert code == 0
         assert "chips as the registry's signed view of size 6 lists them" in out
+
+
+def test_a_lab_goes_on_with_its_registered_chips(shell, registered):
+    registered()
+    words = ("--registry", "{here}/world", "--after", "{here}/run", "--out", "{here}/next")
+    assert shell(*TRAIN, *words)[0] == 0
+    assert shell(*TRUST, *CHALLENGE, "{here}/trust.json")[0] == 0
+    code, out = look(shell, "trust.json", "{here}/next")
+    assert code == 0, out
+    assert "as the registry's signed view of size 7 lists them" in out
+    code, out = shell("train", "--resume", "{here}/run", "--registry", "{here}/world")
+    assert code == 2
+    assert "leave --registry out" in out
 
 
 def test_a_chip_that_the_view_does_not_list_like_this(shell, registered):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+import monitor.lab
 from firmware_sim import ChipLie
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest
@@ -17,6 +18,7 @@ from inspector.identities import check_clone_proof
 from inspector.session import inspect, verify
 from inspector.verdict import Outcome
 from monitor.site import site_path
+from monitor.transcript.layout import CHIP_FILES
 from tests.guards import off
 
 ONE = Settings(samples=1, seed="x", devices=("sse41",))
@@ -128,6 +130,28 @@ def test_a_chip_that_answers_in_two_runs_is_no_clone(make_run, judge):
     verdict = judge(first, second)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     assert verdict.evidence["clones"] == []
+
+
+def test_stolen_evidence_convicts_the_thief_alone(make_run, devices, monkeypatch):
+    """A lab shows another lab's chip as one of its own: the identity is the victim's, the place the thief's."""
+    victim = make_run("victim", lab="lab-a")
+    stolen = {name: (victim.run / "chips" / "lab-a-chip-0000" / name).read_bytes() for name in CHIP_FILES}
+    genuine = monitor.lab._answer
+
+    def answer(chip, config):
+        return stolen if chip.chip_id == "lab-b-chip-0000" else genuine(chip, config)
+
+    monkeypatch.setattr("monitor.lab._answer", answer)
+    thief = make_run("thief", lab="lab-b")
+    for runs in ((victim, thief), (thief, victim)):
+        trust = victim.trust.merge(thief.trust)
+        settings = replace(ONE, samples=6)
+        verdict = inspect([each.run for each in runs], trust, settings, now=victim.now, worker=devices.run)
+        assert verdict.evidence["labs"] == {"lab-a": "ACCEPT", "lab-b": "REJECT"}
+        assert [each.where["chip"] for each in verdict.reasons if each.guard == "clone"] == ["lab-b-chip-0000"]
+        (proof,) = verdict.evidence["clones"]
+        assert not proof["stands_alone"]
+        assert "one of the two logs extends the other" in proof["rests_on"]
 
 
 def test_a_clone_needs_another_chip(make_run):
