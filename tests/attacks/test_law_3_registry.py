@@ -64,7 +64,7 @@ def test_the_registry_is_asked_and_its_view_is_named(shell, registered):
 
 def test_a_lab_goes_on_with_its_registered_chips(shell, registered):
     registered()
-    words = ("--registry", "{here}/world", "--after", "{here}/run", "--out", "{here}/next")
+    words = ("--steps", "5", "--registry", "{here}/world", "--after", "{here}/run", "--out", "{here}/next")
     assert shell(*TRAIN, *words)[0] == 0
     assert shell(*TRUST, *CHALLENGE, "{here}/trust.json")[0] == 0
     code, out = look(shell, "trust.json", "{here}/next")
