@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.registration import registered_trust
 from firmware_sim.errors import CallerError
 from inspector.chances import hidden_training_detection
 from inspector.devices import DevicePool
@@ -164,6 +165,7 @@ def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: i
         duration=timedelta(hours=1),
     )
     trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    trust = registered_trust(inspectorate / "registry", config, trust)
     trust_file = inspectorate / f"{run.name}.trust.json"
     trust_file.write_text(json.dumps(trust.to_json(), indent=2) + "\n", encoding="utf-8")
     train(task, run, config, device="native")

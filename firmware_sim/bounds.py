@@ -85,6 +85,9 @@ AUDITED_TICKS = Bound(1 << 21, "ticks in a chip's log")
 """Each takes one HMAC of the audit; an older chip's schedule stays unaudited."""
 NOTE_BYTES = Bound(4 * _KIB, "bytes of a signed log head")
 
+CLONE_PROOFS = Bound(4, "proofs of clones that a verdict quotes in full")
+"""Each holds two logs; the findings name every clone."""
+
 # Declarations, programs and states.
 STEPS = Bound(99_999_999, "steps of a run")
 """Eight digits in the names of files."""

@@ -13,6 +13,10 @@ class Guard(enum.Enum):
 
     IDENTITY = "identity"
     """A chip's certificate chain ends at a trusted maker, with allowed firmware, and the registry lists the chip."""
+    REGISTRY = "registry"
+    """The registry's signed view gives the chip to its lab, under the certificate that the chip presents."""
+    CLONE = "clone"
+    """No two chips in all evidence present one identity, and no chip has two logs."""
     LOG_CHAIN = "log-chain"
     """A chip's log hangs together and is the one that its fresh quote covers."""
     SCHEDULE = "schedule"

@@ -27,7 +27,7 @@ from inspector.transcripts import Transcript
 from inspector.trust import Trust
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
-__all__ = ["ChipReport", "examine_chip", "runs_of_owner"]
+__all__ = ["ChipReport", "Source", "examine_chip", "runs_of_owner", "sources_of"]
 
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
@@ -85,8 +85,11 @@ class ChipReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """Where a chip's evidence lies: a run of the chip's own lab, or the answers of chips that take part in none."""
+class Source:
+    """Where a chip's evidence lies: a run of the chip's own lab, or ("") the answers of chips that take part in none.
+
+    ``read`` returns one of the chip's four files; EvidenceError where it cannot.
+    """
 
     name: str
     read: Callable[[str], bytes]
@@ -111,8 +114,10 @@ def examine_chip(
         last: where the chip's log ended at an earlier inspection, which it must extend; None if there was none.
     """
     report = ChipReport(chip=chip)
+    if not _is_listed(chip, trust, findings):
+        return report
     own = runs_of_owner(chip, transcripts, trust)
-    sources = _sources(chip, own, answers)
+    sources = sources_of(chip, own, answers)
     if not sources:
         findings.read(lambda: _refused(chip), chip=chip)
         return report
@@ -130,6 +135,9 @@ def examine_chip(
     if last is not None:
         report.extends = case.last is not None
     found, doubts = len(findings.found), len(findings.doubts)
+    if trust.registry is not None:
+        certificate = case.identity.certificate_digest
+        findings.check(Guard.REGISTRY, partial(trust.registry.check_certificate, chip, certificate), chip=chip)
     for name, check in CHIP_GUARDS.items():
         if name == "schedule" and len(findings.found) > found:
             break  # what already fails could claim any number of ticks
@@ -139,19 +147,29 @@ def examine_chip(
     return report
 
 
+def _is_listed(chip: str, trust: Trust, findings: Findings) -> bool:
+    """Whether the registry's signed view, where there is one, gives the chip to its lab; a finding if it does not."""
+    if trust.registry is None:
+        return True
+    before = len(findings.found)
+    findings.check(Guard.REGISTRY, partial(trust.registry.check_listed, chip, trust.chips[chip]), chip=chip)
+    return len(findings.found) == before
+
+
 def runs_of_owner(chip: str, transcripts: Sequence[Transcript], trust: Trust) -> list[Transcript]:
     """The runs of the lab to which the registry gives the chip."""
     return [item for item in transcripts if item.run.metadata.lab == trust.chips.get(chip)]
 
 
-def _sources(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[_Source]:
+def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[Source]:
+    """Everywhere that evidence of the chip lies, in its lab's runs and outside of them."""
     sources = [
-        _Source(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
+        Source(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
         for item in transcripts
         if chip_path(chip, CHIP_FILES[0]) in item.run.files
     ]
     if answers is not None and answers.holds(chip):
-        sources.append(_Source(name="", read=partial(answers.read, chip)))
+        sources.append(Source(name="", read=partial(answers.read, chip)))
     return sources
 
 
@@ -163,7 +181,7 @@ def _refused(chip: str) -> None:
     raise EvidenceError(f"chip {chip} was drawn, but no evidence of it was handed over: a refusal counts as a failure")
 
 
-def _latest(chip: str, sources: Sequence[_Source]) -> _Source:
+def _latest(chip: str, sources: Sequence[Source]) -> Source:
     """The source with the chip's longest log; every other log of it must be a beginning of that one.
 
     Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
@@ -177,7 +195,7 @@ def _latest(chip: str, sources: Sequence[_Source]) -> _Source:
     return latest
 
 
-def _open_case(chip: str, source: _Source, trust: Trust, last: LogPosition | None) -> ChipCase:
+def _open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None) -> ChipCase:
     """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
 
     Inspecting the very quote of an earlier inspection again is allowed: it need not extend itself.

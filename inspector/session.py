@@ -24,6 +24,7 @@ from inspector.devices import device, run_worker
 from inspector.execution import examine_execution, numbers_text
 from inspector.findings import Findings
 from inspector.guards import Guard, Settings
+from inspector.identities import examine_identities
 from inspector.provenance import ChipReport, examine_chip
 from inspector.replay import Segment, segment_count, segment_of, segments
 from inspector.transcripts import Transcript, open_run, read_transcript
@@ -73,11 +74,14 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _describe(transcript, evidence)
     _check_registered(transcript, trust, findings)
+    evidence["chips_listed"] = trust.source
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
+        evidence["clones"] = examine_identities([transcript], trust, outside, findings)
     text = f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed"
+    text += f"; {trust.source}"
     text += numbers_text([evidence["execution"]])
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
 
@@ -138,12 +142,14 @@ def inspect(
         evidence["labs"] = dict.fromkeys(sorted(labs), Outcome.INCONCLUSIVE.value) | unread
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
+    evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
     secret = secret_of(settings)
     seed = challenge_seed(secret, [transcript.run for transcript in transcripts])
     drawn = draw(pool, settings.samples, seed)
     evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
+    evidence["chips_listed"] = trust.source
     shortest = min((item.run.declared.checkpoint_every for item in transcripts), default=1)
     evidence["chances"] = chances(
         chips=len(pool),
@@ -224,6 +230,8 @@ def _check_registered(transcript: Transcript, trust: Trust, findings: Findings) 
     for chip in run.metadata.chips:
         if chip not in registered:
             text = f"chip {chip}: the run uses it, but the registry does not give it to lab {run.metadata.lab}"
+            said = "" if trust.registry is None else trust.registry.why_not(chip)
+            text = f"chip {chip}: the run uses it, but {said}" if said else text
             findings.add(Guard.IDENTITY, text, run=run.folder.name, chip=chip)
 
 

@@ -10,13 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firmware_sim import bounds
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, VerifyingKey, canonical
 from monitor.loops.declaration import is_hyper_name
+
+if TYPE_CHECKING:
+    from inspector.registered import RegisteredChips
 
 __all__ = ["Trust"]
 
@@ -51,6 +54,7 @@ class Trust:
         free: names of hyper-parameters that need not be bound to the arithmetic, and those among the programs that may
             change numbers outside the optimizer's updates from step to step.
         data: digests of samples and orders, other than a preset's own, that lab and inspector agreed on.
+        registry: the registry's signed view, with a proof of each chip; None where the file itself is the list.
     """
 
     chip_trust: ChipTrust
@@ -62,6 +66,7 @@ class Trust:
     initial_states: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
     data: frozenset[str] = frozenset()
+    registry: RegisteredChips | None = None
 
     def __post_init__(self) -> None:
         if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
@@ -69,6 +74,8 @@ class Trust:
         strangers = set(self.chips.values()) - set(self.labs)
         if strangers:
             raise CallerError(f"the trust file gives chips to a lab that it does not name: {sorted(strangers)[0]}")
+        if self.registry is not None:
+            self.registry.require(self.chips)
 
     @classmethod
     def load(cls, paths: Iterable[Path], runs: Iterable[Path] = ()) -> Trust:
@@ -125,6 +132,7 @@ class Trust:
             initial_states=self.initial_states | other.initial_states,
             free=self.free | other.free,
             data=self.data | other.data,
+            registry=_joined(self.registry, other.registry),
         )
 
     def key_of(self, lab: str) -> VerifyingKey:
@@ -136,6 +144,13 @@ class Trust:
     def chips_of(self, lab: str) -> list[str]:
         """Return the ids of all chips that the registry gives to a lab, sorted."""
         return sorted(chip for chip, owner in self.chips.items() if owner == lab)
+
+    @property
+    def source(self) -> str:
+        """Who says which chips there are, in words."""
+        if self.registry is None:
+            return "chips as the trust file lists them"
+        return f"chips as the registry's signed view of size {self.registry.publication.size} lists them"
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values; agreements about programs, states and data only where there are any."""
@@ -156,11 +171,17 @@ class Trust:
             data["initial_states"] = sorted(self.initial_states)
             data["free"] = sorted(self.free)
             data["data"] = sorted(self.data)
+        if self.registry is not None:
+            data["registry"] = self.registry.to_json()
         return data
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Trust:
         """Parse; CallerError names the source on any other form."""
+        registry = None
+        if isinstance(data, dict) and "registry" in data:
+            data = dict(data)
+            registry = _parse_registry(data.pop("registry"), source)
         if isinstance(data, dict) and set(data) == _KEYS:
             data = {**data, **{key: [] for key in _AGREEMENT_KEYS}}
         if not isinstance(data, dict) or set(data) != _KEYS | _AGREEMENT_KEYS or data["format"] != FORMAT:
@@ -198,6 +219,22 @@ class Trust:
                 initial_states=frozenset(str(Digest.parse(text)) for text in data["initial_states"]),
                 free=frozenset(data["free"]),
                 data=frozenset(str(Digest.parse(text)) for text in data["data"]),
+                registry=registry,
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None
+
+
+def _parse_registry(data: object, source: str) -> RegisteredChips:
+    from inspector.registered import RegisteredChips  # brings a database library, which few trust files need
+
+    try:
+        return RegisteredChips.from_json(data)
+    except (CallerError, EvidenceError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise CallerError(f"the trust file {source} is malformed: {error}") from None
+
+
+def _joined(mine: RegisteredChips | None, theirs: RegisteredChips | None) -> RegisteredChips | None:
+    if mine is None or theirs is None:
+        return mine or theirs
+    return mine.joined(theirs)

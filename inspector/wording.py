@@ -44,6 +44,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
+    text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]])
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"

@@ -28,7 +28,7 @@ from firmware_sim import (
     power_on_chip,
 )
 from firmware_sim.errors import CallerError
-from firmware_sim.evidence import SigningKey, canonical
+from firmware_sim.evidence import Digest, SigningKey, canonical
 
 __all__ = ["Site", "SiteConfig", "chip_ids", "new_site_config", "next_site_config", "simulated_secret", "site_path"]
 
@@ -96,6 +96,8 @@ def new_site_config(
     """
     if chips < 1 or idle_chips < 0 or chips + idle_chips > 4096:
         raise CallerError(f"a lab has 1 … 4096 chips, not {chips} and {idle_chips} idle ones")
+    if lie == ChipLie.CLONE_IDENTITY.value and chips < 2:
+        raise CallerError("a clone needs another chip: take at least two")
     if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", lab) is None:
         raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {lab!r}")
     if not 0 <= seed < 1 << 63:
@@ -178,14 +180,17 @@ class Site:
         maker = cls.maker(config)
         chips: list[Chip] = []
         for number, chip_id in enumerate([*chip_ids(config), *idle_chip_ids(config)]):
+            lie = _chip_lie(config, number)
+            clone_of = chip_ids(config)[1] if lie is ChipLie.CLONE_IDENTITY else None
             chips.append(
                 make_chip(
-                    _chip_lie(config, number),
+                    lie,
                     folder / "chips" / chip_id,
                     maker=maker,
                     chip_id=chip_id,
-                    seed=_derive(config, f"chip/{chip_id}"),
+                    seed=_chip_seed(config, clone_of or chip_id),
                     snapshot_rate=rate,
+                    clone_of=clone_of,
                 )
             )
         return cls(folder, config, chips)
@@ -240,6 +245,19 @@ class Site:
         return MakerCA.create(_derive(config, "maker"))
 
     @classmethod
+    def certificates(cls, config: SiteConfig) -> dict[str, Digest]:
+        """The device certificate that the maker issues to each chip which it registers, as a digest."""
+        maker = cls.maker(config)
+        return {
+            chip: maker.issue_device(chip, _chip_seed(config, chip)).certificate_digest for chip in _registered(config)
+        }
+
+    @staticmethod
+    def maker_key(config: SiteConfig) -> SigningKey:
+        """The key with which the maker speaks to a registry; like its CA's, it is never stored."""
+        return SigningKey.generate(_derive(config, "maker-registry-key"))
+
+    @classmethod
     def reference_values(cls, config: SiteConfig) -> dict[str, Any]:
         """What maker, registry and inspectorate tell the inspector about this simulated world, as a trust file."""
         key = cls.lab_key(config)
@@ -272,6 +290,10 @@ def _chip_lie(config: SiteConfig, number: int) -> ChipLie | None:
     """A lying chip is the lab's first; the others are honest."""
     lie = None if config.lie is None or number else parse_lie(config.lie)
     return lie if isinstance(lie, ChipLie) else None
+
+
+def _chip_seed(config: SiteConfig, chip_id: str) -> bytes:
+    return _derive(config, f"chip/{chip_id}")
 
 
 def _derive(config: SiteConfig, label: str) -> bytes:

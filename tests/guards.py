@@ -57,6 +57,11 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 3: draws
     "fresh draw": (("inspector.session.secret_of", lambda settings: settings.seed or "0"),),
     "first segment": (("inspector.session.first_and_drawn", _draw_any),),
+    # law 3: who is drawn, and is who it says
+    "registry proof": (("inspector.registered.verify_inclusion", _nothing),),
+    "registered certificate": (("inspector.registered.RegisteredChips.check_certificate", _nothing),),
+    "revoked chips": (("inspector.session._check_registered", _nothing),),
+    "one chip, one identity": (("inspector.identities.check_distinct", _nothing),),
     # law 4: the same bytes
     "verified manifest": (("inspector.session.verified_manifest", _nothing),),
     # law 5: declared numbers

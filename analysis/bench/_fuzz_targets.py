@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from analysis.registration import registered_trust
 from firmware_sim import bounds
 from firmware_sim.audit import audit_schedule, check_epoch_keys
 from firmware_sim.checks import check_life, check_registers
@@ -40,7 +41,7 @@ from inspector.campaign import load_scenario
 from inspector.findings import Findings
 from inspector.guards import Settings
 from inspector.memory import load_memory
-from inspector.registry._values import Role
+from inspector.registry import ChipRef, Publication, ReferenceValues, Revocation, Role
 from inspector.registry.genesis_csv import read_chips
 from inspector.registry.proof import ChipProof
 from inspector.registry.signing import SignedStatement, decode_payload, sign
@@ -99,6 +100,8 @@ def prepare(folder: Path) -> None:
     train(task, folder / "run", config, device="native")
     trust = Trust.from_json(Site.reference_values(config), "the simulated world")
     (folder / "run.trust.json").write_bytes(canonical.encode(trust.to_json()))
+    registered = registered_trust(folder / "registry", config, trust)
+    (folder / "registered.trust.json").write_bytes(canonical.encode(registered.to_json()))
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -246,11 +249,24 @@ def _read_statement(data: bytes) -> object:
 
 def _statements() -> list[bytes]:
     enrolment = Enrolment(registry="r", party="maker-1", role=Role.MAKER, key=_KEY.verifying, time=1)
-    return [sign(enrolment, _KEY).to_bytes()]
+    values = ReferenceValues(
+        registry="r",
+        maker="maker-1",
+        ca_digests=(Digest("sha256", bytes(32)),),
+        measurements=(Digest("sha256", bytes(32)),),
+        minimum_security_version=1,
+        snapshot_rate=Fraction(1, 4),
+        snapshot_algorithm="sha256",
+        time=1,
+    )
+    chips = (ChipRef("chip-1", Digest("sha256", bytes(32)), 1),)
+    revocation = Revocation(registry="r", chips=chips, reason="opened", time=1)
+    view = Publication(registry="r", size=1, root=bytes(32), entries=1, map_root=bytes(32), time=1)
+    return [sign(statement, _KEY).to_bytes() for statement in (enrolment, values, revocation, view)]
 
 
 def _proofs() -> list[bytes]:
-    (statement,) = _statements()
+    statement = _statements()[0]
     entry = {"received": 1, "event": 0, **canonical.decode(statement)}
     record = {"batch_path": ["00" * 32], "entries": [[0, canonical.encode(entry).decode(), []]]}
     return [canonical.encode({**record, "head": "h", "position": 0, "record": ["chip-1", "m", ""]})]
@@ -273,7 +289,11 @@ def _nodes() -> list[bytes]:
 
 
 def _read_trust(path: Path) -> object:
-    return Trust.load([path])
+    trust = Trust.load([path])
+    if trust.registry is not None:
+        for chip, lab in trust.chips.items():
+            trust.registry.check_listed(chip, lab)
+    return trust
 
 
 _POSITIONS = {"format": "chipwitness/memory/1", "chips": {"c": {"counter": 1, "size": 1, "head": "00" * 32}}}
@@ -323,7 +343,7 @@ def targets(world: World) -> dict[str, Target]:
         "answer": Target(read=world.judge_answer, seeds=lambda: [(world.folder / "answer.json").read_bytes()]),
         "trust": Target(
             read=world.as_file(_read_trust),
-            seeds=lambda: [canonical.encode(world.trust(name).to_json()) for name in ("run", "loop")],
+            seeds=lambda: [canonical.encode(world.trust(name).to_json()) for name in ("run", "loop", "registered")],
         ),
         "memory": Target(read=world.as_file(load_memory), seeds=lambda: [canonical.encode(_POSITIONS)]),
         "scenario": Target(read=world.as_file(_read_scenario), seeds=_scenarios, is_json=False),

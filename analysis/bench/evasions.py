@@ -164,8 +164,8 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
 }
 """How often one inspection should catch each lie that ``train`` can tell; a lying chip is the lab's first.
 
-``clone-identity`` and ``roll-back-log`` take more than one run of one lab, and ``hidden-constant`` a loop of one's own;
-they are tested there.
+``clone-identity`` is caught whatever is drawn, since the original's evidence convicts it (``inspector.identities``);
+``roll-back-log`` takes more than one run, and ``hidden-constant`` a loop of one's own. Each is tested there.
 """
 
 

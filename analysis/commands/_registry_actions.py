@@ -26,7 +26,9 @@ __all__ = [
     "census_draw",
     "census_record",
     "check_proof",
+    "chosen_chips",
     "enrol",
+    "finish_receipt",
     "found",
     "head",
     "import_chips",
@@ -35,11 +37,14 @@ __all__ = [
     "leakage",
     "losses",
     "lost",
+    "open_to_write",
     "prove",
+    "read_bytes",
     "retire",
     "show",
     "submit",
     "transfer",
+    "write_new",
 ]
 
 
@@ -53,7 +58,7 @@ def keygen(arguments: argparse.Namespace) -> int:
 def init(arguments: argparse.Namespace) -> int:
     key = reg.load_private(arguments.registrar_key)
     with reg.Registry.create(
-        arguments.database, name=arguments.name, registrar=key, clock=_clock(arguments)
+        arguments.database, name=arguments.name, registrar=key, clock=clock(arguments)
     ) as registry:
         newest, _ = registry.head()
     data = {"database": arguments.database, "origin": registry.origin, "registrar": key.verifying.key_id}
@@ -62,7 +67,7 @@ def init(arguments: argparse.Namespace) -> int:
 
 def enrol(arguments: argparse.Namespace) -> int:
     key = reg.load_public(arguments.public)
-    with _open_to_write(arguments) as registry:
+    with open_to_write(arguments) as registry:
         receipt = registry.enrol(arguments.party, reg.Role(arguments.role), key)
     data = {"event": receipt.event, **_head(receipt.head)}
     return finish(arguments, data, [f"event {receipt.event}: {arguments.party} enrolled as {arguments.role}"])
@@ -71,12 +76,12 @@ def enrol(arguments: argparse.Namespace) -> int:
 def import_chips(arguments: argparse.Namespace) -> int:
     key = reg.load_private(arguments.key)
     made = None if arguments.made is None else int(parse_now(arguments.made).timestamp())
-    with _open_to_write(arguments) as registry:
+    with open_to_write(arguments) as registry:
         chips = reg.read_chips(arguments.csv)
         receipt = registry.import_chips(
             chips, maker=arguments.maker, label=arguments.label or arguments.csv.stem, key=key, time=made
         )
-    return _finish_receipt(arguments, receipt, "imported")
+    return finish_receipt(arguments, receipt, "imported")
 
 
 def transfer(arguments: argparse.Namespace) -> int:
@@ -102,7 +107,7 @@ def retire(arguments: argparse.Namespace) -> int:
 
 def accept(arguments: argparse.Namespace) -> int:
     signed = reg.countersign(_read_statement(arguments.statement), reg.load_private(arguments.key))
-    _write_new(arguments.out, signed.to_bytes())
+    write_new(arguments.out, signed.to_bytes())
     names = [name for name, _ in reg.decode_payload(signed).subjects()]
     data = {"out": str(arguments.out), "kind": signed.kind, "chips": names, "signatures": len(signed.envelopes)}
     return finish(arguments, data, [f"{arguments.out}: {signed.kind} of {len(names)} chips accepted"])
@@ -110,9 +115,9 @@ def accept(arguments: argparse.Namespace) -> int:
 
 def submit(arguments: argparse.Namespace) -> int:
     signed = _read_statement(arguments.statement)
-    with _open_to_write(arguments) as registry:
+    with open_to_write(arguments) as registry:
         receipt = registry.submit(signed)
-    return _finish_receipt(arguments, receipt, "applied")
+    return finish_receipt(arguments, receipt, "applied")
 
 
 def census_draw(arguments: argparse.Namespace) -> int:
@@ -120,7 +125,7 @@ def census_draw(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and arguments.out.exists():
         raise CallerError(f"{arguments.out}: exists already")
     seed = secrets.token_bytes(32) if arguments.seed is None else _seed(arguments.seed)
-    with _open_to_write(arguments) as registry:
+    with open_to_write(arguments) as registry:
         census = reg.draw_census(
             registry,
             count=arguments.sample,
@@ -133,7 +138,7 @@ def census_draw(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         text = io.StringIO(newline="")
         csv.writer(text).writerows([("chip", "holder"), *pairs])
-        _write_new(arguments.out, text.getvalue().encode())
+        write_new(arguments.out, text.getvalue().encode())
     data = {
         "census": census.number,
         "event": census.event,
@@ -146,9 +151,17 @@ def census_draw(arguments: argparse.Namespace) -> int:
 
 def census_record(arguments: argparse.Namespace) -> int:
     key = reg.load_private(arguments.key)
-    with _open_to_write(arguments) as registry:
-        answers = answers_from_rows(arguments.answers, read_rows(arguments.answers, required=("chip", "observed")))
-        outcome = reg.record_census(registry, arguments.census, answers, inspector=arguments.inspector, key=key)
+    with open_to_write(arguments) as registry:
+        path = arguments.answers
+        rows = list(read_rows(path, required=("chip", "observed"), optional=("identity",)))
+        outcome = reg.record_census(
+            registry,
+            arguments.census,
+            answers_from_rows(path, ((line, row[:2]) for line, row in rows)),
+            inspector=arguments.inspector,
+            key=key,
+            identities={row[0]: row[2] for _, row in rows if row[2]},
+        )
     data = {
         "census": outcome.number,
         "event": outcome.event,
@@ -187,14 +200,14 @@ def head(arguments: argparse.Namespace) -> int:
     with reg.Registry.open(arguments.database) as registry:
         newest, signed = registry.head()
     if arguments.out is not None:
-        _write_new(arguments.out, signed)
+        write_new(arguments.out, signed)
     data = {"size": newest.size, "root": newest.root.hex(), "signed": signed.decode()}
     return finish(arguments, data, signed.decode().rstrip("\n").split("\n"))
 
 
 def audit(arguments: argparse.Namespace) -> int:
     key = reg.load_public(arguments.registrar)
-    known = None if arguments.head is None else _read(arguments.head)
+    known = None if arguments.head is None else read_bytes(arguments.head)
     with reg.Registry.open(arguments.database) as registry:
         report = reg.audit(registry, registrar=key, known_head=known)
     data = {
@@ -216,14 +229,14 @@ def audit(arguments: argparse.Namespace) -> int:
 def prove(arguments: argparse.Namespace) -> int:
     with reg.Registry.open(arguments.database) as registry:
         proof = reg.prove_chip(registry, arguments.chip)
-    _write_new(arguments.out, proof.to_bytes())
+    write_new(arguments.out, proof.to_bytes())
     data = {"out": str(arguments.out), "chip": proof.record.chip, "records": len(proof.entries)}
     return finish(arguments, data, [f"{arguments.out}: {len(proof.entries)} records of chip {proof.record.chip}"])
 
 
 def check_proof(arguments: argparse.Namespace) -> int:
     key = reg.load_public(arguments.registrar)
-    proof = reg.ChipProof.from_bytes(_read(arguments.proof))
+    proof = reg.ChipProof.from_bytes(read_bytes(arguments.proof))
     origin = f"chipwitness-registry/{arguments.name}"
     statements = reg.verify_chip(proof, origin=origin, registrar=key)
     newest = SignedHead.open(proof.head, key, origin)
@@ -331,20 +344,20 @@ def _sign_and_submit(
     if out is None and arguments.registrar_key is None:
         raise CallerError("--registrar-key is needed to write into the registry")
     key = reg.load_private(arguments.key)
-    clock = _clock(arguments)
+    now = clock(arguments)
     registrar = None if out is not None else reg.load_private(arguments.registrar_key)
-    with reg.Registry.open(arguments.database, registrar=registrar, clock=clock) as registry:
-        statement = make(registry, registry.refs(_chips(arguments)), clock())
+    with reg.Registry.open(arguments.database, registrar=registrar, clock=now) as registry:
+        statement = make(registry, registry.refs(chosen_chips(arguments)), now())
         if out is not None:
             signed = reg.sign(statement, key)
-            _write_new(out, signed.to_bytes())
+            write_new(out, signed.to_bytes())
             data = {"out": str(out), "signatures": len(signed.envelopes)}
             return finish(arguments, data, [f"{out}: to be accepted with 'registry accept', then 'registry submit'"])
         keys = (key,) if counter is None else (key, reg.load_private(counter))
         if len(keys) != len(statement.signatories()):
             raise CallerError("--counter-key is needed: this takes two signatures (or --out, to have it accepted)")
         receipt = registry.submit(reg.sign(statement, *keys))
-    return _finish_receipt(arguments, receipt, done)
+    return finish_receipt(arguments, receipt, done)
 
 
 def _show_chip(arguments: argparse.Namespace, view: reg.ChipView) -> int:
@@ -367,9 +380,11 @@ def _show_chip(arguments: argparse.Namespace, view: reg.ChipView) -> int:
         "state": view.state.name.lower(),
         "sequence": view.sequence,
         "digest": view.digest,
+        "revoked": view.revoked,
         "history": history,
     }
     lines = [f"{view.chip} {view.model}: {view.state.name.lower()}, {view.holder} answers for it"]
+    lines += ["its certificate is revoked"] if view.revoked else []
     lines += [
         f"{line['sequence']:>4} {line['time']} {line['kind']:<13} {line['state']:<10} {line['holder']}"
         for line in history
@@ -377,7 +392,7 @@ def _show_chip(arguments: argparse.Namespace, view: reg.ChipView) -> int:
     return finish(arguments, data, lines)
 
 
-def _finish_receipt(arguments: argparse.Namespace, receipt: reg.Receipt, done: str) -> int:
+def finish_receipt(arguments: argparse.Namespace, receipt: reg.Receipt, done: str) -> int:
     data = {"event": receipt.event, "chips": receipt.chips, **_head(receipt.head)}
     return finish(arguments, data, [f"event {receipt.event}: {receipt.chips} chips {done}"])
 
@@ -386,19 +401,19 @@ def _head(newest: SignedHead) -> dict[str, object]:
     return {"head_size": newest.size, "head_root": newest.root.hex()}
 
 
-def _open_to_write(arguments: argparse.Namespace) -> reg.Registry:
+def open_to_write(arguments: argparse.Namespace) -> reg.Registry:
     key = reg.load_private(arguments.registrar_key)
-    return reg.Registry.open(arguments.database, registrar=key, clock=_clock(arguments))
+    return reg.Registry.open(arguments.database, registrar=key, clock=clock(arguments))
 
 
-def _clock(arguments: argparse.Namespace) -> Callable[[], int]:
+def clock(arguments: argparse.Namespace) -> Callable[[], int]:
     if arguments.at is None:
         return reg.system_clock
     fixed = int(parse_now(arguments.at).timestamp())
     return lambda: fixed
 
 
-def _chips(arguments: argparse.Namespace) -> Sequence[str]:
+def chosen_chips(arguments: argparse.Namespace) -> Sequence[str]:
     if arguments.chip is not None:
         chips: list[str] = arguments.chip
         return chips
@@ -418,7 +433,7 @@ def _seed(text: str) -> bytes:
     return seed
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     try:
         return bounds.read_file(path, bounds.STATEMENT_BYTES)
     except OSError as error:
@@ -426,10 +441,10 @@ def _read(path: Path) -> bytes:
 
 
 def _read_statement(path: Path) -> reg.SignedStatement:
-    return reg.SignedStatement.from_bytes(_read(path))
+    return reg.SignedStatement.from_bytes(read_bytes(path))
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def write_new(path: Path, data: bytes) -> None:
     try:
         with path.open("xb") as file:
             file.write(data)

@@ -23,7 +23,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``registry`` and its subcommands."""
     parser = subparsers.add_parser(
         "registry",
-        help="chip-owner directory: import, transfer, census, audit, leakage",
+        help="chip-owner directory: import, transfer, revoke, publish, trust files, census, audit, leakage",
         description="Directory chip → owner from fab to destruction. Private keys are files and never in the database. "
         "Exit codes: 0 done, 1 refused or suspicious, 2 wrong flags or paths, 3 database out of reach.",
     )
@@ -32,13 +32,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _add_moves(actions)
     _add_census(actions)
     _add_checks(actions)
+    _add_inspectors(actions)
     _add_statistics(actions)
 
 
 def _lazily(name: str) -> Callable[[argparse.Namespace], int]:
+    """The function ``name`` of ``_registry_actions``, or of another module as in ``module.name``."""
+    module, _, function = name.rpartition(".")
+
     def handler(arguments: argparse.Namespace) -> int:
         action: Callable[[argparse.Namespace], int] = getattr(
-            importlib.import_module("analysis.commands._registry_actions"), name
+            importlib.import_module(f"analysis.commands.{module or '_registry_actions'}"), function
         )
         return action(arguments)
 
@@ -153,7 +157,11 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
     )  # fmt: skip
     record.add_argument("--census", type=int, required=True, metavar="NUMBER")
     record.add_argument(
-        "--answers", type=Path, required=True, metavar="CSV", help="columns 'chip' and 'observed' (the serial read)"
+        "--answers",
+        type=Path,
+        required=True,
+        metavar="CSV",
+        help="columns 'chip', 'observed' (the serial read) and maybe 'identity' (digest of the certificate presented)",
     )
     for step in (draw, record):
         step.add_argument("--inspector", required=True, metavar="PARTY")
@@ -164,7 +172,7 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
 def _add_checks(actions: _SubParsersAction[ArgumentParser]) -> None:
     show = _action(
         actions, "show", "show", "one chip and its history, or the totals by holder and state",
-        "chip, model, identity, holder, state, sequence, digest, history; or events, chips, holdings",
+        "chip, model, identity, holder, state, sequence, digest, revoked, history; or events, chips, holdings",
     )  # fmt: skip
     show.add_argument("chip", nargs="?", metavar="CHIP")
     head = _action(actions, "head", "head", "the newest signed head of the log", "size, root, signed")
@@ -187,6 +195,58 @@ def _add_checks(actions: _SubParsersAction[ArgumentParser]) -> None:
         parser.add_argument(
             "--registrar", type=Path, required=True, metavar="FILE", help="the registrar's public key, from elsewhere"
         )
+
+
+def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
+    module = "_registry_publications"
+    values = _action(
+        actions, "reference-values", f"{module}.reference_values",
+        "a maker's word on CAs, firmware and snapshots of its chips", "event, chips, head_size, head_root",
+    )  # fmt: skip
+    values.add_argument("--maker", required=True, metavar="PARTY")
+    values.add_argument("--key", type=Path, required=True, metavar="FILE", help="the maker's private key")
+    values.add_argument("--ca", action="append", required=True, metavar="DIGEST", help="of a CA certificate (repeat)")
+    values.add_argument(
+        "--measurement", action="append", required=True, metavar="DIGEST", help="firmware that may run (repeat)"
+    )
+    values.add_argument("--minimum-security-version", type=int, required=True, metavar="N")
+    values.add_argument("--snapshot-rate", required=True, metavar="P", help="snapshots per chip and tick, as 1/4")
+    values.add_argument("--snapshot-algorithm", metavar="NAME", help="digest of snapshots (default: the chips' own)")
+    _writes(values)
+    revoke = _action(
+        actions, "revoke", f"{module}.revoke",
+        "evidence under these chips' certificates counts no more, for good",
+        "event, chips, head_size, head_root",
+    )  # fmt: skip
+    chips = revoke.add_mutually_exclusive_group(required=True)
+    chips.add_argument("--chip", action="append", metavar="ID", help="a chip (repeat for more)")
+    chips.add_argument("--chips", type=Path, metavar="CSV", help="file with a column 'chip'")
+    revoke.add_argument("--reason", required=True, help="at most 500 characters, for everybody to read")
+    _writes(revoke)
+    publish = _action(
+        actions, "publish", f"{module}.publish",
+        "sign and log what the directory says now, for inspectors",
+        "event, size, root, map_root, entries, head_size, head_root",
+    )  # fmt: skip
+    _writes(publish)
+    trust = _action(
+        actions, "trust", f"{module}.trust",
+        "write an inspector's trust file from the newest published view",
+        "out, size, root, map_root, labs, chips, withdrawn, verifier, nonce, later_events",
+    )  # fmt: skip
+    trust.add_argument("--registrar", type=Path, required=True, metavar="FILE", help="its public key, from elsewhere")
+    trust.add_argument(
+        "--lab", action="append", default=[], metavar="NAME", help="lab to inspect (repeat; default: all owners)"
+    )
+    trust.add_argument("--verifier", metavar="NAME", help="this inspector's id, which quotes name")
+    trust.add_argument("--nonce", metavar="HEX", help="challenge of 32 bytes (default: from the system's randomness)")
+    trust.add_argument(
+        "--challenge", type=Path, metavar="TRUST", help="take verifier and nonce from this trust file instead"
+    )
+    trust.add_argument(
+        "--head", type=Path, metavar="FILE", help="a signed head kept from earlier, which must be extended"
+    )
+    trust.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
 def _add_statistics(actions: _SubParsersAction[ArgumentParser]) -> None:

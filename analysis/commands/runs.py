@@ -133,6 +133,9 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")
     parser.add_argument("--after", type=Path, metavar="RUN", help="the same lab's next run, on the same chips")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run that was killed")
+    parser.add_argument(
+        "--registry", type=Path, metavar="DIR", help="register the simulated lab and its chips there, made if need be"
+    )
     add_json(parser)
     parser.epilog = "JSON keys: run, run_id, state_digest, steps, rounding_log_bytes, trust, device"
     parser.set_defaults(handler=_train)
@@ -151,6 +154,8 @@ def _train(arguments: argparse.Namespace) -> int:
         return _list_lies(arguments)
     if (arguments.resume is None) == (arguments.out is None):
         raise CallerError("give either --out RUN for a new run or --resume RUN for a killed one")
+    if arguments.resume is not None and arguments.registry is not None:
+        raise CallerError("a killed run's lab is registered already: leave --registry out")
     enter(arguments.device)
     from monitor.lab import resume, train
 
@@ -159,7 +164,7 @@ def _train(arguments: argparse.Namespace) -> int:
     else:
         config = _site(arguments)
         task = _task(arguments, config.chips)
-        write_trust(arguments.out, config, task)
+        write_trust(arguments.out, config, task, registry=arguments.registry)
         bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
         result = train(task, arguments.out, config, device=arguments.device, progress=bar)
     data = {
@@ -229,13 +234,14 @@ def _list_lies(arguments: argparse.Namespace) -> int:
     from firmware_sim import ChipLie
     from monitor.conduct import LIES
 
-    data = {lie.value: lie.description for lie in (*LIES, *ChipLie) if lie is not ChipLie.CLONE_IDENTITY}
+    data = {lie.value: lie.description for lie in (*LIES, *ChipLie)}
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
 
 
-def write_trust(run: Path, config: SiteConfig, task: Task) -> Trust:
+def write_trust(run: Path, config: SiteConfig, task: Task, *, registry: Path | None = None) -> Trust:
     """Write what maker, registry and inspectorate know before the run begins, on the inspector's side.
 
+    With a registry's folder the lab is registered there, and the trust file holds what the registry then publishes.
     Data of the user's own are agreed on here by one hand, since this is a simulation.
     """
     from inspector.trust import Trust
@@ -247,6 +253,10 @@ def write_trust(run: Path, config: SiteConfig, task: Task) -> Trust:
         trust = replace(trust, data=frozenset({declared_data(task, Path(config.source)).agreement}))
     if run.exists():
         raise CallerError(f"{run} exists already; choose another --out or resume it")
+    if registry is not None:
+        from analysis.registration import registered_trust
+
+        trust = registered_trust(registry, config, trust)
     try:
         run.parent.mkdir(parents=True, exist_ok=True)
         trust_path(run).write_text(json.dumps(trust.to_json(), indent=2) + "\n", encoding="utf-8")

@@ -32,8 +32,11 @@ from inspector.registry.leakage import (
     months_until_seen,
     unseen_probability,
 )
+from inspector.registry.listing import Listing
 from inspector.registry.losses import LossModel, LossRecord, LossReport, OwnerLosses, assess_losses
 from inspector.registry.proof import ChipProof, log_consistency, prove_chip, verify_chip, verify_extension
+from inspector.registry.publications import Publication, ReferenceValues, Revocation
+from inspector.registry.publishing import PublishedView, list_now, publish, read_view, revoke
 from inspector.registry.signing import SignedStatement, countersign, decode_payload, sign
 from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
 from inspector.registry.views import ChipView, Summary, show_chip, summarise
@@ -57,15 +60,20 @@ __all__ = [
     "Genesis",
     "ImportRejected",
     "InvalidStatement",
+    "Listing",
     "LossModel",
     "LossRecord",
     "LossReport",
     "MissingChip",
     "OwnerLosses",
+    "Publication",
+    "PublishedView",
     "Receipt",
+    "ReferenceValues",
     "Registry",
     "RegistryMisuse",
     "RegistryUnavailable",
+    "Revocation",
     "Role",
     "SignedStatement",
     "StatementOutOfOrder",
@@ -82,6 +90,7 @@ __all__ = [
     "decode_payload",
     "draw_census",
     "draw_without_replacement",
+    "list_now",
     "load_private",
     "load_public",
     "log_consistency",
@@ -89,8 +98,11 @@ __all__ = [
     "loss_records",
     "months_until_seen",
     "prove_chip",
+    "publish",
     "read_chips",
+    "read_view",
     "record_census",
+    "revoke",
     "show_chip",
     "sign",
     "summarise",

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import VerifyingKey, leaf_hash, root_of_hashes
 from inspector.registry._log import LogEntry
-from inspector.registry._values import ChipRecord, ChipState, ClaimKind, Role
+from inspector.registry._values import ChipRecord, ChipRef, ChipState, ClaimKind, Role
 from inspector.registry.census import draw_without_replacement, drawn_digest
 from inspector.registry.census_statements import CensusDraw, CensusResult
 from inspector.registry.directory import CLOCK_SKEW_S, VALIDITY_S
+from inspector.registry.listing import Listing, chip_entry, party_entry, values_entry
+from inspector.registry.publications import Publication, ReferenceValues, Revocation
 from inspector.registry.signing import Statement, open_signed
 from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
 
@@ -47,6 +49,7 @@ class Replay:
         origin: the registry that every statement must name.
         registrar: the key that the caller trusts for event 0.
         records: ordinals from, count → the genesis records in that range, in order.
+        check_views: whether published views are compared with what the log implies, each O(chips).
     """
 
     origin: str
@@ -58,6 +61,7 @@ class Replay:
     by_key: dict[str, tuple[str, VerifyingKey]] = field(default_factory=dict)
     ordinals: dict[str, int] = field(default_factory=dict)
     chips: list[ChipRecord] = field(default_factory=list)
+    maker: list[int] = field(default_factory=list)
     holder: list[int] = field(default_factory=list)
     state: list[ChipState] = field(default_factory=list)
     sequence: list[int] = field(default_factory=list)
@@ -68,6 +72,10 @@ class Replay:
     identities: set[str] = field(default_factory=set)
     draws: list[tuple[int, CensusDraw, list[int]]] = field(default_factory=list)
     results: dict[int, int] = field(default_factory=dict)
+    revoked: set[int] = field(default_factory=set)
+    values: dict[str, ReferenceValues] = field(default_factory=dict)
+    published: tuple[Publication, Listing] | None = None
+    check_views: bool = True
 
     def take(self, entry: LogEntry, *, after_root: tuple[int, bytes]) -> None:
         """Apply the next entry; ``after_root`` is (size, root) of the log before it.
@@ -98,6 +106,13 @@ class Replay:
                 self._draw(statement, entry.event, after_root)
             case CensusResult():
                 self._result(statement, entry.event)
+            case ReferenceValues():
+                self._need_role(statement.maker, Role.MAKER)
+                self.values[statement.maker] = statement
+            case Revocation():
+                self._revoke(statement, entry.event)
+            case Publication():
+                self._published(statement, entry.event, after_root)
         self.received = entry.received
 
     def _found(self, entry: LogEntry) -> None:
@@ -117,7 +132,7 @@ class Replay:
             raise EvidenceError(f"event {entry.event} was made for another registry, {statement.registry!r:.100}")
         if statement.time > entry.received + CLOCK_SKEW_S:
             raise EvidenceError(f"event {entry.event} is signed for a time after it was received")
-        if isinstance(statement, Transfer | Claim) and statement.time < entry.received - VALIDITY_S:
+        if isinstance(statement, Transfer | Claim | ReferenceValues) and statement.time < entry.received - VALIDITY_S:
             raise EvidenceError(f"event {entry.event} was signed more than 30 days before it was received")
 
     def _enrol(self, statement: Enrolment, event: int) -> None:
@@ -157,6 +172,7 @@ class Replay:
         self.ordinals |= ordinals
         self.identities.update(identities)
         self.chips += records
+        self.maker += [maker] * len(records)
         self.holder += [maker] * len(records)
         self.state += [ChipState.FABRICATED] * len(records)
         self.sequence += [0] * len(records)
@@ -171,26 +187,65 @@ class Replay:
         )
         ordinals = []
         for ref in statement.chips:
-            ordinal = self.ordinals.get(ref.chip)
-            if ordinal is None:
-                raise EvidenceError(f"event {event}: chip {ref.chip} has no genesis record")
-            if self.chips[ordinal].digest() != ref.digest:
-                raise EvidenceError(f"event {event}: chip {ref.chip} is named with another genesis record")
-            if ref.sequence != self.sequence[ordinal] + 1:
-                raise EvidenceError(
-                    f"event {event}: chip {ref.chip} gets record {ref.sequence} after {self.sequence[ordinal]}"
-                )
+            ordinal = self._next_of(ref, statement.time, event)
             if self.holder[ordinal] != self.numbers[holder]:
                 raise EvidenceError(f"event {event}: chip {ref.chip} is not held by {holder}")
             if self.state[ordinal] not in allowed:
                 raise EvidenceError(
                     f"event {event}: chip {ref.chip} is {self.state[ordinal].name.lower()}, which forbids this"
                 )
-            if statement.time < self.time[ordinal]:
-                raise EvidenceError(f"event {event}: chip {ref.chip} moves before its last record")
             ordinals.append(ordinal)
         for ordinal in ordinals:
             self._step(ordinal, self.holder[ordinal] if receiver is None else receiver, to, statement.time, event)
+
+    def _next_of(self, ref: ChipRef, time: int, event: int) -> int:
+        ordinal = self.ordinals.get(ref.chip)
+        if ordinal is None:
+            raise EvidenceError(f"event {event}: chip {ref.chip} has no genesis record")
+        if self.chips[ordinal].digest() != ref.digest:
+            raise EvidenceError(f"event {event}: chip {ref.chip} is named with another genesis record")
+        if ref.sequence != self.sequence[ordinal] + 1:
+            raise EvidenceError(
+                f"event {event}: chip {ref.chip} gets record {ref.sequence} after {self.sequence[ordinal]}"
+            )
+        if time < self.time[ordinal]:
+            raise EvidenceError(f"event {event}: chip {ref.chip} moves before its last record")
+        return ordinal
+
+    def _revoke(self, statement: Revocation, event: int) -> None:
+        ordinals = [self._next_of(ref, statement.time, event) for ref in statement.chips]
+        twice = self.revoked.intersection(ordinals)
+        if twice:
+            raise EvidenceError(f"event {event}: chip {self.chips[min(twice)].chip} is revoked a second time")
+        for ordinal in ordinals:
+            self._step(ordinal, self.holder[ordinal], self.state[ordinal], statement.time, event)
+        self.revoked.update(ordinals)
+
+    def listing(self) -> Listing:
+        """What the directory says now; O(chips)."""
+        chips = (
+            chip_entry(
+                record,
+                maker=self.parties[self.maker[ordinal]][0],
+                holder=self.parties[self.holder[ordinal]][0],
+                state=self.state[ordinal],
+                sequence=self.sequence[ordinal],
+                revoked=ordinal in self.revoked,
+            )
+            for ordinal, record in enumerate(self.chips)
+        )
+        admitted = (party_entry(name, role, key) for name, role, key, _ in self.parties)
+        return Listing([*chips, *admitted, *map(values_entry, self.values.values())])
+
+    def _published(self, statement: Publication, event: int, before: tuple[int, bytes]) -> None:
+        if (statement.size, statement.root) != before:
+            raise EvidenceError(f"event {event}: the published view is not of the log before it")
+        if not self.check_views:
+            return
+        listing = self.listing()
+        if (statement.entries, statement.map_root) != (len(listing), listing.root):
+            raise EvidenceError(f"event {event}: the published view lists something else than the log implies")
+        self.published = statement, listing
 
     def _step(self, ordinal: int, holder: int, state: ChipState, time: int, event: int) -> None:
         self.changes.append(

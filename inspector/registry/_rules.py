@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from firmware_sim.evidence import VerifyingKey
-from inspector.registry._schema import changes, genesis, holdings, parties
+from inspector.registry._schema import changes, events, genesis, holdings, parties
 from inspector.registry._values import ChipRecord, ChipRef, ChipState, ClaimKind, Role
 from inspector.registry.errors import (
     InvalidStatement,
@@ -21,6 +21,7 @@ from inspector.registry.errors import (
     UnknownChip,
     UnknownParty,
 )
+from inspector.registry.publications import Revocation
 from inspector.registry.statements import Claim, Transfer
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Party",
     "check_claim",
     "check_moves",
+    "check_revocation",
     "check_transfer",
     "chunks",
     "find_holdings",
@@ -35,6 +37,7 @@ __all__ = [
     "find_party_by_key",
     "holdings_query",
     "move",
+    "revoked_ordinals",
     "states_after_claim",
 ]
 
@@ -125,8 +128,38 @@ def check_moves(
     connection: Connection, chips: Sequence[ChipRef], *, holder: Party, states: Sequence[ChipState], time: int
 ) -> list[Holding]:
     """Return the holdings of ``chips`` if each may move now, else raise an error that names the first that may not."""
-    found = find_holdings(connection, [ref.chip for ref in chips])
     checked = []
+    for ref, holding in _next_in_sequence(connection, chips):
+        if holding.holder != holder.number:
+            raise InvalidStatement(f"chip {ref.chip}: held by {holding.holder_name}, not by {holder.name}")
+        if holding.state not in states:
+            raise InvalidStatement(f"chip {ref.chip}: recorded as {holding.state.name.lower()}, {_way_out(holding)}")
+        _check_time(holding, time)
+        checked.append(holding)
+    return checked
+
+
+def check_revocation(connection: Connection, statement: Revocation) -> list[Holding]:
+    """Return the holdings of the chips that are revoked, else raise an error that names the first that may not be."""
+    checked = []
+    revoked = revoked_ordinals(connection)
+    for ref, holding in _next_in_sequence(connection, statement.chips):
+        if holding.ordinal in revoked:
+            raise InvalidStatement(f"chip {ref.chip} is revoked already")
+        _check_time(holding, statement.time)
+        checked.append(holding)
+    return checked
+
+
+def revoked_ordinals(connection: Connection) -> set[int]:
+    """The chips that were ever revoked; a revocation is a record of the chip like any other."""
+    query = select(changes.c.ordinal).join(events, events.c.event == changes.c.event)
+    return set(connection.execute(query.where(events.c.kind == Revocation.kind)).scalars())
+
+
+def _next_in_sequence(connection: Connection, chips: Sequence[ChipRef]) -> Iterable[tuple[ChipRef, Holding]]:
+    """Each chip with its holding, checked one after the other: known, the same genesis record, next in sequence."""
+    found = find_holdings(connection, [ref.chip for ref in chips])
     for ref in chips:
         holding = found.get(ref.chip)
         if holding is None:
@@ -140,16 +173,14 @@ def check_moves(
             )
         if ref.sequence > following:
             raise StatementOutOfOrder(f"chip {ref.chip}: out of order, record {ref.sequence} before {following}")
-        if holding.holder != holder.number:
-            raise InvalidStatement(f"chip {ref.chip}: held by {holding.holder_name}, not by {holder.name}")
-        if holding.state not in states:
-            raise InvalidStatement(f"chip {ref.chip}: recorded as {holding.state.name.lower()}, {_way_out(holding)}")
-        if time < holding.time:
-            raise StatementOutOfOrder(
-                f"chip {ref.chip}: out of order, signed for time {time}, its last record is of {holding.time}"
-            )
-        checked.append(holding)
-    return checked
+        yield ref, holding
+
+
+def _check_time(holding: Holding, time: int) -> None:
+    if time < holding.time:
+        raise StatementOutOfOrder(
+            f"chip {holding.record.chip}: out of order, signed for time {time}, its last record is of {holding.time}"
+        )
 
 
 def states_after_claim(claim: ClaimKind) -> tuple[tuple[ChipState, ...], ChipState]:

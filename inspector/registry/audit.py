@@ -32,7 +32,7 @@ from inspector.registry._schema import (
 from inspector.registry._values import ChipRecord
 from inspector.registry.directory import Registry
 
-__all__ = ["AuditReport", "audit"]
+__all__ = ["AuditReport", "audit", "genesis_records"]
 
 _MAX_FINDINGS = 50
 
@@ -63,7 +63,9 @@ def audit(registry: Registry, *, registrar: VerifyingKey, known_head: bytes | No
     tree = MerkleTree()
     with registry.reader() as connection:
         replay = Replay(
-            origin=registry.origin, registrar=registrar, records=lambda first, count: _records(connection, first, count)
+            origin=registry.origin,
+            registrar=registrar,
+            records=lambda first, count: genesis_records(connection, first, count),
         )
         _check_log(connection, replay, tree, found)
         _check_tables(connection, replay, tree, found)
@@ -207,7 +209,8 @@ def _check_known_head(known: bytes, origin: str, registrar: VerifyingKey, tree: 
         found.add(f"the log was rewritten: its first {head.size} events are not those of the earlier head")
 
 
-def _records(connection: Connection, first: int, count: int) -> Sequence[ChipRecord]:
+def genesis_records(connection: Connection, first: int, count: int) -> Sequence[ChipRecord]:
+    """The genesis records with ``count`` ordinals from ``first`` on; EvidenceError if one is malformed."""
     query = (
         select(genesis.c.chip, genesis.c.model, genesis.c.identity)
         .where(genesis.c.ordinal >= first, genesis.c.ordinal < first + count)

@@ -12,9 +12,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Select, func, insert, select, update
+from sqlalchemy import Connection, Select, func, insert, select, update
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SigningKey, canonical, digest_bytes
@@ -159,7 +160,13 @@ def draw_census(
 
 
 def record_census(
-    registry: Registry, census: int, answers: Mapping[str, str], *, inspector: str, key: SigningKey
+    registry: Registry,
+    census: int,
+    answers: Mapping[str, str],
+    *,
+    inspector: str,
+    key: SigningKey,
+    identities: Mapping[str, str] = MappingProxyType({}),
 ) -> CensusOutcome:
     """Log what was found and mark the missing chips lost, their last holder answering.
 
@@ -169,6 +176,9 @@ def record_census(
         answers: drawn chip → serial that the inspector read off the chip shown ("" for none). A drawn chip without an
             answer is missing.
         inspector: who drew it; ``key`` is that inspector's.
+        identities: drawn chip → digest of the device certificate that the chip shown presented. A chip that presents
+            another certificate than the registered one was not shown, whatever its case says: of a chip and its
+            clone only the one counts.
 
     Raises:
         ImportRejected: an answer for a chip that was not drawn, or one serial shown for two chips.
@@ -191,6 +201,7 @@ def record_census(
         now = _rules.find_holdings(connection, [chip.chip for chip in drawn])
         chips = [chip.chip for chip in drawn]
         _check_answers(census, chips, answers)
+        answers = {**answers, **_other_identities(connection, answers, identities, now)}
         shown = [chip for chip in chips if answers.get(chip) == chip]
         absent = [now[chip] for chip in chips if answers.get(chip) != chip]
         retired = [holding for holding in absent if holding.state is ChipState.DESTROYED]
@@ -244,6 +255,26 @@ def _check_answers(census: int, chips: Sequence[str], answers: Mapping[str, str]
             raise ImportRejected(f"chip {chip} was not drawn in census {census}")
         if observed and shown_for.setdefault(observed, chip) != chip:
             raise ImportRejected(f"serial {observed} was read for chip {shown_for[observed]} and for chip {chip}")
+
+
+def _other_identities(
+    connection: Connection,
+    answers: Mapping[str, str],
+    identities: Mapping[str, str],
+    drawn: Mapping[str, _rules.Holding],
+) -> dict[str, str]:
+    """What was really shown for chips that presented another certificate than theirs: the chip that it names."""
+    others = {}
+    for chip, identity in identities.items():
+        if chip not in drawn or not answers.get(chip):
+            raise ImportRejected(f"chip {chip}: a certificate without a chip that was shown")
+        registered = drawn[chip].record.identity
+        if not registered:
+            raise ImportRejected(f"chip {chip}: no certificate is registered to compare with")
+        if identity != registered:
+            named = connection.execute(select(genesis.c.chip).where(genesis.c.identity == identity)).scalar()
+            others[chip] = named or "unregistered"
+    return others
 
 
 def _population(holder: int | None) -> Select[Any]:

@@ -1,12 +1,13 @@
 """The chip-owner directory, from fab to destruction (Shavit 2023, §6).
 
-Five rules:
+Six rules:
 
 1. A chip enters once, by a genesis record under its maker's signature, in the maker's hands.
 2. It changes hands only by a transfer that holder and receiver sign; the last holder answers for it.
 3. It is lost by its holder's word, found or destroyed only before an inspector.
 4. Every statement is applied whole or not at all, once, in the order of the chip's sequence numbers.
-5. Whatever is applied is a leaf of the append-only log in the same transaction, under a head that the registrar signs.
+5. The registrar alone revokes a chip's certificate, for good; that moves no chip.
+6. Whatever is applied is a leaf of the append-only log in the same transaction, under a head that the registrar signs.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from inspector.registry.errors import (
     StatementOutOfOrder,
     UnknownChip,
 )
+from inspector.registry.publications import ReferenceValues, Revocation
 from inspector.registry.signing import SignedStatement, Statement, open_signed, sign
 from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
 
@@ -54,6 +56,8 @@ __all__ = ["CLOCK_SKEW_S", "VALIDITY_S", "Receipt", "Registry", "Writer", "syste
 CLOCK_SKEW_S = 300
 VALIDITY_S = 30 * 86_400
 _ORIGIN = "chipwitness-registry/"
+_MADE_BY_PARTIES = (Transfer, Claim, ReferenceValues)
+"""Statements that are signed elsewhere and might be held back."""
 
 
 def system_clock() -> int:
@@ -272,7 +276,7 @@ class Registry:
         return self.submit(sign(statement, *keys))
 
     def submit(self, signed: SignedStatement) -> Receipt:
-        """Verify a transfer or claim and apply it, whole or not at all.
+        """Verify a transfer, claim or a maker's reference values and apply it, whole or not at all.
 
         Raises:
             StatementRefused: one of its subclasses, naming chip and reason; nothing has changed.
@@ -296,6 +300,9 @@ class Registry:
                     moving, state = _rules.check_claim(connection, statement)
                     receipt = self.append(writer, signed, chips=len(moving))
                     _rules.move(connection, moving, holder=None, state=state, time=statement.time, event=receipt.event)
+                case ReferenceValues():
+                    _rules.find_party(connection, statement.maker, Role.MAKER)
+                    receipt = self.append(writer, signed, chips=0)
                 case _:
                     raise InvalidStatement(f"a {signed.kind} is not submitted by a party")
         return receipt
@@ -338,7 +345,7 @@ class Registry:
             raise InvalidStatement(f"{about}: made for registry {statement.registry!r:.100}, this is {self.origin}")
         if statement.time > writer.now + CLOCK_SKEW_S:
             raise StatementOutOfOrder(f"{about}: signed for time {statement.time}, which lies ahead of {writer.now}")
-        if isinstance(statement, Transfer | Claim) and statement.time < writer.now - VALIDITY_S:
+        if isinstance(statement, _MADE_BY_PARTIES) and statement.time < writer.now - VALIDITY_S:
             raise StatementOutOfOrder(
                 f"{about}: signed for time {statement.time}, more than 30 days before {writer.now}"
             )
@@ -395,7 +402,7 @@ class Registry:
 
 
 def _about(statement: Statement) -> str:
-    if isinstance(statement, Transfer | Claim):
+    if isinstance(statement, Transfer | Claim | Revocation):
         more = f" and {len(statement.chips) - 1} more" if len(statement.chips) > 1 else ""
         return f"chip {statement.chips[0].chip}{more}"
     return f"{statement.kind} of {statement.subjects()[0][0]}"

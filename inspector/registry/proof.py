@@ -21,6 +21,7 @@ from inspector.registry._values import ChipRecord
 from inspector.registry.census_statements import CensusResult
 from inspector.registry.directory import Registry
 from inspector.registry.errors import UnknownChip
+from inspector.registry.publications import Revocation
 from inspector.registry.signing import Statement, decode_payload
 from inspector.registry.statements import Claim, Genesis, Transfer
 
@@ -167,7 +168,7 @@ def _sequence(statement: Statement, chip: str) -> int | None:
     match statement:
         case Genesis():
             return 0
-        case Transfer() | Claim():
+        case Transfer() | Claim() | Revocation():
             return next((ref.sequence for ref in statement.chips if ref.chip == chip), None)
         case CensusResult():
             return next((missing.sequence for missing in statement.missing if missing.chip == chip), None)

@@ -18,6 +18,7 @@ from firmware_sim.evidence import statement as in_toto
 from inspector.registry._values import Capacity, check_name
 from inspector.registry.census_statements import CensusDraw, CensusResult
 from inspector.registry.errors import ForgedStatement, InvalidStatement
+from inspector.registry.publications import Publication, ReferenceValues, Revocation
 from inspector.registry.statements import Claim, Enrolment, Genesis, Transfer
 
 __all__ = [
@@ -34,10 +35,23 @@ __all__ = [
 
 _PREDICATES = "https://chipwitness.org/registry"
 
-Statement: TypeAlias = Enrolment | Genesis | Transfer | Claim | CensusDraw | CensusResult
+Statement: TypeAlias = (
+    Enrolment | Genesis | Transfer | Claim | CensusDraw | CensusResult | ReferenceValues | Revocation | Publication
+)
 
 _CLASSES: dict[str, type[Statement]] = {
-    cls.kind: cls for cls in (Enrolment, Genesis, Transfer, Claim, CensusDraw, CensusResult)
+    cls.kind: cls
+    for cls in (
+        Enrolment,
+        Genesis,
+        Transfer,
+        Claim,
+        CensusDraw,
+        CensusResult,
+        ReferenceValues,
+        Revocation,
+        Publication,
+    )
 }
 
 
@@ -188,6 +202,9 @@ def _capacities(signed: SignedStatement) -> tuple[Capacity, ...]:
         Claim.kind: (Capacity.HOLDER, Capacity.WITNESS),
         CensusDraw.kind: (Capacity.INSPECTOR,),
         CensusResult.kind: (Capacity.INSPECTOR,),
+        ReferenceValues.kind: (Capacity.MAKER,),
+        Revocation.kind: (Capacity.REGISTRAR,),
+        Publication.kind: (Capacity.REGISTRAR,),
     }
     capacities = allowed[signed.kind]
     if len(signed.envelopes) > len(capacities):

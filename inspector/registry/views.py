@@ -11,6 +11,7 @@ from inspector.registry._schema import batches, changes, events, genesis, holdin
 from inspector.registry._values import ChipState
 from inspector.registry.directory import Registry
 from inspector.registry.errors import UnknownChip
+from inspector.registry.publications import Revocation
 
 __all__ = ["ChipView", "HistoryLine", "Summary", "show_chip", "summarise"]
 
@@ -38,6 +39,7 @@ class ChipView:
     state: ChipState
     sequence: int
     digest: str
+    revoked: bool
     history: tuple[HistoryLine, ...]
 
 
@@ -105,6 +107,7 @@ def show_chip(registry: Registry, chip: str) -> ChipView:
         state=holding.state,
         sequence=holding.sequence,
         digest=str(holding.record.digest()),
+        revoked=any(row.kind == Revocation.kind for row in later),
         history=(first, *rest),
     )
 

@@ -18,7 +18,7 @@ from inspector.campaign.rates import load_rates
 from monitor.conduct import LIES
 
 ELSEWHERE = {ChipLie.CLONE_IDENTITY, ChipLie.ROLL_BACK_LOG, LabLie.HIDDEN_CONSTANT}
-"""Lies that one training of one lab cannot tell; they have tests of their own."""
+"""Lies that one training of one lab cannot tell, or that no draw decides; they have tests of their own."""
 
 
 def test_every_lie_has_a_prediction_or_is_told_elsewhere():

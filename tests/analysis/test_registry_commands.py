@@ -89,10 +89,62 @@ def test_json_keys(shell: Shell) -> None:
     assert set(sell(shell, "--chip c-0")) == receipt
     assert set(shell.json("show r.db")) == {"events", "chips", "holdings"}
     assert set(shell.json("show r.db c-0")) == {
-        "chip", "model", "identity", "holder", "state", "sequence", "digest", "history",
+        "chip", "model", "identity", "holder", "state", "sequence", "digest", "revoked", "history",
     }  # fmt: skip
     assert set(shell.json("head r.db")) == {"size", "root", "signed"}
     assert set(shell.json("audit r.db --registrar registrar.key.pub")) == {"ok", "events", "chips", "root", "findings"}
+
+
+def test_from_reference_values_to_a_trust_file(shell: Shell) -> None:
+    digest = "sha256:" + "ab" * 32
+    shell.write("more.csv", f"chip,identity\nd-0,{digest}\nd-1,sha256:{'cd' * 32}\n")
+    shell.run(f"import r.db more.csv --maker fab --key fab.key {WRITES}")
+    sell(shell, "--chip d-0 --chip d-1")
+    given = f"--ca {digest} --measurement {digest} --minimum-security-version 1 --snapshot-rate 1/4"
+    values = shell.json(f"reference-values r.db --maker fab --key fab.key {given} {WRITES}")
+    assert set(values) == {"event", "chips", "head_size", "head_root"}
+    ask = "trust r.db --registrar registrar.key.pub --verifier eye"
+    assert "published no view yet" in shell.run(f"{ask} --out t.json", code=2)
+    published = shell.json(f"publish r.db {WRITES}")
+    assert set(published) == {"event", "size", "root", "map_root", "entries", "head_size", "head_root"}
+    made = shell.json(f"{ask} --out t.json")
+    assert set(made) == {
+        "out", "size", "root", "map_root", "labs", "chips", "withdrawn", "verifier", "nonce", "later_events",
+    }  # fmt: skip
+    assert (made["labs"], made["chips"], made["withdrawn"]) == (["a"], 2, [])
+    assert (made["size"], made["map_root"]) == (published["size"], published["map_root"])
+    again = shell.json("trust r.db --registrar registrar.key.pub --challenge t.json --out again.json")
+    assert (again["verifier"], again["nonce"]) == ("eye", made["nonce"])
+    assert json.loads((shell.folder / "again.json").read_text()) == json.loads((shell.folder / "t.json").read_text())
+    assert shell.json(f"{ask} --out fresh.json")["nonce"] != made["nonce"]
+    assert shell.json(f"revoke r.db --chip d-1 --reason stolen {WRITES}")["chips"] == 1
+    assert "its certificate is revoked" in shell.run("show r.db d-1")
+    assert "d-1 was revoked after the newest view" in shell.run(f"{ask} --out late.json", code=2)
+    shell.run(f"publish r.db {WRITES}")
+    assert "revoked, lost or destroyed: d-1" in shell.run(f"{ask} --out late.json")
+    assert "exists already" in shell.run(f"{ask} --out late.json", code=2)
+    for words, message in (
+        ("--nonce 00", "64 hex digits"),
+        ("--challenge t.json", "leave --verifier and --nonce out"),
+        ("--lab fab", "not enrolled as an owner"),
+    ):
+        assert message in shell.run(f"{ask} {words} --out x.json", code=2)
+    no_verifier = "trust r.db --registrar registrar.key.pub --out x.json"
+    assert "--verifier NAME is needed" in shell.run(no_verifier, code=2)
+    assert not (shell.folder / "x.json").exists()
+    assert shell.json("audit r.db --registrar registrar.key.pub")["ok"]
+
+
+def test_a_clone_shown_at_a_census(shell: Shell) -> None:
+    shell.write("more.csv", f"chip,identity\nd-0,sha256:{'ab' * 32}\nd-1,sha256:{'cd' * 32}\n")
+    shell.run(f"import r.db more.csv --maker fab --key fab.key {WRITES}")
+    sell(shell, "--chip d-0 --chip d-1")
+    shell.run(f"census draw r.db --sample 2 --owner a --inspector eye --key eye.key {WRITES}")
+    same = f"sha256:{'ab' * 32}"
+    shell.write("answers.csv", f"chip,observed,identity\nd-0,d-0,{same}\nd-1,d-1,{same}\n")
+    found = shell.json(f"census record r.db --census 1 --answers answers.csv --inspector eye --key eye.key {WRITES}")
+    assert found["present"] == 1
+    assert found["missing"] == [{"chip": "d-1", "holder": "a", "observed": "d-0"}]
 
 
 def test_sale_loss_recovery_and_retirement(shell: Shell) -> None:

@@ -19,7 +19,11 @@ from inspector.registry import (
     StatementRefused,
     audit,
     draw_census,
+    list_now,
+    publish,
+    read_view,
     record_census,
+    revoke,
     show_chip,
 )
 
@@ -38,6 +42,7 @@ class OwnerMap(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="cw-registry-")
         self.model: dict[str, tuple[str, ChipState, int]] = {}
+        self.revoked: set[str] = set()
 
     @initialize()
     def begin(self) -> None:
@@ -100,6 +105,27 @@ class OwnerMap(RuleBasedStateMachine):
         for chip in set(held) - shown:
             holder, _, sequence = self.model[chip]
             self.model[chip] = (holder, ChipState.LOST, sequence + 1)
+
+    @rule(chip=chips)
+    def revoke(self, chip: str) -> None:
+        """A revocation is one more record of the chip, once, and moves nothing."""
+        if self.attempt(chip not in self.revoked, lambda: revoke(self.registry, [chip], reason="secrets are out")):
+            holder, state, sequence = self.model[chip]
+            self.model[chip] = (holder, state, sequence + 1)
+            self.revoked.add(chip)
+
+    @rule()
+    def publish(self) -> None:
+        """What the tables say and what the log implies are one list under one root."""
+        publish(self.registry)
+        view = read_view(self.registry, registrar=key("registrar").verifying)
+        assert view.listing.root == view.publication.map_root == list_now(self.registry).root
+        assert view.later == 0
+        for chip, (holder, state, sequence) in self.model.items():
+            entry = view.listing.chip(chip)
+            assert entry is not None
+            assert (entry["holder"], entry["state"], entry["sequence"]) == (holder, state.name.lower(), sequence)
+            assert entry["revoked"] == (chip in self.revoked)
 
     @invariant()
     def table_equals_model(self) -> None:

@@ -1,0 +1,122 @@
+"""Handlers of ``chipwitness registry`` that serve inspectors: reference values, revocations, views and trust files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+from fractions import Fraction
+
+from analysis.commands._common import finish
+from analysis.commands._registry_actions import chosen_chips, finish_receipt, open_to_write, read_bytes, write_new
+from firmware_sim import DEFAULT_ALGORITHM
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import Digest
+from inspector import registry as reg
+from inspector.registry_trust import trust_of
+from inspector.trust import Trust
+
+__all__ = ["publish", "reference_values", "revoke", "trust"]
+
+
+def reference_values(arguments: argparse.Namespace) -> int:
+    key = reg.load_private(arguments.key)
+    try:
+        rate = Fraction(arguments.snapshot_rate)
+    except (ValueError, ZeroDivisionError):
+        raise CallerError(f"{arguments.snapshot_rate!r} is not a rate such as 1/4") from None
+    with open_to_write(arguments) as registry:
+        statement = reg.ReferenceValues(
+            registry=registry.origin,
+            maker=arguments.maker,
+            ca_digests=_digests(arguments.ca),
+            measurements=_digests(arguments.measurement),
+            minimum_security_version=arguments.minimum_security_version,
+            snapshot_rate=rate,
+            snapshot_algorithm=arguments.snapshot_algorithm or DEFAULT_ALGORITHM,
+            time=registry.clock(),
+        )
+        receipt = registry.submit(reg.sign(statement, key))
+    return finish_receipt(arguments, receipt, "concerned: a maker's reference values")
+
+
+def revoke(arguments: argparse.Namespace) -> int:
+    with open_to_write(arguments) as registry:
+        receipt = reg.revoke(registry, chosen_chips(arguments), reason=arguments.reason)
+    return finish_receipt(arguments, receipt, "revoked")
+
+
+def publish(arguments: argparse.Namespace) -> int:
+    with open_to_write(arguments) as registry:
+        receipt, view = reg.publish(registry)
+    data = {
+        "event": receipt.event,
+        "size": view.size,
+        "root": view.root.hex(),
+        "map_root": view.map_root.hex(),
+        "entries": view.entries,
+        "head_size": receipt.head.size,
+        "head_root": receipt.head.root.hex(),
+    }
+    text = f"event {receipt.event}: view of {view.size} events published, {view.entries} entries, {view.map_root.hex()}"
+    return finish(arguments, data, [text])
+
+
+def trust(arguments: argparse.Namespace) -> int:
+    key = reg.load_public(arguments.registrar)
+    verifier, nonce = _challenge(arguments)
+    known = None if arguments.head is None else read_bytes(arguments.head)
+    with reg.Registry.open(arguments.database) as registry:
+        view = reg.read_view(registry, registrar=key, known_head=known)
+    made = trust_of(view, registrar=key, labs=arguments.lab, verifier=verifier, nonce=nonce)
+    write_new(arguments.out, (json.dumps(made.to_json(), indent=2) + "\n").encode())
+    listed = made.registry.chips if made.registry is not None else {}
+    withdrawn = sorted(set(listed) - set(made.chips))
+    data = {
+        "out": str(arguments.out),
+        "size": view.publication.size,
+        "root": view.publication.root.hex(),
+        "map_root": view.publication.map_root.hex(),
+        "labs": sorted(made.labs),
+        "chips": len(made.chips),
+        "withdrawn": withdrawn,
+        "verifier": made.verifier,
+        "nonce": made.nonce.hex(),
+        "later_events": view.later,
+    }
+    lines = [
+        f"{arguments.out}: {len(made.chips)} chips of {', '.join(sorted(made.labs))}, "
+        f"as the registry's signed view of size {view.publication.size} lists them"
+    ]
+    if withdrawn:
+        lines.append(f"revoked, lost or destroyed: {', '.join(withdrawn)}")
+    if view.later:
+        lines.append(f"{view.later} later events are not in that view")
+    return finish(arguments, data, lines)
+
+
+def _challenge(arguments: argparse.Namespace) -> tuple[str, bytes]:
+    """Verifier and nonce, as given or as in another trust file; a fresh nonce if none is given."""
+    if arguments.challenge is not None:
+        if arguments.verifier is not None or arguments.nonce is not None:
+            raise CallerError("--challenge gives verifier and nonce: leave --verifier and --nonce out")
+        earlier = Trust.load([arguments.challenge])
+        return earlier.verifier, earlier.nonce
+    if arguments.verifier is None:
+        raise CallerError("--verifier NAME is needed, or --challenge TRUST")
+    if arguments.nonce is None:
+        return arguments.verifier, secrets.token_bytes(32)
+    try:
+        nonce = bytes.fromhex(arguments.nonce)
+    except ValueError:
+        nonce = b""
+    if len(nonce) != 32:
+        raise CallerError("--nonce takes 64 hex digits")
+    return arguments.verifier, nonce
+
+
+def _digests(texts: list[str]) -> tuple[Digest, ...]:
+    try:
+        return tuple(sorted({Digest.parse(text) for text in texts}, key=str))
+    except EvidenceError as error:
+        raise CallerError(str(error)) from None
