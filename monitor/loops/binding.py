@@ -22,6 +22,7 @@ from monitor.trace import layout_of
 
 __all__ = ["Bound", "ProgramWrites", "bind", "calls_of"]
 
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Which scalars and constants of a program must equal which of the reference."""

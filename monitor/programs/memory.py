@@ -113,9 +113,7 @@ class Memory:
             self._add(f"constant:{number}", len(constant.data) // DTYPE_SIZES[constant.dtype])
         try:
             self.accesses = tuple(self._access(number, call) for number, call in enumerate(program.calls))
-            self.commit = {
-                name: None if place is None else self.spot(place) for name, place in program.commit.items()
-            }
+            self.commit = {name: None if place is None else self.spot(place) for name, place in program.commit.items()}
         except _MISFITS:
             raise EvidenceError("a program's call has other tensors than its operator") from None
 
