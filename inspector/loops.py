@@ -17,6 +17,7 @@ from firmware_sim.errors import EvidenceError
 from inspector import agreement
 from inspector.findings import Findings
 from inspector.guards import Guard
+from inspector.paths import PathReport, check_paths
 from inspector.trust import Trust
 from monitor.loops.program import Program
 from monitor.loops.reference import SCHEDULES
@@ -28,8 +29,8 @@ from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["NOT_REVIEWED", "LoopReport", "check_numbers", "examine_loop", "numbers_text"]
 
-NOT_REVIEWED = ("FLOP as the lab counts", "paths from batches to weights not reviewed")
-"""What agreeing to a program's digest does not show."""
+NOT_REVIEWED = ("a model delivered through a linear loss, or number by number",)
+"""What a review of programs does not show."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class LoopReport:
         unbound: hyper-parameters that are bound to no arithmetic, each with the reason.
         idle: parameter groups none of whose weights is ever updated.
         updates: runs of the optimizer's ``step``.
+        paths: by which batches and constants reach the new state past every loss.
     """
 
     executable: bool = False
@@ -57,6 +59,7 @@ class LoopReport:
     unbound: dict[str, str] = field(default_factory=dict)
     idle: list[int] = field(default_factory=list)
     updates: int = 0
+    paths: PathReport = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -72,6 +75,7 @@ class LoopReport:
             "not_bound": dict(sorted(self.unbound.items())),
             "idle_groups": self.idle,
             "updates": self.updates,
+            "direct_paths": self.paths,
             "not_reviewed": list(NOT_REVIEWED),
         }
 
@@ -101,6 +105,7 @@ def examine_loop(run: RunFolder, leaves: list[Leaf], trust: Trust, findings: Fin
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
+    report.paths = check_paths(programs, run.loop, trust, findings, where)
     findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
     findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, trust, report), **where)
     _doubt_unbound(report, trust, findings, where)

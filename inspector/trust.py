@@ -35,6 +35,8 @@ _KEYS = {
 }
 _RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
 _AGREEMENT_KEYS = {"programs", "initial_states", "free", "data"}
+_PATHS = "direct_paths"
+_AGREED_PATH = re.compile(r"[0-9a-f]{64}|(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Trust:
         free: names of hyper-parameters that need not be bound to the arithmetic, and those among the programs that may
             change numbers outside the optimizer's updates from step to step.
         data: digests of samples and orders, other than a preset's own, that lab and inspector agreed on.
+        direct_paths: SHA-256 of programs, and tensors of the state (``kind/name``), for which batches and constants
+            may reach the new state without passing a loss.
     """
 
     chip_trust: ChipTrust
@@ -62,6 +66,7 @@ class Trust:
     initial_states: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
     data: frozenset[str] = frozenset()
+    direct_paths: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
@@ -125,6 +130,7 @@ class Trust:
             initial_states=self.initial_states | other.initial_states,
             free=self.free | other.free,
             data=self.data | other.data,
+            direct_paths=self.direct_paths | other.direct_paths,
         )
 
     def key_of(self, lab: str) -> VerifyingKey:
@@ -156,14 +162,18 @@ class Trust:
             data["initial_states"] = sorted(self.initial_states)
             data["free"] = sorted(self.free)
             data["data"] = sorted(self.data)
+        if self.direct_paths:
+            data[_PATHS] = sorted(self.direct_paths)
         return data
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Trust:
         """Parse; CallerError names the source on any other form."""
-        if isinstance(data, dict) and set(data) == _KEYS:
+        if isinstance(data, dict):
+            data = {_PATHS: [], **data}
+        if isinstance(data, dict) and set(data) == _KEYS | {_PATHS}:
             data = {**data, **{key: [] for key in _AGREEMENT_KEYS}}
-        if not isinstance(data, dict) or set(data) != _KEYS | _AGREEMENT_KEYS or data["format"] != FORMAT:
+        if not isinstance(data, dict) or set(data) != _KEYS | _AGREEMENT_KEYS | {_PATHS} or data["format"] != FORMAT:
             raise CallerError(f"{source} is not a trust file of the form {FORMAT}")
         try:
             texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
@@ -179,9 +189,11 @@ class Trust:
             names = [data["nonce"], *data["programs"], *(name for name in data["free"] if not is_hyper_name(name))]
             if not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in names):
                 raise ValueError
-            for key in _AGREEMENT_KEYS:
+            for key in _AGREEMENT_KEYS | {_PATHS}:
                 if not isinstance(data[key], list):
                     raise ValueError
+            if not all(_AGREED_PATH.fullmatch(name) for name in data[_PATHS]):
+                raise ValueError
             return cls(
                 chip_trust=ChipTrust(
                     ca_digests=frozenset(Digest.parse(text) for text in data["makers"]),
@@ -198,6 +210,7 @@ class Trust:
                 initial_states=frozenset(str(Digest.parse(text)) for text in data["initial_states"]),
                 free=frozenset(data["free"]),
                 data=frozenset(str(Digest.parse(text)) for text in data["data"]),
+                direct_paths=frozenset(data[_PATHS]),
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None

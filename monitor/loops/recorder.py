@@ -85,6 +85,8 @@ class Recorder:
         checkpoint_every: steps from one full state to the next.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic.
+        direct_paths: tensors of the state, such as ``buffer/codes``, that lab and inspector agree batches and constants
+            may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
         started: UTC time of the start; now, if None.
@@ -116,6 +118,7 @@ class Recorder:
         snapshot_rate: Fraction = Fraction(1, 4),
         free_slots: bool = False,
         free: Sequence[str] = (),
+        direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
         started: datetime | None = None,
         hours: float = 24.0,
@@ -138,7 +141,7 @@ class Recorder:
             started=begin,
             duration=timedelta(hours=hours),
         )
-        self._adopt(model, optimizer, folder, config, free_slots, free, check_writes)
+        self._adopt(model, optimizer, folder, config, free_slots, free, direct_paths, check_writes)
         self._task = LoopTask(
             numerics=numerics,
             seed=seed,
@@ -164,6 +167,7 @@ class Recorder:
         out: str | Path,
         free_slots: bool = False,
         free: Sequence[str] = (),
+        direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
@@ -174,7 +178,7 @@ class Recorder:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
-            free_slots, free, check_writes: as for the first part.
+            free_slots, free, direct_paths, check_writes: as for the first part.
 
         Raises:
             CallerError: the run is finished, or belongs to another model or optimizer.
@@ -189,7 +193,7 @@ class Recorder:
         writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
         run = RunFolder(folder, key.verifying)
         recorder = cls.__new__(cls)
-        recorder._adopt(model, optimizer, folder, config, free_slots, free, check_writes)
+        recorder._adopt(model, optimizer, folder, config, free_slots, free, direct_paths, check_writes)
         recorder._take_over(run, writer, members_of(model, optimizer))
         return recorder
 
@@ -238,6 +242,7 @@ class Recorder:
         config: SiteConfig,
         free_slots: bool,
         free: Sequence[str],
+        direct_paths: Sequence[str],
         check_writes: str | int,
     ) -> None:
         """Take the loop's objects into chip memory; nothing is on disk yet."""
@@ -253,6 +258,10 @@ class Recorder:
         self._state = "ready"
         self._groups: tuple[Mapping[str, Any], ...] = tuple(hyper_of(group) for group in optimizer.param_groups)
         self._loop = LoopState(model, optimizer, config.chips)
+        names = {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}
+        if isinstance(direct_paths, str) or not set(direct_paths) <= names:
+            raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
+        self._direct_paths = sorted(set(direct_paths))
         self._before = {name: tensor.clone() for name, tensor in self._loop.memory.export().items()}
         self._copies = {name: tensor.clone() for name, tensor in self._before.items() if tensor.device.type == "cpu"}
         self._programs: dict[str, Program] = {}
@@ -539,6 +548,7 @@ class Recorder:
             "initial_states": [str(self._start.root)],
             "free": sorted(self._free | set(programs if self._free_slots else ())),
             "data": [],
+            **({"direct_paths": self._direct_paths} if self._direct_paths else {}),
         }
         path = self.folder.resolve().with_name(self.folder.resolve().name + ".trust.json")
         draft = path.with_name(path.name + ".new")

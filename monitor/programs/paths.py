@@ -30,6 +30,8 @@ __all__ = ["Flow", "Path", "direct_paths", "flows"]
 _BATCH_NORMS = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 _STATISTICS = ("running_mean", "running_var")
 _COMMITTED = "commit"
+_KEEPING = MOVES | {"mean"}
+"""What may be done with running statistics that stay running statistics: an instance norm averages them."""
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -213,7 +215,7 @@ class _Analysis:
             return self._batch_norm(part, inputs, zeros, returned)
         seen = [inputs[slot] for slot in visible(part, zeros)]
         every = [inputs[slot] for slot in part.read] if part.name not in {"copy", "fill"} else seen
-        return {-1: self._joined(seen, every, part.name in MOVES, is_zero(part, zeros))}
+        return {-1: self._joined(seen, every, part.name in _KEEPING, is_zero(part, zeros))}
 
     def _batch_norm(self, part: Part, inputs: list[_Value], zeros: list[bool], returned: int) -> dict[int, _Value]:
         """Running statistics may be read by a batch norm, and written by one in training."""
