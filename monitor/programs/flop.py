@@ -29,7 +29,7 @@ from monitor.programs.calls import argument, base_name, build_arguments, operato
 from monitor.programs.memory import Access, Form, Memory
 from monitor.programs.moves import FILLS, LOOKUPS, MOVES
 
-__all__ = ["MOST_USES", "Compute", "compute_of", "flop_of"]
+__all__ = ["MOST_USES", "Compute", "compute_of", "counted", "flop_of"]
 
 MOST_USES = 3
 """Summed products in which an element of elementwise work may take part: a norm written by hand uses one twice."""
@@ -123,7 +123,7 @@ class _Count:
     def _take(self, access: Access) -> None:
         name = base_name(access.operator)
         lists = name.startswith("_foreach_")
-        count = _counted(access.call)
+        count = counted(access.call)
         if count is not None:
             self._flop += count
             self._finish(access, [None] * (len(access.results) + len(access.written)))
@@ -230,7 +230,7 @@ class _Count:
         return slots[:1] if name in LOOKUPS else slots
 
 
-def _counted(call: Mapping[str, Any]) -> int | None:
+def counted(call: Mapping[str, Any]) -> int | None:
     """FLOP of a product that PyTorch's counter knows; None for anything else."""
     packet = operator_of(call["operator"]).overloadpacket
     count = flop_registry.get(packet)
