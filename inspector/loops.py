@@ -48,6 +48,7 @@ class LoopReport:
         idle: parameter groups none of whose weights is ever updated.
         updates: runs of the optimizer's ``step``.
         paths: by which batches and constants reach the new state past every loss.
+        governed: scalars of each program that the declared hyper-parameters give.
     """
 
     executable: bool = False
@@ -60,6 +61,7 @@ class LoopReport:
     idle: list[int] = field(default_factory=list)
     updates: int = 0
     paths: PathReport = field(default_factory=dict)
+    governed: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -76,6 +78,7 @@ class LoopReport:
             "idle_groups": self.idle,
             "updates": self.updates,
             "direct_paths": self.paths,
+            "governed_scalars": dict(self.governed),
             "not_reviewed": list(NOT_REVIEWED),
         }
 
@@ -179,6 +182,7 @@ def _follow(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program], tr
                 )
     finally:
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
+        report.governed = numbers.governed()
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
 
 
