@@ -5,8 +5,8 @@
    ``(m, k, 1)`` and ``(k, n)`` does, makes all the terms of a product. If these are added up afterwards, by an operator
    that returns fewer elements than it reads, a running sum, or one addition after the other, each counts as a
    multiply-add. Copies, views and literal fills do not make an operand larger than what they were made from.
-3. Elementwise products that are summed at once, each with no more elements than its larger factor, count if a factor's
-   elements take part in more than ``MOST_USES`` of them on average: a matrix product written row by row.
+3. Elementwise products that are summed at once, each with no more elements than its larger factor, count if the
+   elements of both factors take part in more than ``MOST_USES`` of them on average: a matrix product row by row.
 
 Everything else is elementwise work and counts nothing; ``elementwise`` says how much of that there is, so that what no
 rule sees through still shows.
@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 
 from firmware_sim.errors import EvidenceError
 from monitor.programs.calls import argument, base_name, build_arguments, operator_of, tensor_slots
-from monitor.programs.memory import Access, Form, Memory
+from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.moves import FILLS, LOOKUPS, MOVES
 
 __all__ = ["MOST_USES", "Compute", "compute_of", "counted", "flop_of"]
@@ -59,7 +59,7 @@ class _Value:
     Attributes:
         kinds: elements that can differ from each other by what the value was made from.
         origin: the region whose elements these are.
-        terms: calls whose terms it holds and that count once they are added up.
+        terms: calls whose terms it holds, which count wherever they are added up.
         narrow: the elementwise product that it is, as its call.
     """
 
@@ -90,26 +90,27 @@ class _Count:
         self._values: dict[int, _Value] = {}
         self._flop = 0
         self._elementwise = 0
+        self._reduced = 0  # elements with such terms that were summed
         self._terms: dict[int, int] = {}  # a call that spreads its operands -> its elements
-        self._added: set[int] = set()  # those of them whose terms are added up
+        self._added: set[int] = set()  # those of them whose terms are added to others
         self._factors: dict[int, tuple[int, tuple[int, ...]]] = {}  # an elementwise product -> elements, its origins
         self._summed: set[int] = set()  # those of them that are summed at once
 
     def total(self) -> Compute:
         for access in self._memory.accesses:
             self._take(access)
-        spread = sum(self._terms[number] for number in self._added)
+        spread = self._reduced + sum(self._terms[number] for number in self._added)
         return Compute(self._flop + 2 * spread + 2 * self._narrow(), self._elementwise)
 
     def _narrow(self) -> int:
-        """Elements of summed elementwise products that use a factor too often."""
+        """Elements of summed elementwise products that use both factors too often."""
         uses: dict[int, int] = defaultdict(int)
         for number in self._summed:
             elements, origins = self._factors[number]
             for origin in set(origins):
                 uses[origin] += elements
         often = {origin for origin, used in uses.items() if used > MOST_USES * self._size(origin)}
-        return sum(self._factors[number][0] for number in self._summed if often & set(self._factors[number][1]))
+        return sum(self._factors[number][0] for number in self._summed if often >= set(self._factors[number][1]))
 
     def _size(self, region: int) -> int:
         elements = self._memory.regions[region].elements
@@ -173,7 +174,7 @@ class _Count:
         if name in _RUNNING or any(
             out < access.inputs[slot].elements for out in outputs for slot in slots if access.inputs[slot].elements > 1
         ):
-            self._sum(terms, values)
+            self._sum([access.inputs[slot] for slot in slots], values)
             return [_Value(min(size, sum(kinds)), spot.region) for size, spot in zip(outputs, targets, strict=True)]
         return [self._elementwise_value(access, name, out, slots, values, kinds, terms) for out in outputs]
 
@@ -211,12 +212,14 @@ class _Count:
         region = self._targets(access)[0].region
         return _Value(max(size, 1), region, terms, narrow)
 
-    def _sum(self, terms: frozenset[int], values: list[_Value]) -> None:
-        self._added |= terms
+    def _sum(self, spots: list[Spot], values: list[_Value]) -> None:
+        self._reduced += max(
+            (spot.elements for spot, value in zip(spots, values, strict=True) if value.terms), default=0
+        )
         self._summed |= {value.narrow for value in values if value.narrow is not None}
 
     @staticmethod
-    def _targets(access: Access) -> list[Any]:
+    def _targets(access: Access) -> list[Spot]:
         return [*access.results, *(access.inputs[slot] for slot in access.written)]
 
     @staticmethod

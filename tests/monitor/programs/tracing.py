@@ -10,7 +10,7 @@ from torch import Tensor
 from monitor import numerics
 from monitor.loops.batches import batch_layout
 from monitor.loops.capture import Capture
-from monitor.loops.keys import RecordedKeys
+from monitor.loops.keys import RecordedKeys, step_seed
 from monitor.loops.program import Program, parse_hex
 from monitor.loops.watching import WriteWatch
 from monitor.programs.calls import ITEM, build_arguments, operator_of
@@ -24,11 +24,12 @@ def trace(
     state: dict[str, Tensor],
     batch: dict[str, Tensor],
 ) -> Program:
-    """The program of ``body(state, batch)``, which changes the state in place or returns a dict of tensors that replace it."""
-    torch.default_generator.manual_seed(0)
-    capture = Capture(RecordedKeys(0, 1), WriteWatch(1))
+    """The program of ``body(state, batch)``, which writes the state or returns a dict of tensors that replace it."""
+    torch.default_generator.manual_seed(step_seed(0, 1))
+    keys = RecordedKeys(0, 1)
+    capture = Capture(keys, WriteWatch(1))
     capture.declare_inputs({name: tensor.detach() for name, tensor in state.items()}, batch)
-    with numerics.recording("native", observer=capture):
+    with numerics.recording("exact", observer=capture, keys=keys):
         replaced = body(state, batch)
     new = replaced if isinstance(replaced, dict) else {}
     return capture.program({**state, **new}, batch_layout(batch), [])
