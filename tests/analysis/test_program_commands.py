@@ -75,7 +75,7 @@ def test_show_of_what_is_not_there_is_the_callers_mistake(loop, capsys, tmp_path
 
 def test_show_of_something_else_is_evidence_at_fault(tmp_path, capsys):
     path = tmp_path / "program.json"
-    path.write_text('{"form": "chipwitness/program/2"}')
+    path.write_text('{"form":"chipwitness/program/2"}')
     code, said = ask(capsys, "show", path)
     assert code == 1
     assert "missing or extra keys" in said.err
@@ -105,8 +105,8 @@ def test_review_accepts_a_path_that_was_agreed(loop, capsys, by):
     assert code == 0
     assert "direct paths: 1 agreed, 2 into running statistics" in answer["reasons"][0]["text"]
     page = answer["evidence"]["programs"][0]
-    assert answer["evidence"]["loop"]["governed_scalars"] == {page["program"]: 1}  # the learning rate
-    assert [path["tensor"] for path in page["direct_paths"]][0] == "buffer/codes"
+    assert answer["evidence"]["loop"]["governed_scalars"] == {page["program"]: 4}  # the rate of each weight
+    assert page["direct_paths"][0]["tensor"] == "buffer/codes"
 
 
 def test_review_of_a_program_that_was_not_agreed_does_not_open_it(loop, capsys):
