@@ -33,12 +33,14 @@ class Agreement:
         initial_states: digests of the states that it may start from.
         free: names of hyper-parameters that need not be bound to the arithmetic, and those among the programs that may
             change numbers outside the optimizer's updates from step to step.
+        direct_paths: tensors of the state, and programs, whose paths past every loss were agreed.
         has_layout: whether the declared layout of the state was agreed too, so that any state of it may be loaded.
     """
 
     programs: frozenset[str]
     initial_states: frozenset[str]
     free: frozenset[str]
+    direct_paths: frozenset[str]
     has_layout: bool
 
     def may_decode(self, digest: str, findings: Findings | None = None) -> bool:
@@ -69,7 +71,11 @@ def agreement_of(run: RunFolder, trust: Trust | None) -> Agreement:
         if trust is None:
             raise CallerError(f"{run.folder.name} follows no recipe; the trust file must name its agreed programs")
         return Agreement(
-            programs=trust.programs, initial_states=trust.initial_states, free=trust.free, has_layout=False
+            programs=trust.programs,
+            initial_states=trust.initial_states,
+            free=trust.free,
+            direct_paths=trust.direct_paths,
+            has_layout=False,
         )
     derived = derive(recipe)
     if run.declared != derived.declaration:
@@ -78,6 +84,7 @@ def agreement_of(run: RunFolder, trust: Trust | None) -> Agreement:
         programs=frozenset({derived.program.digest}),
         initial_states=frozenset({str(initial_state(recipe).root)}),
         free=frozenset(),
+        direct_paths=frozenset(),
         has_layout=True,
     )
 

@@ -17,6 +17,7 @@ from firmware_sim.errors import EvidenceError
 from inspector.agreement import Agreement
 from inspector.findings import Findings
 from inspector.guards import Guard
+from inspector.paths import PathReport, check_paths
 from monitor.loops.declaration import is_hyper_name
 from monitor.loops.program import Program
 from monitor.loops.reference import SCHEDULES
@@ -27,8 +28,8 @@ from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["NOT_REVIEWED", "ExecutionReport", "check_numbers", "examine_execution", "numbers_text"]
 
-NOT_REVIEWED = ("FLOP as the lab counts", "paths from batches to weights not reviewed")
-"""What agreeing to a program's digest does not show."""
+NOT_REVIEWED = ("a model delivered through a linear loss, or number by number",)
+"""What a review of programs does not show."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class ExecutionReport:
         unbound: hyper-parameters that are bound to no arithmetic, each with the reason.
         idle: parameter groups none of whose weights is ever updated.
         updates: runs of the optimizer's ``step``.
+        paths: by which batches and constants reach the new state past every loss.
+        governed: scalars of each program that the declared hyper-parameters give.
     """
 
     executable: bool = False
@@ -56,6 +59,8 @@ class ExecutionReport:
     unbound: dict[str, str] = field(default_factory=dict)
     idle: list[int] = field(default_factory=list)
     updates: int = 0
+    paths: PathReport = field(default_factory=dict)
+    governed: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -71,6 +76,8 @@ class ExecutionReport:
             "not_bound": dict(sorted(self.unbound.items())),
             "idle_groups": self.idle,
             "updates": self.updates,
+            "direct_paths": self.paths,
+            "governed_scalars": dict(self.governed),
             "not_reviewed": list(NOT_REVIEWED),
         }
 
@@ -100,6 +107,7 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
+    report.paths = check_paths(programs, run.declared, agreed, findings, where)
     findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
     findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
     _doubt_unbound(report, agreed, findings, where)
@@ -182,6 +190,7 @@ def _follow(
                 )
     finally:
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
+        report.governed = numbers.governed()
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
 
 

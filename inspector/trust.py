@@ -38,6 +38,8 @@ _KEYS = {
 }
 _RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
 _AGREEMENT_KEYS = {"programs", "initial_states", "free", "data"}
+_PATHS = "direct_paths"
+_AGREED_PATH = re.compile(r"[0-9a-f]{64}|(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class Trust:
             change numbers outside the optimizer's updates from step to step.
         data: digests of samples and orders, other than a preset's own, that lab and inspector agreed on.
         registry: the registry's signed view, with a proof of each chip; None where the file itself is the list.
+        direct_paths: SHA-256 of programs, and tensors of the state (``kind/name``), for which batches and constants
+            may reach the new state without passing a loss.
     """
 
     chip_trust: ChipTrust
@@ -67,6 +71,7 @@ class Trust:
     free: frozenset[str] = frozenset()
     data: frozenset[str] = frozenset()
     registry: RegisteredChips | None = None
+    direct_paths: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
@@ -133,6 +138,7 @@ class Trust:
             free=self.free | other.free,
             data=self.data | other.data,
             registry=_joined(self.registry, other.registry),
+            direct_paths=self.direct_paths | other.direct_paths,
         )
 
     def key_of(self, lab: str) -> VerifyingKey:
@@ -173,18 +179,21 @@ class Trust:
             data["data"] = sorted(self.data)
         if self.registry is not None:
             data["registry"] = self.registry.to_json()
+        if self.direct_paths:
+            data[_PATHS] = sorted(self.direct_paths)
         return data
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Trust:
         """Parse; CallerError names the source on any other form."""
         registry = None
-        if isinstance(data, dict) and "registry" in data:
-            data = dict(data)
-            registry = _parse_registry(data.pop("registry"), source)
-        if isinstance(data, dict) and set(data) == _KEYS:
+        if isinstance(data, dict):
+            data = {_PATHS: [], **data}
+            if "registry" in data:
+                registry = _parse_registry(data.pop("registry"), source)
+        if isinstance(data, dict) and set(data) == _KEYS | {_PATHS}:
             data = {**data, **{key: [] for key in _AGREEMENT_KEYS}}
-        if not isinstance(data, dict) or set(data) != _KEYS | _AGREEMENT_KEYS or data["format"] != FORMAT:
+        if not isinstance(data, dict) or set(data) != _KEYS | _AGREEMENT_KEYS | {_PATHS} or data["format"] != FORMAT:
             raise CallerError(f"{source} is not a trust file of the form {FORMAT}")
         try:
             texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
@@ -200,9 +209,11 @@ class Trust:
             names = [data["nonce"], *data["programs"], *(name for name in data["free"] if not is_hyper_name(name))]
             if not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in names):
                 raise ValueError
-            for key in _AGREEMENT_KEYS:
+            for key in _AGREEMENT_KEYS | {_PATHS}:
                 if not isinstance(data[key], list):
                     raise ValueError
+            if not all(_AGREED_PATH.fullmatch(name) for name in data[_PATHS]):
+                raise ValueError
             return cls(
                 chip_trust=ChipTrust(
                     ca_digests=frozenset(Digest.parse(text) for text in data["makers"]),
@@ -220,6 +231,7 @@ class Trust:
                 free=frozenset(data["free"]),
                 data=frozenset(str(Digest.parse(text)) for text in data["data"]),
                 registry=registry,
+                direct_paths=frozenset(data[_PATHS]),
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None

@@ -45,6 +45,13 @@ def _unbounded_shape(shape: list[int]) -> None:
         raise EvidenceError("a tensor's size is impossible")
 
 
+def _count_matrices(program: Any) -> int:
+    """Count products written as such, and none in disguise."""
+    from monitor.programs.flop import counted
+
+    return sum(counted(call) or 0 for call in program.calls)
+
+
 _ANY = 1 << 62
 """In place of a limit."""
 
@@ -71,6 +78,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "rates are numbers": (
         ("inspector.execution._rates", lambda groups, step: [float(group.get("lr", 0.0)) for group in groups]),
     ),
+    "products counted": (("monitor.loops.program.flop_of", _count_matrices),),
+    "direct paths": (("inspector.paths.forbidden", lambda paths, trust: []),),
     "changes declared": (("inspector.execution._doubt_changed", _nothing),),
     # law 6: bounds and printing
     "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),

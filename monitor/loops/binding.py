@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from monitor.loops.declaration import Declaration
-from monitor.loops.program import Program, operator_of, scalar_numbers
+from monitor.loops.program import Program
 from monitor.loops.reference import NotBound, Update
-from monitor.trace import layout_of, written_positions
+from monitor.programs.calls import is_view, operator_of, scalar_numbers, written_slots
+from monitor.trace import layout_of
 
 __all__ = ["Bound", "ProgramWrites", "bind", "calls_of"]
-
-_UNSAFE_VIEWS = frozenset({"aten._unsafe_view.default", "aten.unsafe_split.Tensor"})
-"""Operators whose results share memory with an argument although the schema does not say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class ProgramWrites:
         self.program = program
         self._written: list[list[str]] = []  # owners of what each call writes, in the order of its results
         for call in program.calls:
-            self._written.append([self.owner(place["source"]) for place in _written(call)])
+            self._written.append([self.owner(call["sources"][slot]["source"]) for slot in written_slots(call)])
         self.updates = tuple(self._update(first, last) for first, last in program.updates)
         named = {source for source in self._sources() if source.startswith("state:optimizer/")}
         self.present = frozenset(name.removeprefix("state:optimizer/").rpartition("/")[0] for name in named)
@@ -63,7 +60,7 @@ class ProgramWrites:
         position = int(slot) - (len(call["results"]) - len(written))
         if position >= 0:
             return written[position]
-        return "" if _is_view(operator_of(call["operator"])) else source
+        return "" if is_view(operator_of(call["operator"])) else source
 
     def check_elsewhere(self, bound: Collection[int]) -> None:
         """NotBound if a call outside ``bound`` writes a weight or the optimizer's state, or a view hides what it is."""
@@ -211,28 +208,3 @@ def _covers(place: Mapping[str, Any], layout: Mapping[str, Any] | None) -> bool:
 
 def _whole(dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
     return layout_of(torch.empty(shape, dtype=getattr(torch, dtype), device="meta"))
-
-
-def _is_view(func: OpOverload) -> bool:
-    returned = func._schema.returns
-    return str(func) in _UNSAFE_VIEWS or any(
-        each.alias_info is not None and not each.alias_info.is_write for each in returned
-    )
-
-
-def _written(call: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Places of the tensors that a call writes, in the order of its results."""
-    found: list[int] = []
-    args, kwargs = call["arguments"]["args"], call["arguments"]["kwargs"]
-    for position, name in written_positions(operator_of(call["operator"])):
-        value = args[position] if position < len(args) else kwargs.get(name)
-        found += [slot for slot in _slots(value) if slot not in found]
-    return [call["sources"][slot] for slot in found]
-
-
-def _slots(value: Any) -> Iterator[int]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _slots(item)
-    elif isinstance(value, dict) and set(value) == {"$tensor"}:
-        yield value["$tensor"]

@@ -13,22 +13,20 @@ import binascii
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils.flop_counter import flop_registry
 
 from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
-from monitor.numerics import UnsupportedOperator
-from monitor.numerics.operators import functional_of_out, remedy_for
-from monitor.numerics.session import resolve
+from monitor.programs import flop_of
+from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 
 __all__ = [
     "ITEM",
@@ -40,9 +38,6 @@ __all__ = [
     "parse_hex",
     "scalar_numbers",
 ]
-
-ITEM = "aten._local_scalar_dense.default"
-"""The call by which Python reads a value; its result is a number, not a tensor."""
 
 MAXIMUM_PROGRAMS = 64
 _MOST_CALLS = 1 << 20
@@ -127,11 +122,8 @@ class Program:
 
     @cached_property
     def flop(self) -> int:
-        """Multiply-adds of matrix products and convolutions, times two; EvidenceError on shapes that fit no call."""
-        try:
-            return sum(_flop(call) for call in self.calls)
-        except (*_MISFITS, AssertionError, RuntimeError, StopIteration):
-            raise EvidenceError("the program holds a product of shapes that do not fit") from None
+        """Multiply-adds of products in whatever form, times two; EvidenceError on shapes that fit no call."""
+        return flop_of(self)
 
     @cached_property
     def last_uses(self) -> dict[str, int]:
@@ -204,23 +196,6 @@ class Program:
         )
 
 
-@lru_cache(maxsize=4096)
-def operator_of(name: str) -> OpOverload:
-    """The ATen overload that a program may call; UnsupportedOperator if the operator table does not admit it."""
-    if name == ITEM:
-        return torch.ops.aten._local_scalar_dense.default
-    functional = functional_of_out(name) if name.count(".") == 2 else None
-    try:
-        if functional is None:
-            return resolve(name)
-        resolve(functional)
-    except UnsupportedOperator:
-        raise UnsupportedOperator(name, remedy_for(name)) from None
-    _, operator, overload = name.split(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, operator), overload)
-    return found
-
-
 def parse_hex(text: object) -> float:
     """A number from its one hexadecimal form; EvidenceError on any other."""
     if isinstance(text, str):
@@ -231,57 +206,6 @@ def parse_hex(text: object) -> float:
         if value.hex() == text:
             return value
     raise EvidenceError(f"{text!r} is not a number in hexadecimal form")
-
-
-def build_arguments(
-    arguments: Mapping[str, Any], tensors: Sequence[Tensor], scalar: Callable[[int], float], place: torch.device
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Rebuild positional and keyword arguments of a call that runs on ``place``; EvidenceError on any other form."""
-
-    def build(value: Any) -> Any:
-        if isinstance(value, list):
-            return [build(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if len(value) != 1:
-            raise EvidenceError("a call's arguments are malformed")
-        ((kind, item),) = value.items()
-        if kind == "$tensor":
-            return tensors[item]
-        if kind == "$scalar":
-            return scalar(item)
-        if kind == "$device":
-            return place
-        found = getattr(torch, str(item).removeprefix("torch."), None)
-        if kind in _TYPES and isinstance(found, _TYPES[kind]):
-            return found
-        raise EvidenceError("a call's arguments are malformed")
-
-    try:
-        args, kwargs = arguments["args"], arguments["kwargs"]
-        return tuple(build(args)), {name: build(value) for name, value in kwargs.items()}
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        raise EvidenceError("a call's arguments are malformed") from None
-
-
-_TYPES: dict[str, type] = {
-    "$dtype": torch.dtype,
-    "$layout": torch.layout,
-    "$memory_format": torch.memory_format,
-}
-
-
-def scalar_numbers(value: Any) -> Iterator[Any]:
-    """Numbers of the scalars among arguments, in order: positional ones first, keywords by name."""
-    if isinstance(value, list):
-        for item in value:
-            yield from scalar_numbers(item)
-    elif isinstance(value, dict):
-        if set(value) == {"$scalar"}:
-            yield value["$scalar"]
-        else:
-            for name in sorted(value):
-                yield from scalar_numbers(value[name])
 
 
 def _scalar_places(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[int, tuple[Any, ...]]]:
@@ -366,17 +290,3 @@ def _check_layout(layout: object, keys: set[str]) -> None:
             raise EvidenceError("a tensor's layout in a program is malformed")
     if len({len(sizes) for sizes in lists}) != 1:
         raise EvidenceError("a tensor's layout in a program is malformed")
-
-
-def _flop(call: Mapping[str, Any]) -> int:
-    packet = operator_of(call["operator"]).overloadpacket
-    count = flop_registry.get(packet)
-    if count is None:
-        return 0
-    tensors = [torch.empty(place["shape"], device="meta") for place in call["sources"]]
-    results: list[Tensor | None] = [torch.empty(layout["shape"], device="meta") for layout in call["results"]]
-    args, kwargs = build_arguments(call["arguments"], tensors, lambda _: 0.0, torch.device("meta"))
-    if packet == torch.ops.aten.convolution_backward:
-        made = iter(results)
-        results = [next(made) if wanted else None for wanted in args[-1]]
-    return int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))

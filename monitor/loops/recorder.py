@@ -68,15 +68,23 @@ class _Options:
 
     free_slots: bool = False
     free: frozenset[str] = frozenset()
+    direct_paths: frozenset[str] = frozenset()
     one_in: int = _SAMPLED
     trusted: bool = False
 
     @classmethod
-    def of(cls, free_slots: bool, free: Sequence[str], check_writes: object) -> _Options:
+    def of(cls, free_slots: bool, free: Sequence[str], direct_paths: Sequence[str], check_writes: object) -> _Options:
         """Check a caller's arguments."""
         if isinstance(free, str) or not all(map(is_hyper_name, free)):
             raise CallerError(f"free lists names of hyper-parameters, not {free!r}")
-        return cls(free_slots=free_slots, free=frozenset(free), one_in=_one_in(check_writes))
+        if isinstance(direct_paths, str):
+            raise CallerError(f"direct_paths lists tensors of the state, not {direct_paths!r}")
+        return cls(
+            free_slots=free_slots,
+            free=frozenset(free),
+            direct_paths=frozenset(direct_paths),
+            one_in=_one_in(check_writes),
+        )
 
 
 class Recorder:
@@ -112,6 +120,8 @@ class Recorder:
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic.
+        direct_paths: tensors of the state, such as ``buffer/codes``, that lab and inspector agree batches and constants
+            may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
         started: UTC time of the start; now, if None.
@@ -150,6 +160,7 @@ class Recorder:
         snapshot_rate: Fraction = Fraction(1, 4),
         free_slots: bool = False,
         free: Sequence[str] = (),
+        direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
         started: datetime | None = None,
         hours: float = 24.0,
@@ -177,7 +188,7 @@ class Recorder:
                 started=begin,
                 duration=duration,
             )
-        self._adopt(model, optimizer, folder, config, _Options.of(free_slots, free, check_writes))
+        self._adopt(model, optimizer, folder, config, _Options.of(free_slots, free, direct_paths, check_writes))
         declared = Declaration(
             numerics=numerics,
             seed=seed,
@@ -226,6 +237,7 @@ class Recorder:
         out: str | Path,
         free_slots: bool = False,
         free: Sequence[str] = (),
+        direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
@@ -236,7 +248,7 @@ class Recorder:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
-            free_slots, free, check_writes: as for the first part.
+            free_slots, free, direct_paths, check_writes: as for the first part.
 
         Raises:
             CallerError: the run is finished, or belongs to another model or optimizer.
@@ -252,7 +264,7 @@ class Recorder:
         run = RunFolder(folder, key.verifying)
         recorder = cls.__new__(cls)
         options = replace(
-            _Options.of(free_slots, free, check_writes),
+            _Options.of(free_slots, free, direct_paths, check_writes),
             trusted=run.declared.recipe is not None,
         )
         recorder._adopt(model, optimizer, folder, config, options)
@@ -329,6 +341,9 @@ class Recorder:
         self._state = "ready"
         self._groups: tuple[Mapping[str, Any], ...] = tuple(hyper_of(group) for group in optimizer.param_groups)
         self._loop = LoopState(model, optimizer, config.chips, complete=options.trusted)
+        names = {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}
+        if not options.direct_paths <= names:
+            raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
         self._before: dict[str, Tensor] = {}
         if self._is_watched or self._conduct.needs_before:
             self._before = {name: tensor.clone() for name, tensor in self._loop.memory.export().items()}
@@ -692,6 +707,7 @@ class Recorder:
             "initial_states": [str(self._start.root)],
             "free": sorted(self._options.free | set(programs if self._options.free_slots else ())),
             "data": [],
+            **({"direct_paths": sorted(self._options.direct_paths)} if self._options.direct_paths else {}),
         }
         path = self.folder.resolve().with_name(self.folder.resolve().name + ".trust.json")
         draft = path.with_name(path.name + ".new")

@@ -132,6 +132,13 @@ class StepNumbers:
         """Slots outside the optimizer's updates."""
         return [slot for slot in self.slots() if slot.explained == "nothing"]
 
+    def governed(self) -> dict[str, int]:
+        """For each program, how many of its scalars the declared hyper-parameters give."""
+        return {
+            digest: len(known.bound.scalars) if self._reference is not None and known.bound is not None else 0
+            for digest, known in self._known.items()
+        }
+
     def idle_groups(self) -> list[int]:
         """Parameter groups none of whose weights an update wrote: their hyper-parameters govern nothing."""
         return [i for i, names in enumerate(self._task.parameters) if not self.updated & set(names)]

@@ -495,9 +495,9 @@ def huge_decay(world: World, pick: int) -> None:
     world.tell("A11", told=lambda: bool(applied) and world.step > at)
 
 
-@action("before", "A13", kinds=LOOP)
+@action("before", kinds=LOOP)
 def no_products(world: World, pick: int) -> None:
-    """Write products as broadcast and sum, which counts as no FLOP."""
+    """Write products as broadcast and sum, which draws no mask and is no lie by itself."""
 
     def body(model: Any, optimizer: Any, batch: Any) -> None:
         optimizer.zero_grad()
@@ -506,22 +506,34 @@ def no_products(world: World, pick: int) -> None:
         optimizer.step()
 
     world.body, world.draws = body, False
-    world.tell("A13", told=lambda: world.step > 0)
+
+
+@action("before", "A13", kinds=LOOP)
+def hide_products(world: World, pick: int) -> None:
+    """Train where the rules allow no FLOP, with products written as broadcast and sum."""
+    no_products(world, pick)
+    body = world.body
+    world.maximum_flop = 0
+    world.tell("A13", told=lambda: world.step > 0 and world.body is body)
 
 
 @action("before", "A21", kinds=LOOP)
 def carry_weights(world: World, pick: int) -> None:
-    """Write the batch into the weights."""
+    """Write the batch into the weights, or into a gradient, from where the optimizer takes it there."""
 
     def body(model: Any, optimizer: Any, batch: Any) -> None:
         optimizer.zero_grad()
         model(batch).square().sum().backward()
-        optimizer.step()
+        weight = next(iter(model.parameters()))
         with torch.no_grad():
-            next(iter(model.parameters()))[:1].copy_(batch[:1])
+            if pick % 2:
+                weight.grad[:1].copy_(batch[:1])
+            optimizer.step()
+            if not pick % 2:
+                weight[:1].copy_(batch[:1])
 
     world.body = body
-    world.tell("A21", told=lambda: world.step > 0)
+    world.tell("A21", told=lambda: world.step > 0 and world.body is body)
 
 
 @action("before", "other seed", kinds=LOOP)

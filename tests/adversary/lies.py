@@ -13,13 +13,11 @@ __all__ = ["DEFERRED", "GUARD_ROWS", "Lie"]
 
 DEFERRED = {
     "A8": "hidden work without a tick: a metering chip",
-    "A13": "products written as broadcast and sum: a review of programs",
     "A16": "evidence older than the work: a live challenge",
     "A17": "chip folders copied and restored: a live challenge",
     "A18": "weights swapped in a segment without a snapshot: odds in the verdict",
     "A19": "a lab that declares nothing: draws among all labs",
     "A20": "a folder swapped after a REJECT: providers as servers",
-    "A21": "batches that carry a finished model: a review of programs",
 }
 """Rows whose lies may be accepted, and what is missing; they are counted apart."""
 
@@ -32,8 +30,10 @@ GUARD_ROWS = {
     "numbers bound": ("A10", "A12"),
     "changes declared": ("A11",),
     "numbers equal": ("A12",),
+    "products counted": ("A13",),
     "agreed data": ("A14",),
     "open epoch": ("A15",),
+    "direct paths": ("A21",),
 }
 """Which rows each guard stands for: with it off, at least one of them must be found."""
 

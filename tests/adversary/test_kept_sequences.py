@@ -26,8 +26,10 @@ LIES = {
     "A10": ("numbers bound", {}, [("declare_product", 0), ("step", 0), ("step", 0)]),
     "A11": ("changes declared", {"optimizer": "adamw"}, [("huge_decay", 958), ("step", 0), ("step", 0)]),
     "A12": ("numbers equal", {}, [("declare_rate", 0)]),
+    "A13": ("products counted", {}, [("hide_products", 0), ("step", 0)]),
     "A14": ("agreed data", {"kind": "preset", "batch": 4}, [("other_data", 0)]),
     "A15": ("open epoch", {}, [("open_epoch", 0)]),
+    "A21": ("direct paths", {}, [("carry_weights", 1), ("step", 0)]),
 }
 """Row: the guard that catches it, the scene, what the lab does."""
 

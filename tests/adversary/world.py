@@ -123,6 +123,7 @@ class World:
         self.declare_data: Callable[[DeclaredData], DeclaredData] | None = None
         self.task_seed: Callable[[int], int] | None = None
         self.seed_lie: Lie | None = None
+        self.maximum_flop: int | None = None
         self.draws = True
         self.lie: str | None = None
         self.chip_lie: tuple[ChipLie, int] | None = None
@@ -450,7 +451,13 @@ class World:
     def settings(self) -> Settings:
         """How the inspection is done."""
         seed = None if self.fresh_draw else f"secret {self.scene.seed}"
-        return Settings(samples=self.scene.samples, seed=seed, devices=("sse41",), segments=self.scene.segments)
+        return Settings(
+            samples=self.scene.samples,
+            seed=seed,
+            devices=("sse41",),
+            segments=self.scene.segments,
+            maximum_flop=self.maximum_flop,
+        )
 
     def judge(self) -> Verdict | None:
         """Inspect what the lab hands over; None where there is nothing to inspect, or an error of one line."""

@@ -8,8 +8,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-import torch
-from torch import nn
 
 from inspector.dispute import Claim, settle
 from inspector.guards import Settings
@@ -19,7 +17,6 @@ from inspector.transcripts import open_run
 from inspector.verdict import Outcome
 from monitor.prover import LabProver
 from monitor.site import site_path
-from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -55,21 +52,6 @@ def test_a8_the_verdict_claims_no_chance_for_work_that_no_chip_is_told_of(make_r
     told = {row["lie"]: row["probability"] for row in verdict.evidence["chances"]}
     assert told["chips work without being told of it"] == 0.0
     assert "work that the lab tells no chip of" in verdict.reasons[1].text
-
-
-@deferred("review of programs: FLOP of products that are written as broadcast and sum")
-def test_a13_products_in_disguise_count_no_flop(record_loop, judge):
-    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(4, 3))})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def body(model, optimizer, batch):
-        optimizer.zero_grad()
-        (batch[:, :, None] * model["w"]).sum(1).square().sum().backward()
-        optimizer.step()
-
-    recorded = record_loop(model, optimizer, [torch.ones(2, 4) for _ in range(3)], body, numerics="exact")
-    verdict = judge(recorded, settings=replace(SETTINGS, maximum_flop=0))
-    assert verdict.outcome is Outcome.REJECT
 
 
 @deferred("a live challenge after the lab's commitment: the nonce is fixed before training")
@@ -126,40 +108,6 @@ def test_a20_a_folder_swapped_after_a_rejection(make_run, judge, tmp_path):
     verdict = judge(clean)
     assert verdict.evidence["runs"][0]["run_id"] == before.evidence["runs"][0]["run_id"]
     assert verdict.outcome is Outcome.REJECT
-
-
-@pytest.fixture
-def delivered(record_loop):
-    """A loop whose batches carry finished weights, or finished running statistics, beside the samples."""
-
-    def record(target: str):
-        model = nn.Linear(4, 3, bias=False)
-        model.register_buffer("statistics", torch.zeros(3, 4))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-        def body(model, optimizer, batch):
-            optimizer.zero_grad()
-            (model(batch["x"]).sum() + model.statistics.sum()).backward()
-            optimizer.step()
-            with torch.no_grad():
-                getattr(model, target).copy_(batch["model"])
-
-        batches = [{"x": torch.ones(2, 4), "model": torch.randn(3, 4)} for _ in range(3)]
-        return record_loop(model, optimizer, batches, body, numerics="exact")
-
-    return record
-
-
-@deferred("review of programs: paths from batches to what the model keeps")
-def test_a21_batches_that_carry_a_finished_model(delivered, judge):
-    assert judge(delivered("statistics")).outcome is not Outcome.ACCEPT
-
-
-def test_a21_weights_that_no_update_writes_leave_the_verdict_open(delivered, judge):
-    recorded = delivered("weight")
-    assert judge(recorded).outcome is Outcome.INCONCLUSIVE
-    with off("numbers bound"):
-        assert judge(recorded).outcome is Outcome.ACCEPT
 
 
 @deferred("parties as servers, with deadlines")

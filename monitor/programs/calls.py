@@ -1,0 +1,146 @@
+"""One call of a program: its operator, its arguments, and which of its tensors it writes or returns as views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from firmware_sim.errors import EvidenceError
+from monitor.numerics import UnsupportedOperator
+from monitor.numerics.operators import functional_of_out, remedy_for
+from monitor.numerics.session import resolve
+from monitor.trace import written_positions
+
+__all__ = [
+    "ITEM",
+    "argument",
+    "base_name",
+    "build_arguments",
+    "is_view",
+    "operator_of",
+    "scalar_numbers",
+    "tensor_slots",
+    "written_slots",
+]
+
+ITEM = "aten._local_scalar_dense.default"
+"""The call by which Python reads a value; its result is a number, not a tensor."""
+
+_UNSAFE_VIEWS = frozenset({"aten._unsafe_view.default", "aten.unsafe_split.Tensor"})
+"""Operators whose results share memory with an argument although the schema does not say so."""
+
+_TYPES: dict[str, type] = {
+    "$dtype": torch.dtype,
+    "$layout": torch.layout,
+    "$memory_format": torch.memory_format,
+}
+
+
+@lru_cache(maxsize=4096)
+def operator_of(name: str) -> OpOverload:
+    """The ATen overload that a program may call; UnsupportedOperator if the operator table does not admit it."""
+    if name == ITEM:
+        return torch.ops.aten._local_scalar_dense.default
+    functional = functional_of_out(name) if name.count(".") == 2 else None
+    try:
+        if functional is None:
+            return resolve(name)
+        resolve(functional)
+    except UnsupportedOperator:
+        raise UnsupportedOperator(name, remedy_for(name)) from None
+    _, operator, overload = name.split(".")
+    found: OpOverload = getattr(getattr(torch.ops.aten, operator), overload)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def base_name(name: str) -> str:
+    """An operator without namespace, overload and the mark of those in place: ``aten.add_.Tensor`` → ``add``."""
+    operator = name.split(".")[1]
+    return operator[:-1] if operator.endswith("_") and not operator.endswith("__") else operator
+
+
+@lru_cache(maxsize=4096)
+def is_view(func: OpOverload) -> bool:
+    """Tell whether what an operator returns lies in the memory of its first tensor argument."""
+    returned = func._schema.returns
+    return str(func) in _UNSAFE_VIEWS or any(
+        each.alias_info is not None and not each.alias_info.is_write for each in returned
+    )
+
+
+def argument(call: Mapping[str, Any], name: str) -> Any:
+    """An argument by the name that the operator's schema gives it, in the program's form; its default if not given."""
+    kwargs, args = call["arguments"]["kwargs"], call["arguments"]["args"]
+    for position, each in enumerate(operator_of(call["operator"])._schema.arguments):
+        if each.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, each.default_value)
+    return None
+
+
+def written_slots(call: Mapping[str, Any]) -> list[int]:
+    """Which of a call's tensor inputs it writes, each once, in the order of its results."""
+    found: list[int] = []
+    args, kwargs = call["arguments"]["args"], call["arguments"]["kwargs"]
+    for position, name in written_positions(operator_of(call["operator"])):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        found += [slot for slot in tensor_slots(value) if slot not in found]
+    return found
+
+
+def tensor_slots(value: Any) -> Iterator[int]:
+    """Numbers of the tensor inputs that an argument names."""
+    if isinstance(value, list):
+        for item in value:
+            yield from tensor_slots(item)
+    elif isinstance(value, dict) and set(value) == {"$tensor"}:
+        yield value["$tensor"]
+
+
+def build_arguments(
+    arguments: Mapping[str, Any], tensors: Sequence[Tensor], scalar: Callable[[int], float], place: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Rebuild positional and keyword arguments of a call that runs on ``place``; EvidenceError on any other form."""
+
+    def build(value: Any) -> Any:
+        if isinstance(value, list):
+            return [build(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if len(value) != 1:
+            raise EvidenceError("a call's arguments are malformed")
+        ((kind, item),) = value.items()
+        if kind == "$tensor":
+            return tensors[item]
+        if kind == "$scalar":
+            return scalar(item)
+        if kind == "$device":
+            return place
+        found = getattr(torch, str(item).removeprefix("torch."), None)
+        if kind in _TYPES and isinstance(found, _TYPES[kind]):
+            return found
+        raise EvidenceError("a call's arguments are malformed")
+
+    try:
+        args, kwargs = arguments["args"], arguments["kwargs"]
+        return tuple(build(args)), {name: build(value) for name, value in kwargs.items()}
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        raise EvidenceError("a call's arguments are malformed") from None
+
+
+def scalar_numbers(value: Any) -> Iterator[Any]:
+    """Numbers of the scalars among arguments, in order: positional ones first, keywords by name."""
+    if isinstance(value, list):
+        for item in value:
+            yield from scalar_numbers(item)
+    elif isinstance(value, dict):
+        if set(value) == {"$scalar"}:
+            yield value["$scalar"]
+        else:
+            for name in sorted(value):
+                yield from scalar_numbers(value[name])

@@ -1,0 +1,249 @@
+"""FLOP of a program: two for each multiply-add of a product, however the product is written.
+
+1. Matrix products, convolutions and products with vectors count by their shapes.
+2. An elementwise operator that spreads its operands over more elements than any of them has, as a broadcast of
+   ``(m, k, 1)`` and ``(k, n)`` does, makes all the terms of a product. If these are added up afterwards, by an operator
+   that returns fewer elements than it reads, a running sum, or one addition after the other, each counts as a
+   multiply-add. Copies, views and literal fills do not make an operand larger than what they were made from.
+3. Elementwise products that are summed at once, each with no more elements than its larger factor, count if the
+   elements of both factors take part in more than ``MOST_USES`` of them on average: a matrix product row by row.
+
+Everything else is elementwise work and counts nothing; ``elementwise`` says how much of that there is, so that what no
+rule sees through still shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from firmware_sim.errors import EvidenceError
+from monitor.programs.calls import argument, base_name, build_arguments, operator_of, tensor_slots
+from monitor.programs.memory import Access, Form, Memory, Spot
+from monitor.programs.moves import FILLS, LOOKUPS, MOVES
+
+__all__ = ["MOST_USES", "Compute", "compute_of", "counted", "flop_of"]
+
+MOST_USES = 7
+"""Summed products in which an element of elementwise work may take part: norms written by hand around one residual
+stream use its elements four times."""
+
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError)
+_VECTORS = {"mv": "self", "addmv": "mat", "dot": "self"}
+"""Products that PyTorch's own counter leaves out, and the factor whose elements are each multiplied once."""
+_ADDED_PRODUCTS = {"addcmul": ("tensor1", "tensor2"), "addcdiv": ("tensor1", "tensor2"), "lerp": ("end", "weight")}
+_ADDED_PRODUCTS |= {"addr": ("vec1", "vec2")}
+"""Operators that add a product of these two arguments to something."""
+_RUNNING = frozenset({"cumsum"})
+_SUMS = frozenset({"add", "sub", "rsub"})
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """FLOP of products, and the elements that all other operators compute."""
+
+    flop: int
+    elementwise: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a region holds.
+
+    Attributes:
+        kinds: elements that can differ from each other by what the value was made from.
+        origin: the region whose elements these are.
+        terms: calls whose terms it holds, which count wherever they are added up.
+        narrow: the elementwise product that it is, as its call.
+    """
+
+    kinds: int
+    origin: int
+    terms: frozenset[int] = frozenset()
+    narrow: int | None = None
+
+
+def flop_of(program: Form) -> int:
+    """FLOP of a program; EvidenceError on shapes that fit no call."""
+    return compute_of(program).flop
+
+
+def compute_of(program: Form) -> Compute:
+    """FLOP and elementwise work of a program; EvidenceError on shapes that fit no call."""
+    try:
+        return _Count(Memory(program)).total()
+    except (*_MISFITS, ValueError) as error:
+        if isinstance(error, EvidenceError):
+            raise
+        raise EvidenceError("the program holds a product of shapes that do not fit") from None
+
+
+class _Count:
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._values: dict[int, _Value] = {}
+        self._flop = 0
+        self._elementwise = 0
+        self._reduced = 0  # elements with such terms that were summed
+        self._terms: dict[int, int] = {}  # a call that spreads its operands -> its elements
+        self._added: set[int] = set()  # those of them whose terms are added to others
+        self._factors: dict[int, tuple[int, tuple[int, ...]]] = {}  # an elementwise product -> elements, its origins
+        self._summed: set[int] = set()  # those of them that are summed at once
+
+    def total(self) -> Compute:
+        for access in self._memory.accesses:
+            self._take(access)
+        spread = self._reduced + sum(self._terms[number] for number in self._added)
+        return Compute(self._flop + 2 * spread + 2 * self._narrow(), self._elementwise)
+
+    def _narrow(self) -> int:
+        """Elements of summed elementwise products that use both factors too often."""
+        uses: dict[int, int] = defaultdict(int)
+        for number in self._summed:
+            elements, origins = self._factors[number]
+            for origin in set(origins):
+                uses[origin] += elements
+        often = {origin for origin, used in uses.items() if used > MOST_USES * self._size(origin)}
+        return sum(self._factors[number][0] for number in self._summed if often >= set(self._factors[number][1]))
+
+    def _size(self, region: int) -> int:
+        elements = self._memory.regions[region].elements
+        return max(1, elements or 0)
+
+    def _value(self, region: int) -> _Value:
+        if region not in self._values:
+            self._values[region] = _Value(self._size(region), region)
+        return self._values[region]
+
+    def _take(self, access: Access) -> None:
+        name = base_name(access.operator)
+        lists = name.startswith("_foreach_")
+        count = counted(access.call)
+        if count is not None:
+            self._flop += count
+            self._finish(access, [None] * (len(access.results) + len(access.written)))
+        elif name in _VECTORS:
+            (slot,) = tensor_slots(argument(access.call, _VECTORS[name]))
+            self._flop += 2 * access.inputs[slot].elements
+            self._finish(access, [None] * (len(access.results) + len(access.written)))
+        elif not access.is_view:
+            outputs = [spot.elements for spot in access.results] + [access.inputs[i].elements for i in access.written]
+            if name not in MOVES and name not in FILLS and not lists:
+                self._elementwise += max([*outputs, *(spot.elements for spot in access.inputs)], default=0)
+            elif lists:
+                self._elementwise += sum(outputs)
+            self._finish(access, self._outcome(access, name, outputs, lists))
+
+    def _finish(self, access: Access, values: list[_Value | None]) -> None:
+        """Store what the call makes; None is a value of its own, with nothing left to count."""
+        targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
+        if access.is_view:
+            return
+        for number, (spot, value) in enumerate(zip(targets, values, strict=True)):
+            fresh = number < len(access.results)
+            new = value or _Value(spot.elements, spot.region)
+            if not fresh and not spot.whole:
+                old = self._value(spot.region)
+                new = _Value(max(old.kinds, new.kinds), spot.region, old.terms | new.terms)
+            self._values[spot.region] = new
+
+    def _outcome(self, access: Access, name: str, outputs: list[int], lists: bool) -> list[_Value | None]:
+        targets = self._targets(access)
+        if name in FILLS:
+            return [_Value(1, spot.region) for spot in targets]
+        slots = self._read(access, name)
+        if lists:  # element by element of the lists, where nothing can be broadcast but single numbers
+            return [None] * len(outputs)
+        values = [self._value(access.inputs[slot].region) for slot in slots]
+        kinds = [min(value.kinds, access.inputs[slot].elements) for slot, value in zip(slots, values, strict=True)]
+        terms = frozenset().union(*(value.terms for value in values))
+        if name in MOVES or name in LOOKUPS:
+            first = values[0] if len(values) == 1 or name in LOOKUPS else None
+            return [
+                _Value(size, spot.region, terms)
+                if first is None
+                else _Value(size if name in LOOKUPS else min(size, kinds[0]), first.origin, terms, first.narrow)
+                for size, spot in zip(outputs, targets, strict=True)
+            ]
+        if name in _RUNNING or any(
+            out < access.inputs[slot].elements for out in outputs for slot in slots if access.inputs[slot].elements > 1
+        ):
+            self._sum([access.inputs[slot] for slot in slots], values)
+            return [_Value(min(size, sum(kinds)), spot.region) for size, spot in zip(outputs, targets, strict=True)]
+        return [self._elementwise_value(access, name, out, slots, values, kinds, terms) for out in outputs]
+
+    def _elementwise_value(
+        self,
+        access: Access,
+        name: str,
+        elements: int,
+        slots: list[int],
+        values: list[_Value],
+        kinds: list[int],
+        terms: frozenset[int],
+    ) -> _Value:
+        chosen = slots
+        if name in _ADDED_PRODUCTS:
+            chosen = [slot for each in _ADDED_PRODUCTS[name] for slot in tensor_slots(argument(access.call, each))]
+        mine = [kinds[slots.index(slot)] for slot in chosen if slot in slots]
+        if sum(size > 1 for size in mine) > 1 and elements > max(mine):
+            self._terms[access.number] = elements
+            terms |= {access.number}
+            if name in _ADDED_PRODUCTS:
+                self._added.add(access.number)
+        holders = [value.terms for value in values if value.terms]
+        if (name in _SUMS or name in _ADDED_PRODUCTS) and len(set(holders)) > 1:
+            self._added |= terms
+        varied = [(size, value) for size, value in zip(kinds, values, strict=True) if size > 1]
+        result = access.number
+        size = min(elements, math.prod(kinds)) if kinds else elements
+        narrow = None
+        if name == "mul" and len(varied) > 1 and access.number not in self._terms:
+            self._factors[result] = (elements, tuple(value.origin for _, value in varied))
+            narrow = result
+        elif name in {"mul", "div", "neg"} and len(varied) == 1:
+            narrow = varied[0][1].narrow
+        region = self._targets(access)[0].region
+        return _Value(max(size, 1), region, terms, narrow)
+
+    def _sum(self, spots: list[Spot], values: list[_Value]) -> None:
+        self._reduced += max(
+            (spot.elements for spot, value in zip(spots, values, strict=True) if value.terms), default=0
+        )
+        self._summed |= {value.narrow for value in values if value.narrow is not None}
+
+    @staticmethod
+    def _targets(access: Access) -> list[Spot]:
+        return [*access.results, *(access.inputs[slot] for slot in access.written)]
+
+    @staticmethod
+    def _read(access: Access, name: str) -> list[int]:
+        """Tensor inputs whose values matter: not what ``out=`` or a copy overwrites, nor where a lookup looks."""
+        slots = list(range(len(access.inputs)))
+        if access.operator.endswith("out"):
+            slots = [slot for slot in slots if slot not in access.written]
+        if name == "copy":
+            slots = slots[1:]
+        return slots[:1] if name in LOOKUPS else slots
+
+
+def counted(call: Mapping[str, Any]) -> int | None:
+    """FLOP of a product that PyTorch's counter knows; None for anything else."""
+    packet = operator_of(call["operator"]).overloadpacket
+    count = flop_registry.get(packet)
+    if count is None:
+        return None
+    tensors = [torch.empty(place["shape"], device="meta") for place in call["sources"]]
+    results: list[Tensor | None] = [torch.empty(layout["shape"], device="meta") for layout in call["results"]]
+    args, kwargs = build_arguments(call["arguments"], tensors, lambda _: 0.0, torch.device("meta"))
+    if packet == torch.ops.aten.convolution_backward:
+        made = iter(results)
+        results = [next(made) if wanted else None for wanted in args[-1]]
+    return int(count(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))

@@ -1,0 +1,167 @@
+"""Whose memory a program's calls read and write, without any arithmetic.
+
+A *region* is one storage: a tensor of the state, of the batch, a constant, or what a call made. Views lie in the region
+of what they view. A recorder names the last writer of the memory that a call reads; here it is traced to its region.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import DTYPE_SIZES
+from monitor.programs.calls import is_view, operator_of, written_slots
+from monitor.trace import reach
+
+__all__ = ["Access", "Form", "Memory", "Region", "Spot"]
+
+_MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class _Constant(Protocol):
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+
+class Form(Protocol):
+    """A program, as ``monitor.loops.program`` holds it."""
+
+    @property
+    def calls(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
+    def scalars(self) -> Sequence[str]: ...
+
+    @property
+    def batch(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+    @property
+    def constants(self) -> Sequence[_Constant]: ...
+
+    @property
+    def commit(self) -> Mapping[str, Mapping[str, Any] | None]: ...
+
+    @property
+    def updates(self) -> Sequence[tuple[int, int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One storage: the source that it began as, and its elements; None where nothing says how many."""
+
+    source: str
+    elements: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a tensor lies: its region, its first element there, how many it has, and whether that is the whole."""
+
+    region: int
+    start: int
+    elements: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What one call reads, writes and returns.
+
+    Attributes:
+        operator: full name of the overload.
+        call: the call itself.
+        inputs: where each tensor input lies.
+        written: which inputs it writes.
+        results: for each returned tensor its elements, and its region unless it is a view.
+    """
+
+    number: int
+    operator: str
+    call: Mapping[str, Any]
+    inputs: tuple[Spot, ...]
+    written: tuple[int, ...]
+    results: tuple[Spot, ...]
+    is_view: bool
+
+
+class Memory:
+    """All regions of a program, and the accesses of its calls in order.
+
+    Args:
+        program: the step.
+        state: shape of each tensor of the declared state, under ``kind/name``; by default what the program commits.
+
+    Raises:
+        EvidenceError: a call names a view as if it were memory of its own, or reaches beyond a tensor's memory.
+    """
+
+    def __init__(self, program: Form, state: Mapping[str, Sequence[int]] | None = None) -> None:
+        self.regions: list[Region] = []
+        self._spots: dict[str, Spot] = {}
+        self._sizes = {
+            name: math.prod(place["shape"]) for name, place in program.commit.items() if place is not None
+        } | {name: math.prod(shape) for name, shape in (state or {}).items()}
+        for name, layout in program.batch.items():
+            self._add(f"batch:{name}", math.prod(layout["shape"]))
+        for number, constant in enumerate(program.constants):
+            self._add(f"constant:{number}", len(constant.data) // DTYPE_SIZES[constant.dtype])
+        try:
+            self.accesses = tuple(self._access(number, call) for number, call in enumerate(program.calls))
+            self.commit = {name: None if place is None else self.spot(place) for name, place in program.commit.items()}
+        except _MISFITS:
+            raise EvidenceError("a program's call has other tensors than its operator") from None
+
+    def spot(self, place: Mapping[str, Any]) -> Spot:
+        """Where a place lies; EvidenceError if it is not inside one region."""
+        source = place["source"]
+        base = self._spots.get(source)
+        if base is None:
+            if not source.startswith("state:"):
+                raise EvidenceError("the program names a view as if it were memory of its own")
+            base = self._add(source, self._sizes.get(source.removeprefix("state:")))
+        size = self.regions[base.region].elements
+        start, elements = base.start + place["offset"], math.prod(place["shape"])
+        if start < 0 or (size is not None and start + reach(place["shape"], place["stride"]) > size):
+            raise EvidenceError(f"the program reaches beyond the memory of {source!a}")
+        return Spot(base.region, start, elements, elements == size and not _overlaps(place))
+
+    def _add(self, source: str, elements: int | None) -> Spot:
+        self.regions.append(Region(source, elements))
+        spot = self._spots[source] = Spot(len(self.regions) - 1, 0, elements or 0, True)
+        return spot
+
+    def _access(self, number: int, call: Mapping[str, Any]) -> Access:
+        func = operator_of(call["operator"])
+        inputs = tuple(self.spot(place) for place in call["sources"])
+        written = tuple(written_slots(call))
+        returned = call["results"][: len(call["results"]) - len(written)]
+        if len(returned) + len(written) != len(call["results"]):
+            raise EvidenceError(f"call {number} ({func}) has fewer results than it writes")
+        views = is_view(func) and bool(inputs)
+        results = []
+        for slot, layout in enumerate(returned):
+            elements = math.prod(layout["shape"])
+            if views:
+                results.append(Spot(inputs[0].region, 0, elements, False))
+            else:
+                results.append(self._add(f"node:{number}:{slot}", reach(layout["shape"], layout["stride"])))
+        for slot, position in enumerate(written, start=len(returned)):
+            self._spots[f"node:{number}:{slot}"] = inputs[position]
+        return Access(number, call["operator"], call, inputs, written, tuple(results), views)
+
+
+def _overlaps(place: Mapping[str, Any]) -> bool:
+    """Tell whether some elements of a place may be one in memory: sorted by stride, one does not step over the last."""
+    end = 1
+    for step, size in sorted(zip(place["stride"], place["shape"], strict=True)):
+        if size > 1:
+            if step < end:
+                return True
+            end = step * (size - 1) + end
+    return False

@@ -1,0 +1,141 @@
+"""``program show`` and ``program review`` on recorded loops."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from analysis.cli import main
+
+
+@pytest.fixture
+def loop(record_loop):
+    """Record a loop whose batches also reach a buffer, as a codebook's or a cheat's would."""
+
+    def record(**options):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        model.register_buffer("codes", torch.zeros(2, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def body(model, optimizer, batch):
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.codes.lerp_(batch, 0.1)
+
+        return record_loop(model, optimizer, [torch.randn(2, 4) for _ in range(2)], body, **options).run
+
+    return record
+
+
+def ask(capsys, *words):
+    capsys.readouterr()
+    code = main(["program", *map(str, words)])
+    return code, capsys.readouterr()
+
+
+def test_show_prints_a_page_with_compute_memory_and_paths(loop, capsys):
+    run = loop()
+    code, said = ask(capsys, "show", run)
+    assert code == 0
+    (program,) = (path.stem for path in (run / "programs").iterdir())
+    lines = said.out.splitlines()
+    assert lines[0] == f"program        {program}"
+    assert lines[1].startswith("FLOP           96 in products")  # forward and the weight's gradient: 2 × 2·2·4·3
+    assert "direct path    'batch:batch' reaches 'buffer/codes' by aten.lerp_.Scalar" in said.out
+    assert "running stat.  'batch:batch' reaches 'buffer/1.running_mean' by aten.native_batch_norm.default" in said.out
+
+
+def test_show_of_a_file_a_digest_and_json_agree(loop, capsys):
+    run = loop()
+    (path,) = (run / "programs").iterdir()
+    pages = [
+        json.loads(ask(capsys, "show", *words, "--json")[1].out)
+        for words in ((path,), (run,), (run, "--digest", path.stem[:6]))
+    ]
+    assert pages[0] == pages[1] == pages[2]
+    assert pages[0][0]["program"] == path.stem
+    assert pages[0][0]["flop"] == 96
+
+
+@pytest.mark.parametrize("words", [("none",), ("RUN", "--digest", "zz"), ("EMPTY",)])
+def test_show_of_what_is_not_there_is_the_callers_mistake(loop, capsys, tmp_path, words):
+    run = loop() if "RUN" in words else None
+    (tmp_path / "empty").mkdir()
+    named = {"RUN": run, "EMPTY": tmp_path / "empty", "none": tmp_path / "none"}
+    code, said = ask(capsys, "show", *(named.get(word, word) for word in words))
+    assert code == 2
+    assert len(said.err.splitlines()) == 1
+
+
+def test_show_of_something_else_is_evidence_at_fault(tmp_path, capsys):
+    path = tmp_path / "program.json"
+    path.write_text('{"form":"chipwitness/program/2"}')
+    code, said = ask(capsys, "show", path)
+    assert code == 1
+    assert "missing or extra keys" in said.err
+
+
+def test_review_rejects_a_path_that_was_not_agreed(loop, capsys):
+    run = loop()
+    code, said = ask(capsys, "review", run, "--trust", f"{run}.trust.json", "--json")
+    answer = json.loads(said.out)
+    assert code == 1
+    assert answer["outcome"] == "REJECT"
+    (reason,) = answer["reasons"]
+    assert (reason["guard"], reason["tensor"], reason["source"]) == ("program", "buffer/codes", "batch:batch")
+
+
+@pytest.mark.parametrize("by", ["tensor", "program"])
+def test_review_accepts_a_path_that_was_agreed(loop, capsys, by):
+    run = loop(direct_paths=["buffer/codes"] if by == "tensor" else [])
+    trust = run.with_name("loop.trust.json")
+    agreed = json.loads(trust.read_text())
+    if by == "program":
+        agreed["direct_paths"] = agreed["programs"]
+        trust.write_text(json.dumps(agreed))
+    assert agreed["direct_paths"] == (["buffer/codes"] if by == "tensor" else agreed["programs"])
+    code, said = ask(capsys, "review", run, "--trust", trust, "--json")
+    answer = json.loads(said.out)
+    assert code == 0
+    assert "direct paths: 1 agreed, 2 into running statistics" in answer["reasons"][0]["text"]
+    page = answer["evidence"]["programs"][0]
+    assert answer["evidence"]["execution"]["governed_scalars"] == {page["program"]: 4}  # the rate of each weight
+    assert page["direct_paths"][0]["tensor"] == "buffer/codes"
+
+
+def test_review_of_a_program_that_was_not_agreed_does_not_open_it(loop, capsys):
+    run = loop()
+    trust = run.with_name("loop.trust.json")
+    agreed = {**json.loads(trust.read_text()), "programs": ["0" * 64]}
+    trust.write_text(json.dumps(agreed))
+    code, said = ask(capsys, "review", run, "--trust", trust, "--json")
+    assert code == 1
+    answer = json.loads(said.out)
+    assert "which was not agreed" in answer["reasons"][0]["text"]
+    assert answer["evidence"]["programs"] == []
+
+
+@pytest.mark.parametrize("paths", ["buffer/codes", [3], ["codes"], ["buffer/a\nb"], None])
+def test_malformed_agreements_about_paths_are_refused(loop, capsys, paths):
+    run = loop()
+    trust = run.with_name("loop.trust.json")
+    trust.write_text(json.dumps({**json.loads(trust.read_text()), "direct_paths": paths}))
+    code, said = ask(capsys, "review", run, "--trust", trust)
+    assert code == 2
+    assert "is malformed" in said.err
+
+
+def test_review_of_a_presets_run_needs_no_agreement_in_the_trust_file(honest, capsys, tmp_path):
+    """Its program is derived; the batch norms' running statistics are its only direct paths."""
+    trust = tmp_path / "trust.json"
+    trust.write_text(json.dumps(honest.trust.to_json()))
+    code, said = ask(capsys, "review", honest.run, "--trust", trust)
+    assert code == 0
+    assert "1 programs" in said.out
+    assert "0 agreed, 4 into running statistics" in said.out

@@ -1,0 +1,191 @@
+"""Law 5, programs: a product counts however it is written, and no batch becomes the model past every loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from firmware_sim.errors import CallerError
+from inspector.guards import Settings
+from inspector.session import inspect
+from inspector.verdict import Outcome
+from tests.adversary.world import kept_device
+from tests.guards import off
+
+PRODUCT = 2 * 2 * 4 * 3
+"""FLOP of a product of 2 x 4 and 4 x 3; its backward pass here needs one more."""
+
+
+def judge(recorded, **options):
+    settings = Settings(samples=3, seed="x", devices=("sse41",), **options)
+    return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=kept_device)
+
+
+DISGUISES = {
+    "broadcast and sum": lambda x, w: (x[:, :, None] * w).sum(1),
+    "mean": lambda x, w: (x[:, :, None] * w).mean(1) * 4,
+    "views": lambda x, w: (x[:, :, None] * w).transpose(1, 2).reshape(6, 4).sum(1).view(2, 3),
+    "running sum": lambda x, w: (x[:, :, None] * w).cumsum(1)[:, -1],
+    "squares": lambda x, w: ((x[:, :, None] + w).square() - (x[:, :, None] - w).square()).sum(1) / 4,
+    "copies": lambda x, w: (x[:, :, None].repeat(1, 1, 3) * w[None].repeat(2, 1, 1)).sum(1),
+    "outer products": lambda x, w: sum(x[:, k, None] * w[k] for k in range(4)),
+    "einsum": lambda x, w: torch.einsum("bk,kn->bn", x, w),
+}
+
+
+@pytest.fixture
+def disguised(record_loop):
+    """Record a loop of three steps whose one product is written as the named disguise."""
+
+    def record(disguise):
+        model = nn.ParameterDict({"w": nn.Parameter(torch.ones(4, 3))})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def body(model, optimizer, batch):
+            optimizer.zero_grad()
+            DISGUISES[disguise](batch, model["w"]).square().sum().backward()
+            optimizer.step()
+
+        return record_loop(model, optimizer, [torch.ones(2, 4) for _ in range(3)], body)
+
+    return record
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_a13_a_product_in_disguise_counts_like_the_product(disguised, disguise):
+    verdict = judge(disguised(disguise), maximum_flop=0)
+    assert verdict.outcome is Outcome.REJECT
+    declared = verdict.evidence["runs"][0]["flop"]
+    assert declared >= 3 * 2 * PRODUCT
+    assert f"declares {declared} FLOP, more than the 0 that the rules allow" in verdict.reasons[0].text
+
+
+def test_a13_guard_off_broadcast_and_sum_count_nothing(disguised):
+    with off("products counted"):
+        verdict = judge(disguised("broadcast and sum"), maximum_flop=0)
+    assert verdict.outcome is Outcome.ACCEPT
+
+
+def test_a13_a_lab_that_counts_less_than_the_inspector_is_rejected(disguised):
+    with off("products counted"):
+        recorded = disguised("broadcast and sum")
+    texts = [reason.text for reason in judge(recorded).reasons]
+    assert f"step 1 declares 0 FLOP; the program needs {2 * PRODUCT}" in texts
+
+
+@pytest.fixture
+def delivered(record_loop):
+    """A loop whose batches (or a constant) carry a finished model past the loss into the named place."""
+
+    def record(place, *, constant=False, **options):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3, bias=False)
+        model.register_buffer("statistics", torch.zeros(3, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        finished = torch.randn(3, 4)
+
+        def body(model, optimizer, batch):
+            optimizer.zero_grad()
+            model(batch["x"]).square().sum().backward()
+            value = finished if constant else batch["model"]
+            with torch.no_grad():
+                if place == "gradient":
+                    model.weight.grad.add_(value)
+                optimizer.step()
+                if place == "momentum":
+                    optimizer.state[model.weight]["momentum_buffer"].copy_(value)
+                elif place != "gradient":
+                    getattr(model, place).copy_(value)
+
+        batches = [{"x": torch.ones(2, 4), "model": torch.randn(3, 4)} for _ in range(3)]
+        return record_loop(model, optimizer, batches, body, **options)
+
+    return record
+
+
+@pytest.mark.parametrize(
+    ("place", "tensor"),
+    [
+        ("weight", "weight/weight"),
+        ("statistics", "buffer/statistics"),
+        ("gradient", "weight/weight"),
+        ("momentum", "optimizer/weight/momentum_buffer"),
+    ],
+)
+@pytest.mark.parametrize("constant", [False, True], ids=["batch", "constant"])
+def test_a21_a_finished_model_past_the_loss_is_rejected(delivered, place, tensor, constant):
+    verdict = judge(delivered(place, constant=constant))
+    assert verdict.outcome is Outcome.REJECT
+    found = [reason for reason in verdict.reasons if reason.guard == "program"]
+    assert tensor in {reason.where["tensor"] for reason in found}
+    assert {reason.where["source"] for reason in found} >= {"constant:0" if constant else "batch:model"}
+    assert all("without passing a loss, which was not agreed" in reason.text for reason in found)
+
+
+@pytest.mark.parametrize("place", ["statistics", "gradient"])
+def test_a21_guard_off_it_is_accepted(delivered, place):
+    with off("direct paths"):
+        assert judge(delivered(place)).outcome is Outcome.ACCEPT
+
+
+def test_a21_weights_that_no_update_writes_leave_the_verdict_open_too(delivered):
+    recorded = delivered("weight")
+    with off("direct paths"):
+        assert judge(recorded).outcome is Outcome.INCONCLUSIVE
+    with off("direct paths", "numbers bound"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+def test_a21_a_path_that_was_agreed_is_accepted_and_listed(delivered):
+    verdict = judge(delivered("statistics", direct_paths=["buffer/statistics"]))
+    assert verdict.outcome is Outcome.ACCEPT
+    paths = verdict.evidence["runs"][0]["execution"]["direct_paths"]
+    assert [path["tensor"] for path in paths["agreed"]] == ["buffer/statistics"] * len(paths["agreed"])
+    assert paths["agreed"]
+    assert not paths["forbidden"]
+
+
+def test_a21_only_tensors_of_the_state_can_be_agreed_on(delivered):
+    with pytest.raises(CallerError, match="direct_paths lists tensors of the state"):
+        delivered("statistics", direct_paths=["statistics"])
+
+
+def test_a21_running_statistics_of_an_honest_net_are_accepted_and_listed_apart(record_loop):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    batches = [{"x": torch.randn(4, 4), "y": torch.tensor([0, 1, 1, 0])} for _ in range(3)]
+    verdict = judge(record_loop(model, optimizer, batches, body))
+    assert verdict.outcome is Outcome.ACCEPT
+    assert "a model delivered through a linear loss, or number by number" in verdict.reasons[1].text
+    paths = verdict.evidence["runs"][0]["execution"]["direct_paths"]
+    assert not paths["forbidden"]
+    assert {path["tensor"] for path in paths["running_statistics"]} == {"buffer/1.running_mean", "buffer/1.running_var"}
+
+
+def test_a21_running_statistics_that_serve_as_weights_are_rejected(record_loop):
+    model = nn.Linear(4, 3, bias=False)
+    model.register_buffer("mean", torch.zeros(12))
+    model.register_buffer("variance", torch.ones(12))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        finished = batch["model"].reshape(1, 12).repeat(2, 1)
+        functional.batch_norm(finished, model.mean, model.variance, training=True, momentum=1.0)
+        (model(batch["x"]) @ model.mean.clone().view(3, 4)).square().sum().backward()
+        optimizer.step()
+
+    batches = [{"x": torch.ones(2, 4), "model": torch.randn(3, 4)} for _ in range(3)]
+    verdict = judge(record_loop(model, optimizer, batches, body))
+    assert verdict.outcome is Outcome.REJECT
+    assert {reason.where["tensor"] for reason in verdict.reasons} == {"buffer/mean"}

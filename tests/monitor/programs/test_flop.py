@@ -1,0 +1,138 @@
+"""FLOP of programs: honest steps count what PyTorch's own counter finds, products in disguise at least as much."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from monitor.program import meta_batch, step_flop
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from analysis.bench._honest_models import MODELS
+from monitor.presets import initialise, preset
+from monitor.programs import compute_of, flop_of
+from monitor.programs.flop import counted as counted_call
+from monitor.task import Task
+from tests.monitor.programs.tracing import trace
+
+SIZES = st.integers(2, 6)
+
+
+def counted(body, weight, **batch):
+    """FLOP of the forward pass of ``body(weight, batch)`` and its gradient."""
+
+    def step(state, given):
+        loss = body(state["weight/w"], given).square().sum()
+        return {"gradient/w": torch.autograd.grad(loss, state["weight/w"])[0]}
+
+    return flop_of(trace(step, {"weight/w": weight.requires_grad_(), "gradient/w": torch.zeros_like(weight)}, batch))
+
+
+DISGUISES = {
+    "sum": lambda x, w: (x[:, :, None] * w).sum(1),
+    "mean": lambda x, w: (x[:, :, None] * w).mean(1) * x.shape[1],
+    "sum of all and views": lambda x, w: (x[:, None] * w.t()).flatten(0, 1).sum(1).view(x.shape[0], -1),
+    "running sum": lambda x, w: (x[:, :, None] * w).cumsum(1)[:, -1],
+    "copies": lambda x, w: (x[:, :, None].repeat(1, 1, w.shape[1]) * w.expand(x.shape[0], -1, -1).clone()).sum(1),
+    "times ones": lambda x, w: ((x[:, :, None] * torch.ones(1, 1, w.shape[1])) * w).sum(1),
+    "squares": lambda x, w: ((x[:, :, None] + w).square() - (x[:, :, None] - w).square()).sum(1) / 4,
+    "logarithms": lambda x, w: (x[:, :, None].abs().log() + w.abs().log()).exp().sum(1),
+    "norm": lambda x, w: (x[:, :, None] * w).norm(dim=1),
+    "einsum": lambda x, w: torch.einsum("bk,kn->bn", x, w),
+    "vectors": lambda x, w: torch.stack([x @ w[:, column] for column in range(w.shape[1])], 1),
+}
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(SIZES, SIZES, SIZES)
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_a_product_in_disguise_counts_at_least_as_much_as_the_product(disguise, rows, inner, columns):
+    x, w = torch.randn(rows, inner), torch.randn(inner, columns)
+    plain = counted(lambda w, batch: batch["x"] @ w, w.clone(), x=x)
+    assert plain == 2 * 2 * rows * inner * columns
+    assert counted(lambda w, batch: DISGUISES[disguise](batch["x"], w), w.clone(), x=x) >= plain
+
+
+UNROLLED = {
+    "column by column": lambda x, w: torch.stack([(x * w[:, column]).sum(1) for column in range(w.shape[1])], 1),
+    "outer products": lambda x, w: sum(x[:, k, None] * w[k] for k in range(w.shape[0])),
+    "copies of rows": lambda x, w: torch.stack([(x.clone() * w.t()[column].clone()).sum(1) for column in range(8)], 1),
+}
+
+
+@pytest.mark.parametrize("disguise", UNROLLED)
+def test_a_product_written_call_by_call_counts_like_the_product(disguise):
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+    assert counted(lambda w, batch: UNROLLED[disguise](batch["x"], w), w, x=x) >= 2 * 2 * 8**3
+
+
+def test_a_product_written_element_by_element_counts_too():
+    """Forward; backward it is a sum of vectors times numbers, which shows as elementwise work only."""
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+
+    def dots(w, batch):
+        return torch.stack([torch.stack([(row * w[:, column]).sum() for column in range(8)]) for row in batch["x"]])
+
+    assert counted(dots, w, x=x) >= 2 * 8**3
+
+
+ELEMENTWISE = {
+    "gate": lambda x, w: x * w[0],
+    "norm by hand": lambda x, w: x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * w[0],
+    "centred norm by hand": lambda x, w: (
+        (x - x.mean(1, keepdim=True)) * (x.var(1, keepdim=True) + 1e-6).rsqrt() * w[0] + w[1]
+    ),
+    "squared distance to a centre": lambda x, w: (x - w[0]).square().sum(1),
+    "outer product that nobody sums": lambda x, w: (x[:4, 0, None] * x[1]).tanh() @ w,
+    "table of positions": lambda x, w: x[:4] + w.flatten()[:4, None].expand(4, x.shape[1]) * 0.5,
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_work_counts_what_pytorch_counts(name):
+    x, w = torch.randn(6, 4), torch.randn(4, 4).requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        ELEMENTWISE[name](x, w).square().sum().backward()
+    assert counted(lambda w, batch: ELEMENTWISE[name](batch["x"], w), w.detach().clone(), x=x) == (
+        counter.get_total_flops()
+    )
+
+
+def step_of(model, loss, batch):
+    """The program of one step of AdamW with clipped gradients."""
+    state = {f"weight/{name}": parameter for name, parameter in model.named_parameters()}
+    state |= {f"buffer/{name}": buffer for name, buffer in model.named_buffers()}
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def body(*_):
+        loss(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return trace(body, state, batch)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_honest_models_count_what_pytorch_counts(name):
+    torch.manual_seed(0)
+    model = MODELS[name]
+    program = step_of(model.make(), model.loss, model.batch(3, torch.Generator().manual_seed(0)))
+    assert flop_of(program) == sum(counted_call(call) or 0 for call in program.calls) > 0
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "tiny-gpt", "llama-small"])
+def test_presets_count_what_they_declare(name):
+    task = Task.for_preset(name, seed=0, steps=1, batch_size=2, shards=1)
+    made = preset(name)
+    model = made.build()
+    initialise(model, 0)
+    batch = {key: torch.zeros(each.shape, dtype=each.dtype) for key, each in meta_batch(task).items()}
+    program = step_of(model, made.loss, batch)
+    assert flop_of(program) == step_flop(task)
+
+
+def test_operators_that_count_no_flop_are_counted_as_elements():
+    program = trace(lambda state, batch: state["weight/w"].data.mul_(2.0).add_(1.0), {"weight/w": torch.ones(5)}, {})
+    assert (compute_of(program).flop, compute_of(program).elementwise) == (0, 10)

@@ -1,0 +1,284 @@
+"""Direct paths: what the analysis names against what really changes when all gradients are zero."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from torch.nn import functional
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import canonical
+from monitor.loops.program import Program
+from monitor.numerics import _battery_cases, recording
+from monitor.programs import direct_paths
+from monitor.programs.calls import base_name
+from monitor.programs.paths import flows
+from monitor.programs.zero import _LIKE_FIRST, _PRODUCTS
+from tests.monitor.programs.tracing import state_without_gradients, trace
+
+
+def world():
+    generator = torch.Generator().manual_seed(3)
+
+    def made(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    state = {
+        "weight/w": made(3, 3).requires_grad_(),
+        "weight/v": made(3).requires_grad_(),
+        "buffer/b": made(3, 3),
+        "optimizer/w/m": made(3, 3),
+    }
+    return state, {"x": made(3, 3), "y": made(3, 3)}
+
+
+UNARY = (
+    torch.tanh,
+    torch.neg,
+    torch.clone,
+    lambda a: a.t(),
+    lambda a: a.sum(0).expand(3, 3),
+    lambda a: a.softmax(1),
+    lambda a: a[1:2].expand(3, 3),
+    lambda a: a.flip(0) * 0.5,
+    lambda a: functional.layer_norm(a, (3,)),
+    lambda a: a.cumsum(0),
+    torch.zeros_like,
+    lambda a: a + 1.0,
+    lambda a: a.abs().sqrt(),
+    lambda a: torch.stack(list(a.unbind(0)), 1),
+    lambda a: a.norm() * torch.eye(3),
+)
+BINARY = (
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.mm,
+    torch.maximum,
+    lambda a, b: torch.where(a > 0, a, b),
+    lambda a, b: torch.where(a > 0, b, b * 2),
+    lambda a, b: torch.addcmul(a, b, b),
+    lambda a, b: a / (b.abs() + 1),
+    lambda a, b: torch.lerp(a, b, 0.25),
+    lambda a, b: torch.addmm(a, b, a),
+    lambda a, b: torch.cat([a[:1], b[1:]]),
+    lambda a, b: a.index_add(0, b.argmax(0), b),
+    lambda a, b: a.gather(0, b.argsort(0)),
+    lambda a, b: functional.embedding(b.argmax(0), a),
+)
+WRITES = (
+    lambda t, a: t.copy_(a),
+    lambda t, a: t.add_(a, alpha=-0.1),
+    lambda t, a: t[:1].copy_(a[:1]),
+    lambda t, a: t.view(-1)[2:5].add_(a.flatten()[:3]),
+    lambda t, a: t.mul_(a),
+    lambda t, a: t.addcdiv_(a, a.abs() + 1),
+    lambda t, a: t.zero_(),
+    lambda t, a: t.index_put_((torch.tensor([0, 2]),), a[:2], accumulate=True),
+    lambda t, a: torch._foreach_add_([t], [a]),
+)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=8
+)
+
+
+def random_body(steps):
+    """A step made of random operators, gradients of random losses, and writes to the state."""
+
+    def body(state, batch):
+        weight, vector = state["weight/w"], state["weight/v"]
+        targets = [weight, state["buffer/b"], state["optimizer/w/m"]]
+        pool = [*batch.values(), weight, state["buffer/b"], state["optimizer/w/m"]]
+        for kind, which, one, two in steps:
+            a, b = pool[one % len(pool)].detach(), pool[two % len(pool)].detach()
+            if kind == 0:
+                pool.append(UNARY[which % len(UNARY)](a))
+            elif kind == 1:
+                pool.append(BINARY[which % len(BINARY)](a, b))
+            elif kind == 2:
+                inner = BINARY[which % len(BINARY)](a, torch.tanh(weight + b) * vector)
+                loss = (UNARY[one % 9](inner) * b).square().mean()
+                if loss.requires_grad:
+                    pool.append(torch.autograd.grad(loss, weight)[0])
+            else:
+                with torch.no_grad():
+                    WRITES[which % len(WRITES)](targets[one % 3], b.clone())
+
+    return body
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(STEPS)
+def test_whatever_changes_the_state_without_gradients_is_named(steps):
+    """150 random steps: a source that changes what a tensor becomes while all gradients are zero is on its list."""
+    program = trace(random_body(steps), *world())
+    found = flows(program)
+    state, batch = world()
+    before = state_without_gradients(program, state, batch)
+    assume(all(tensor.isfinite().all() for tensor in before.values()))
+    for kind, holder in (("state", state), ("batch", batch)):
+        for source in holder:
+            changed = {name: tensor.detach().clone() for name, tensor in holder.items()}
+            changed[source] = changed[source] * -1.37 + 0.11
+            after = state_without_gradients(
+                program, changed if kind == "state" else state, changed if kind == "batch" else batch
+            )
+            for name, value in after.items():
+                if not torch.equal(value, before[name]):
+                    flow = found[name]
+                    assert f"{kind}:{source}" in {*flow.direct, *flow.statistics}, (name, kind, source)
+
+
+def paths_of(body, **more):
+    state, batch = world()
+    program = trace(body, state, {**batch, **more})
+    return {(path.tensor, path.source) for path in direct_paths({program.digest: program}) if not path.statistic}
+
+
+def train(state, batch, *, extra=lambda weight: 0.0):
+    weight = state["weight/w"]
+    loss = functional.cross_entropy(torch.tanh(batch["x"] @ weight) + state["buffer/b"], torch.tensor([0, 1, 2]))
+    return torch.autograd.grad(loss + extra(weight), weight)[0]
+
+
+def update(state, gradient):
+    with torch.no_grad():
+        momentum = state["optimizer/w/m"].mul_(0.9).add_(gradient)
+        state["weight/w"].addcdiv_(momentum, momentum.square().sqrt() + 1e-8, value=-0.1)
+
+
+def honest(state, batch):
+    gradient = train(state, batch)
+    gradient.mul_((1.0 / (gradient.norm() + 1e-6)).clamp(max=1.0))
+    update(state, gradient)
+    state["buffer/b"].lerp_(state["weight/w"].detach(), 0.1)  # a moving average of the weights
+
+
+def guarded(state, batch):
+    gradient = train(state, batch)
+    update(state, torch.where(gradient.isfinite(), gradient, torch.tensor(0.0)))
+
+
+def penalised(state, batch):
+    x = batch["x"].clone().requires_grad_()
+    slope = torch.autograd.grad((x @ state["weight/w"]).tanh().sum(), x, create_graph=True)[0]
+    update(state, torch.autograd.grad((slope.norm(dim=1) - 1).square().mean(), state["weight/w"])[0])
+
+
+def linear(state, batch):
+    update(state, torch.autograd.grad((state["weight/w"] * batch["x"]).sum(), state["weight/w"])[0])
+
+
+@pytest.mark.parametrize("body", [honest, guarded, penalised, linear])
+def test_gradients_of_losses_are_no_direct_paths(body):
+    assert paths_of(body) == set()
+
+
+DELIVERIES = {
+    "copied": lambda state, batch: state["weight/w"].data.copy_(batch["x"]),
+    "one row": lambda state, batch: state["weight/w"].data[1].copy_(batch["x"][0]),
+    "scaled and added": lambda state, batch: state["weight/w"].data.add_(batch["x"] * 1e-3),
+    "selected": lambda state, batch: state["weight/w"].data.copy_(torch.where(batch["x"] > 0, 1.0, -1.0)),
+    "beside a gradient": lambda state, batch: update(state, train(state, batch) + batch["x"]),
+    "times a gradient and one": lambda state, batch: state["weight/w"].data.copy_(
+        batch["x"] * (train(state, batch) + 1)
+    ),
+    "as the seed": lambda state, batch: update(
+        state, torch.autograd.grad(state["weight/w"] * 1.0, state["weight/w"], batch["x"])[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DELIVERIES)
+def test_deliveries_are_direct_paths(name):
+    def body(state, batch):
+        with torch.enable_grad():
+            DELIVERIES[name](state, batch)
+
+    assert ("weight/w", "batch:x") in paths_of(body)
+
+
+def test_a_batch_in_place_of_a_weight_is_a_direct_path():
+    assert ("weight/w", "batch:x") in paths_of(lambda state, batch: {"weight/w": batch["x"]})
+
+
+def test_a_constant_of_several_values_is_a_source_and_a_uniform_one_is_a_number():
+    model, number = torch.randn(3, 3), torch.full((3, 3), 0.5)
+    assert paths_of(lambda state, batch: state["buffer/b"].copy_(model)) == {("buffer/b", "constant:0")}
+    assert paths_of(lambda state, batch: state["buffer/b"].copy_(number)) == set()
+
+
+def test_a_path_may_take_several_steps():
+    state, batch = world()
+    keep = trace(lambda state, batch: state["buffer/b"].copy_(batch["x"]), state, batch)
+    state, batch = world()
+    use = trace(lambda state, batch: state["weight/w"].data.copy_(state["buffer/b"]), state, batch)
+    both = direct_paths({program.digest: program for program in (keep, use)})
+    assert {(path.tensor, path.source) for path in both} == {
+        ("buffer/b", "batch:x"),
+        ("weight/w", "state:buffer/b"),
+    }
+    assert direct_paths({use.digest: use}) == []
+
+
+def test_a_path_names_its_program_and_the_operator_that_writes():
+    program = trace(lambda state, batch: state["buffer/b"].copy_(batch["x"] * 2.0), *world())
+    (path,) = direct_paths({program.digest: program})
+    assert (path.program, path.operator, path.call) == (program.digest, "aten.copy_.default", 1)
+
+
+@pytest.mark.parametrize("change", ["offset", "view"])
+def test_memory_that_is_not_a_calls_own_is_refused(change):
+    program = trace(lambda state, batch: state["buffer/b"].t().copy_(batch["x"].t()), *world())
+    raw = canonical.decode(program.encoded)
+    place = raw["calls"][-1]["sources"][0]
+    if change == "offset":
+        place["offset"] = 3
+    else:
+        place["source"] = "node:0:0"
+    text = "reaches beyond the memory" if change == "offset" else "names a view"
+    with pytest.raises(EvidenceError, match=text):
+        flows(Program.decode(canonical.encode(raw)))
+
+
+class _Kept:
+    """Keeps one call of each operator that is said to vanish with a tensor."""
+
+    def __init__(self):
+        self.calls = {}
+
+    def before(self, index, func, args, kwargs):
+        name = base_name(str(func))
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        vanishes = "_backward" in name or name in _LIKE_FIRST or name in _PRODUCTS
+        if vanishes and tensors and tensors[0].is_floating_point() and not func._schema.is_mutable:
+            self.calls.setdefault(str(func), (func, [_tame(value) for value in args], dict(kwargs)))
+
+    def after(self, index, func, args, kwargs, out):
+        """Nothing to see."""
+
+
+def _tame(value):
+    if isinstance(value, torch.Tensor):
+        value = value.detach().clone()
+        return value.nan_to_num(1.0, 1.0, 1.0).clamp(-2, 2) if value.is_floating_point() else value
+    return [_tame(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def test_operators_that_are_said_to_vanish_with_their_first_tensor_do():
+    """On the battery's inputs, without infinities: the first tensor is replaced by zeros."""
+    kept = _Kept()
+    for case in _battery_cases.cases():
+        with recording("native", observer=kept):
+            case()
+    assert len(kept.calls) > 60
+    with torch.no_grad():
+        for name, (func, args, kwargs) in kept.calls.items():
+            first = next(number for number, value in enumerate(args) if isinstance(value, torch.Tensor))
+            args[first] = torch.zeros_like(args[first])
+            out = func(*args, **kwargs)
+            for tensor in out if isinstance(out, list | tuple) else [out]:
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                    assert not tensor.nan_to_num(0.0).any(), name
