@@ -11,7 +11,17 @@ if TYPE_CHECKING:
 
 __all__ = ["register_all"]
 
-_GROUPS: tuple[str, ...] = ("demo", "bench", "runs", "disputes", "detection", "campaign", "registry", "operators")
+_GROUPS: tuple[str, ...] = (
+    "demo",
+    "bench",
+    "runs",
+    "storage",
+    "disputes",
+    "detection",
+    "campaign",
+    "registry",
+    "operators",
+)
 
 
 def register_all(subparsers: _SubParsersAction[ArgumentParser]) -> None:
