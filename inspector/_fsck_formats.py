@@ -38,9 +38,9 @@ _ALGORITHM = f"sha256-tree/{_CHUNK}"
 _DTYPES = {
     "BOOL": ("bool", 1, "|b1"), "U8": ("uint8", 1, "|u1"), "I8": ("int8", 1, "|i1"), "I16": ("int16", 2, "<i2"),
     "U16": ("uint16", 2, "<u2"), "I32": ("int32", 4, "<i4"), "U32": ("uint32", 4, "<u4"), "I64": ("int64", 8, "<i8"),
-    "U64": ("uint64", 8, "<u8"), "F16": ("float16", 2, "<f2"), "BF16": ("bfloat16", 2, ""), "F32": ("float32", 4, "<f4"),
-    "F64": ("float64", 8, "<f8"), "C64": ("complex64", 8, "<c8"), "F8_E4M3": ("float8_e4m3fn", 1, ""),
-    "F8_E5M2": ("float8_e5m2", 1, ""),
+    "U64": ("uint64", 8, "<u8"), "F16": ("float16", 2, "<f2"), "BF16": ("bfloat16", 2, ""),
+    "F32": ("float32", 4, "<f4"), "F64": ("float64", 8, "<f8"), "C64": ("complex64", 8, "<c8"),
+    "F8_E4M3": ("float8_e4m3fn", 1, ""), "F8_E5M2": ("float8_e5m2", 1, ""),
 }  # fmt: skip
 """safetensors' name of a type; the project's, its bytes and NumPy's."""
 _CHIP_RECORD = struct.Struct(">QHIQQ32sQQ32s32s")
@@ -94,8 +94,7 @@ def open_envelope(data: bytes, kind: str, keys: Mapping[str, bytes]) -> tuple[An
 def labelled(label: str, *data: Buffer) -> bytes:
     """SHA-256 over the project's prefix, a label and data, each after its length in 8 bytes."""
     hasher = hashlib.sha256()
-    for part in (b"chipwitness/bytes/1", label.encode()):
-        hasher.update(struct.pack(">Q", len(part)) + part)
+    hasher.update(_prefixed("chipwitness/bytes/1", label))
     hasher.update(struct.pack(">Q", sum(len(part) for part in data)))
     for part in data:
         hasher.update(part)

@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import stat
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,12 +38,14 @@ __all__ = ["Report", "fsck"]
 _KIND = "application/vnd.chipwitness.manifest+json"
 _LONGEST_FILE = 16 << 30
 _LONGEST_MANIFEST = 32 << 20
+_LONGEST_ORDER = 32 << 20
 _LONGEST_RECORD = 8 << 20
+_SHOWN = 200
 _SHA256 = re.compile("[0-9a-f]{64}")
 _STEP_FILE = re.compile(r"(logs/\d{8}\.rlog|(checkpoints|batches)/\d{8}\.safetensors)", re.ASCII)
 _FIXED = ("metadata.json", "data/salt.bin", "data/samples.safetensors", "data/order.safetensors")
 _CHIP_FILES = ("chain.pem", "epochs.json", "log.bin", "quote.json")
-_MALFORMED = (Problem, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+_MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
 @dataclass(slots=True)
@@ -65,9 +68,9 @@ class Report:
         try:
             yield
         except Problem as problem:
-            self.problems.append(f"{what} {problem}")
+            self.problems.append(f"{what[:_SHOWN]} {problem}")
         except _MALFORMED as error:
-            self.problems.append(f"{what} is malformed or cannot be read ({type(error).__name__})")
+            self.problems.append(f"{what[:_SHOWN]} is malformed or cannot be read ({type(error).__name__})")
 
 
 def fsck(folder: Path, keys: Mapping[str, bytes]) -> Report:
@@ -121,6 +124,7 @@ class _Run:
         self._named: set[str] = set()
         self._task: Mapping[str, Any] = {}
         self._rows: list[list[int]] = []
+        self._last: Any = None
 
     def check(self) -> None:
         """Check the journal, all files that it lists, and that there are no others."""
@@ -141,13 +145,13 @@ class _Run:
             self._record(head["journal"]["records"], pending, announced=True)
         need(self._log.root().hex() == head["root"], "has leaves whose root is not the signed one")
         unused = sorted(self._programs - self._named)
-        need(not unused, f"lists program {unused[:1]}, which no step runs")
+        need(not unused or head["pending"], f"lists program {unused[:1]}, which no step runs")
         missing = sorted(self._named - self._programs)
         need(not missing, f"has a step that runs program {missing[:1]}, which is not listed")
         self._check_walk()
 
     def _check_digest(self, path: Path, pending: bytes) -> None:
-        """The journal is what was signed, and perhaps a beginning of the announced record, before any of it is parsed."""
+        """Before any of it is parsed: it is what was signed, and perhaps a beginning of the announced record."""
         need(stat.S_ISREG(os.lstat(path).st_mode), "is no plain file")
         left, hasher = self._head["journal"]["bytes"], hashlib.sha256()
         with path.open("rb") as journal:
@@ -172,11 +176,12 @@ class _Run:
             need(isinstance(files, dict), "lists no files")
             if 0 <= step <= self._head["steps"]:
                 leaf = read_json(leaf_bytes)
-                need(leaf["step"] == step, f"holds step {leaf['step']}")
+                need(leaf["step"] == step, "holds the leaf of another step")
                 self._log.add(leaf_bytes)
                 self._roots.append(self._log.root())
                 if "execution" in leaf:
                     self._named.add(leaf["execution"]["program"])
+                self._last = leaf
             else:
                 need(not leaf_bytes, "has a leaf, but is no step's")
         for path, entry in files.items():
@@ -225,29 +230,34 @@ class _Run:
         report, kind = self._report, path.partition("/")[0]
         if path == "metadata.json":
             need(labelled("run", data).hex() == self._head["run"], "is of another run than the manifest")
-            self._task = read_json(data)["task"]
+            metadata = read_json(data)
+            need(metadata["lab"] == self._report.lab, "names another lab than the one that signed")
+            self._task = metadata["task"]
         elif kind == "logs":
-            need(
-                leaf["log"] == f"sha256:{labelled('rounding-log', data).hex()}", f"is not the log of step {step}'s leaf"
-            )
+            digest = f"sha256:{labelled('rounding-log', data).hex()}"
+            need(leaf["log"] == digest, "is not the log that its leaf commits to")
             self._check_rows(leaf, step)
         elif kind == "batches":
             tensors(data)
             salt = _read(self._folder / "data/salt.bin", 32)
-            need(batch_root(salt, step, data).hex() == leaf["batch"], f"is not the batch of step {step}'s leaf")
+            need(batch_root(salt, step, data).hex() == leaf["batch"], "is not the batch that its leaf commits to")
             report.batches += 1
         elif kind == "programs":
             need(hashlib.sha256(data).hexdigest() == path[9:-5], "has another digest than its name")
             read_json(data)
         elif kind == "checkpoints":
             found, declared = tensors(data), self._task.get("state")
-            if declared is not None and leaf is not None:
-                need(state_digests(declared, found, self._task["shards"]) == leaf["state"], "is not its leaf's state")
+            if declared is not None:
+                digests = state_digests(declared, found, self._task["shards"])
+                need(digests == (leaf or self._last)["state"], "is not the state that its leaf commits to")
                 report.states += 1
         elif path == "data/order.safetensors":
             order = tensors(data)["order"]
             need(order.kind == "I64" and len(order.shape) == 2, "is no table of rows")
-            self._rows = order.data.cast("q", order.shape).tolist()  # type: ignore[call-overload]
+            need(len(order.data) <= _LONGEST_ORDER, "is too long")
+            width = order.shape[1]
+            rows = order.data.cast("q").tolist()
+            self._rows = [rows[start : start + width] for start in range(0, len(rows), max(width, 1))]
         elif path.endswith(".safetensors"):
             tensors(data)
         elif path.endswith("/log.bin"):
@@ -295,9 +305,7 @@ def _content(path: Path, length: int) -> Iterator[memoryview]:
     if not length:
         yield memoryview(b"")
         return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        view = memoryview(mapped)
-        try:
-            yield view
-        finally:
-            view.release()
+    with path.open("rb") as file:
+        # Never closed by hand: what was parsed points into it, and an exception may still hold that.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    yield memoryview(mapped)

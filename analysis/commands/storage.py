@@ -36,8 +36,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "fsck",
         help="recompute every digest, root and signature of a run folder with code of its own",
-        epilog="JSON: an object with problems (a list of lines), lab, finished, steps, files, bytes, and how many batches, "
-        "states and commits of chips were recomputed; exit code 1 where there is a problem",
+        epilog="JSON: an object with problems (a list of lines), lab, finished, steps, files, bytes, and how many "
+        "batches, states and commits of chips were recomputed; exit code 1 where there is a problem",
     )
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
