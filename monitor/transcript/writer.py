@@ -9,6 +9,7 @@ from pathlib import Path
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SigningKey, canonical
+from monitor.transcript import _files
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, ORDER, SALT, SAMPLES, step_of
 from monitor.transcript.leaf import Leaf
@@ -35,6 +36,7 @@ class TranscriptWriter:
         self.folder = folder
         self.tree = tree
         self._staging = staging
+        self._heads = _files.Replaced(folder / MANIFEST, staging)
         self._key = key
         self._manifest = manifest
         self._next = manifest.next
@@ -59,7 +61,7 @@ class TranscriptWriter:
         draft = staging / "new-run"
         shutil.rmtree(draft, ignore_errors=True)
         for path, content in {**files, JOURNAL: line, MANIFEST: manifest.seal(key)}.items():
-            _write(draft / path, content)
+            _files.write(str(draft / path), content)
         os.replace(draft, folder)
         return cls(folder, staging, key, manifest, Journal(folder, manifest), MerkleTree())
 
@@ -134,7 +136,7 @@ class TranscriptWriter:
         record = Record(leaf=leaf, files={path: Entry.of(content) for path, content in files.items()})
         stored = {path: content for path, content in files.items() if content}
         for path, content in stored.items():
-            _write(self._staging / path, content)
+            _files.write(f"{self._staging}/{path}", content)
         self._announce(record, steps=steps, root=root)
         self._append()
         for path in stored:
@@ -160,24 +162,14 @@ class TranscriptWriter:
             journal=extent,
             pending=b"" if record is None else record.line(),
         )
-        staged = self._staging / MANIFEST
-        _write(staged, self._manifest.seal(self._key))
-        os.replace(staged, self.folder / MANIFEST)
+        self._heads.replace(self._manifest.seal(self._key))
 
     def _append(self) -> None:
-        with (self.folder / JOURNAL).open("ab") as file:
-            file.write(self._manifest.pending)
+        _files.append(f"{self.folder}/{JOURNAL}", self._manifest.pending)
 
     def _move(self, path: str) -> None:
-        target = self.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(self._staging / path, target)
+        _files.move(f"{self._staging}/{path}", f"{self.folder}/{path}")
 
 
 def _programs(record: Record) -> set[str]:
     return {path for path in record.files if path.startswith("programs/")}
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
