@@ -25,7 +25,7 @@ _SIMPLE = {
     "fleet": "detection probability of large fleets",
     "registry": "imports and censuses of a large registry",
 }
-_ON_NATIVE = ("demo", "accuracy", "storage")
+_ON_NATIVE = ("demo", "accuracy")
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
