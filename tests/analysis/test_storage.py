@@ -75,7 +75,7 @@ def test_bench_storage_costs_the_same_at_the_end(tmp_path, capsys):
         ("training", "first 10"), ("training", "last 10"), ("training", "all"), ("training", "fsck"),
     ]  # fmt: skip
     assert all(row["seconds"] > 0 and row["cpu_ms"] > 0 and row["bytes"] > 0 for row in rows)
-    assert all(0.99 < row["bytes_ratio"] < 1.02 for row in rows if row["mode"].startswith("last"))
+    assert all(0.9 < row["bytes_ratio"] < 1.1 for row in rows if row["mode"].startswith("last"))
     document = json.loads(out.read_text())
     assert document["rows"] == rows
     assert document["hardware"]["cores"] >= 1
