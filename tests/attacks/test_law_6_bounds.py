@@ -440,7 +440,8 @@ def test_b7_guard_off_the_referee_dies(honest, quarrel):
 
 def make_nested(forge, honest, megabytes: int) -> Path:
     forger = forge(honest.run)
-    (forger.run / "manifest.json").write_bytes(b"[" + b"[]," * (megabytes * 1_000_000 // 3) + b"[]]")
+    nest = b"[" * 60 + b"]" * 60 + b","
+    (forger.run / "manifest.json").write_bytes(b"[" + nest * (megabytes * 1_000_000 // len(nest)) + b"[]]")
     return forger.run
 
 
