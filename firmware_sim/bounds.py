@@ -38,7 +38,7 @@ class Bound:
 
 # Documents. Every item becomes an object, whose memory is many times its text.
 JSON_ITEMS = Bound(1 << 21, "items in a JSON document")
-"""The largest honest document is the manifest, with three items a file."""
+"""The largest honest document but an agreed program is the leaf of a step in which many numbers change."""
 JSON_DEPTH = Bound(64, "levels of nesting in a JSON document")
 """Parsers call themselves; programs, the deepest documents, have 10."""
 JSON_INTEGER_BITS = Bound(128, "bits of a JSON integer")
@@ -51,8 +51,16 @@ AGREED_ITEMS = Bound(1 << 26, "items in an agreed program")
 """Lab and inspector agreed on the program's digest, so it may be as large as their memory allows."""
 
 # Files of a run whose length no declaration explains.
-MANIFEST_BYTES = Bound(64 * _MIB, "bytes of a manifest")
-"""400,000 files of 110 bytes each, in base64."""
+MANIFEST_BYTES = Bound(32 * _MIB, "bytes of a manifest")
+"""The longest record that may come next, with each quotation mark escaped, in base64; honest ones have 3 KB."""
+RECORD_BYTES = Bound(8 * _MIB, "bytes of a journal's record")
+"""A step's leaf, or the lengths and digests of the four files of each of 4096 chips."""
+JOURNAL_BYTES = Bound(16 << 30, "bytes of a journal")
+"""Ten million steps of 1.6 KB each; a reader hashes a gigabyte in a second and keeps a thousandth of it in memory."""
+JOURNAL_RECORDS = Bound(1 << 24, "records in a journal")
+"""A reader keeps eight bytes for each."""
+JOURNAL_FILES = Bound(1 << 26, "files in a journal")
+"""Four for each record: log, batch, checkpoint and program."""
 METADATA_BYTES = Bound(16 * _MIB, "bytes of metadata")
 """Names and shapes of 2^17 tensors."""
 STEP_BYTES = Bound(4 * _MIB, "bytes of a step's leaf")

@@ -123,7 +123,7 @@ def _read_programs(
     run: RunFolder, report: ExecutionReport, agreed: Agreement, findings: Findings
 ) -> dict[str, Program]:
     """The agreed programs that steps name; every file is named, or announced with the next step, and each is there."""
-    stored = {digest for digest, path in run.programs().items() if path in run.manifest.files}
+    stored = {digest for digest, path in run.programs().items() if not run.is_pending(path)}
     unused = sorted(stored - set(report.programs))
     if unused:
         raise EvidenceError(f"program {unused[0][:16]}… is stored, but no step runs it")

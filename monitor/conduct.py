@@ -25,8 +25,7 @@ from monitor.evasions import EVASIONS
 from monitor.numerics import Bound
 from monitor.presets import initialise
 from monitor.training import build
-from monitor.transcript import Manifest
-from monitor.transcript.layout import CHIP_FILES, MANIFEST, batch_path, checkpoint_path, chip_path, log_path, step_path
+from monitor.transcript.draft import Draft
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,22 +116,9 @@ class _TruncateTranscript(Conduct):
         self._step = step
 
     def publish(self, run: Path, site: Site) -> None:
-        path = run / MANIFEST
-        manifest = Manifest.open(path.read_bytes(), site.key.verifying)
-        last = self._step - 1
-        late = {
-            place(step)
-            for step in range(last + 1, manifest.steps + 1)
-            for place in (step_path, log_path, checkpoint_path, batch_path)
-        }
-        late |= {chip_path(chip.chip_id, name) for chip in site.chips for name in CHIP_FILES}
-        for name in late & set(manifest.files):
-            (run / name).unlink()
-        for folder in [each for each in run.rglob("*") if each.is_dir()][::-1]:
-            if not any(folder.iterdir()):
-                folder.rmdir()
-        files = {name: entry for name, entry in manifest.files.items() if name not in late}
-        path.write_bytes(Manifest(run=manifest.run, steps=last, files=files).seal(site.key))
+        draft = Draft.read(run, site.key)
+        draft.cut(run, self._step - 1)
+        draft.sign(run, site.key)
 
 
 class _MakeTrust(Conduct):

@@ -86,7 +86,6 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),
     "tensor shapes": (("firmware_sim.bounds.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
-    "steps have files": (("monitor.transcript.manifest.check_steps", _nothing),),
     "agreed before opened": (("inspector.agreement.Agreement.may_decode", _always),),
     "lab names": (("firmware_sim.bounds.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),

@@ -59,11 +59,11 @@ from monitor.numerics.rounding.policy import Policy, bound_named
 from monitor.site import Site, new_site_config
 from monitor.task import Task
 from monitor.trace import Node
-from monitor.transcript import Manifest, Metadata, RunFolder
+from monitor.transcript import Leaf, Manifest, Metadata, RunFolder
 from monitor.transcript.data import decode_arrays
-from monitor.transcript.layout import CHIP_FILES, METADATA, ORDER, SAMPLES, chip_path, log_path, step_path
-from monitor.transcript.leaf import decode_step
+from monitor.transcript.layout import CHIP_FILES, METADATA, ORDER, SAMPLES, chip_path, log_path
 from monitor.transcript.manifest import PAYLOAD_TYPE
+from monitor.transcript.record import decode_line
 from monitor.transcript.state import decode_state, encode_state
 
 __all__ = ["Target", "World", "accepts", "prepare", "targets"]
@@ -315,7 +315,13 @@ def targets(world: World) -> dict[str, Target]:
             read=lambda data: _read_metadata(canonical.decode(data)), seeds=lambda: world.files(METADATA)
         ),
         "step": Target(
-            read=lambda data: decode_step(data, _SHARDS), seeds=lambda: world.files(step_path(0), step_path(1))
+            read=lambda data: Leaf.decode(data, _SHARDS),
+            seeds=lambda: [run.leaf(step).encoded() for run in (world.preset, world.loop) for step in (0, 1)],
+        ),
+        "record": Target(
+            read=decode_line,
+            seeds=lambda: [record.line() for run in (world.preset, world.loop) for record in run.journal],
+            is_json=False,
         ),
         "head": Target(
             read=lambda data: SignedHead.open(data, _KEY.verifying, "origin"),

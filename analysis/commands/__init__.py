@@ -15,6 +15,7 @@ _GROUPS: tuple[str, ...] = (
     "demo",
     "bench",
     "runs",
+    "storage",
     "disputes",
     "detection",
     "campaign",

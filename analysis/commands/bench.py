@@ -81,6 +81,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "storage",
+        "what a step costs on disk and in time, in the first thousand steps and in the last",
+        "JSON: a list of rows with work (leaves: synthetic ones; training: recorded steps of a tiny model), mode, "
+        "seconds, ratio (of processor time to the first thousand), steps, cpu_ms and bytes (a step), bytes_ratio; exit "
+        "code 1 where the last thousand cost more than 1.5 times the first",
+        _print_storage,
+    )
+    one.add_argument("--leaves", type=int, metavar="N", help="synthetic steps (default: 1000000)")
+    one.add_argument("--steps", type=int, metavar="N", help="steps that are trained (default: 20000)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "evasions",
         "every lie told in real runs: how often it is caught, and how often it should be",
         "JSON: a list of rows with work (the lie), mode (lab or chip), seconds (a trial), ratio (null), trials, "
@@ -171,19 +184,20 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
-    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off"]
+    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work in ("equality", "quality", "evasions", "honest", "fuzz"):
         if arguments.work in ("equality", "quality"):
             options["out"] = arguments.out
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=lambda _: bar.update() and None, **options)
-    elif arguments.work == "adversary":
-        with tqdm(desc="adversary", unit="sequence", disable=not sys.stderr.isatty(), leave=False) as bar:
+    elif arguments.work in ("adversary", "storage"):
+        unit = "sequence" if arguments.work == "adversary" else "step"
+        with tqdm(desc=arguments.work, unit=unit, disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=bar.update, **options)
     else:
         found = module.run(**options)
-    written = ("accuracy", "numerics", "evasions", "honest", "adversary", "fuzz")
+    written = ("accuracy", "numerics", "evasions", "honest", "adversary", "fuzz", "storage")
     if arguments.work in written and arguments.out is not None:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:
@@ -230,6 +244,13 @@ def _print_evasions(rows: Any, as_json: bool) -> str | None:
 
     _print(rows, evasions.table(rows), as_json)
     return evasions.verdict(rows)
+
+
+def _print_storage(rows: Any, as_json: bool) -> str | None:
+    from analysis.bench import storage
+
+    _print(rows, storage.table(rows), as_json)
+    return storage.verdict(rows)
 
 
 def _print_honest(rows: Any, as_json: bool) -> str | None:

@@ -34,19 +34,19 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class MerkleTree:
-    """An append-only tree that keeps the hash of every complete subtree.
+    """An append-only tree that keeps the hash of every complete subtree, in 64 bytes a leaf.
 
     Laws: appending costs O(1) hashes amortised, a root O(log n), a proof O(log² n); `root(size)` never changes once
     `size` leaves are there.
     """
 
     def __init__(self, leaves: Iterable[bytes] = ()) -> None:
-        self._levels: list[list[bytes]] = [[]]
+        self._levels = [bytearray()]
         for leaf in leaves:
             self.append(leaf)
 
     def __len__(self) -> int:
-        return len(self._levels[0])
+        return len(self._levels[0]) // _HASH_SIZE
 
     @property
     def size(self) -> int:
@@ -61,19 +61,19 @@ class MerkleTree:
         if len(value) != _HASH_SIZE:
             raise CallerError(f"a leaf hash has {_HASH_SIZE} bytes, not {len(value)}")
         index = len(self)
-        self._levels[0].append(value)
-        level = 0
-        while len(self._levels[level]) % 2 == 0:
+        self._levels[0] += value
+        level, count = 0, index + 1
+        while count % 2 == 0:
             if level + 1 == len(self._levels):
-                self._levels.append([])
-            self._levels[level + 1].append(node_hash(self._levels[level][-2], self._levels[level][-1]))
-            level += 1
+                self._levels.append(bytearray())
+            self._levels[level + 1] += node_hash(self._at(level, count - 2), self._at(level, count - 1))
+            level, count = level + 1, count // 2
         return index
 
     def leaf_hash_at(self, index: int) -> bytes:
         if not 0 <= index < len(self):
             raise CallerError(f"leaf {index} is not in a tree of {len(self)}")
-        return self._levels[0][index]
+        return self._at(0, index)
 
     def root(self, size: int | None = None) -> bytes:
         """Return the root over the first `size` leaves (all by default)."""
@@ -129,11 +129,14 @@ class MerkleTree:
             raise CallerError(f"tree has {len(self)} leaves, not {size}")
         return size
 
+    def _at(self, level: int, index: int) -> bytes:
+        return bytes(self._levels[level][index * _HASH_SIZE : (index + 1) * _HASH_SIZE])
+
     def _subtree(self, start: int, end: int) -> bytes:
         count = end - start
         if count & (count - 1) == 0:
             level = count.bit_length() - 1
-            return self._levels[level][start >> level]
+            return self._at(level, start >> level)
         middle = start + _split(count)
         return node_hash(self._subtree(start, middle), self._subtree(middle, end))
 

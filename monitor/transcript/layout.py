@@ -2,16 +2,22 @@
 
 A run folder holds {M, D, W} of Shavit 2023, section 4.1 (PAPERS S5), the rounding logs and the chips' evidence:
 
-    manifest.json                    signed list of every other file, the only file that is ever replaced
+    manifest.json                    signed head: steps, root of their log, length and digest of the journal, what comes
+                                     next; the only file that is ever replaced, as long at step 10^6 as at step 1
+    journal.tsv                      grows by one record a commit: the step's leaf, and length and digest of its files
     metadata.json                    M
     data/samples.safetensors         D: the samples that were used, data/order.safetensors their order
     data/salt.bin                    key of the salts of the sample digests
-    steps/00000012.json              leaf of step 12 and the signed head of the log that ends with it
     logs/00000012.rlog               rounding log of step 12
     checkpoints/00000012.safetensors W_12
     batches/00000012.safetensors     of a run without a recipe, in place of data/: the batch of step 12
     programs/<sha256>.json           a program that steps execute
     chips/<id>/log.bin …             what each chip says: log, quote, certificate chain, revealed epoch keys
+
+The journal's record 0 lists M and D, record s + 1 what step s added, and one after the last step what came when the run
+was closed: the chips' evidence, and a loop's last checkpoint unless its step had one. So the record of a path follows
+from the path, but for programs, which stand in the record of the first step that runs them. A file of no bytes, such as
+the log of a step under exact numerics, is listed and not stored.
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ import re
 
 __all__ = [
     "CHIP_FILES",
+    "CREATION",
+    "JOURNAL",
     "MANIFEST",
     "MAXIMUM_STEP",
     "METADATA",
@@ -29,31 +37,41 @@ __all__ = [
     "batch_path",
     "checkpoint_path",
     "chip_path",
+    "closing_record",
     "is_allowed",
     "log_path",
     "program_path",
-    "step_path",
+    "step_of",
+    "step_record",
 ]
 
 MANIFEST = "manifest.json"
+JOURNAL = "journal.tsv"
 METADATA = "metadata.json"
 SAMPLES = "data/samples.safetensors"
 ORDER = "data/order.safetensors"
 SALT = "data/salt.bin"
 CHIP_FILES = ("chain.pem", "epochs.json", "log.bin", "quote.json")
+CREATION = 0
+"""Number of the journal's record that lists M and D."""
 
 MAXIMUM_STEP = 99_999_999
 _ALLOWED = re.compile(
     r"metadata\.json|data/(samples\.safetensors|order\.safetensors|salt\.bin)"
-    r"|steps/\d{8}\.json|logs/\d{8}\.rlog|(checkpoints|batches)/\d{8}\.safetensors|programs/[0-9a-f]{64}\.json"
+    r"|logs/(?P<log>\d{8})\.rlog|(checkpoints|batches)/(?P<tensors>\d{8})\.safetensors|programs/[0-9a-f]{64}\.json"
     r"|chips/[a-z0-9][a-z0-9-]{0,63}/(chain\.pem|epochs\.json|log\.bin|quote\.json)",
     re.ASCII,
 )
 
 
-def step_path(step: int) -> str:
-    """Path of the leaf of a step; step 0 is the initial state."""
-    return f"steps/{_number(step)}.json"
+def step_record(step: int) -> int:
+    """Number of the journal's record of a step; step 0 is the initial state."""
+    return step + 1
+
+
+def closing_record(steps: int) -> int:
+    """Number of the journal's record that closes a run of so many steps."""
+    return steps + 2
 
 
 def log_path(step: int) -> str:
@@ -84,6 +102,13 @@ def chip_path(chip_id: str, name: str) -> str:
 def is_allowed(path: str) -> bool:
     """Tell whether the grammar has that path; no trust anchor is among them."""
     return _ALLOWED.fullmatch(path) is not None
+
+
+def step_of(path: str) -> int | None:
+    """The step whose file that is; None for a file of no single step, or none that a run may hold."""
+    match = _ALLOWED.fullmatch(path)
+    number = match and (match["log"] or match["tensors"])
+    return int(number) if number else None
 
 
 def _number(step: int) -> str:

@@ -13,7 +13,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, canonical
 from monitor.sharding import StateDigest
 
-__all__ = ["Execution", "Leaf", "decode_step", "encode_step"]
+__all__ = ["Execution", "Leaf"]
 
 _BATCH = re.compile("[0-9a-f]{64}")
 _LOSS = re.compile("[0-9a-f]{8}")
@@ -119,6 +119,11 @@ class Leaf:
         return canonical.encode(self.to_json())
 
     @classmethod
+    def decode(cls, data: bytes, shards: int) -> Leaf:
+        """Parse ``encoded``; EvidenceError on any other bytes."""
+        return cls.from_json(canonical.decode(data, most=bounds.STEP_BYTES), shards)
+
+    @classmethod
     def from_json(cls, data: object, shards: int) -> Leaf:
         """Parse; EvidenceError on any other form."""
         if not isinstance(data, dict) or set(data) != _KEYS:
@@ -148,16 +153,3 @@ class Leaf:
             flop=data["flop"],
             execution=execution,
         )
-
-
-def encode_step(leaf: Leaf, head: bytes) -> bytes:
-    """Content of a step file: the leaf and the signed head of the log that ends with it."""
-    return canonical.encode({"leaf": leaf.to_json(), "head": head.decode()})
-
-
-def decode_step(data: bytes, shards: int) -> tuple[Leaf, bytes]:
-    """Parse a step file into leaf and signed head."""
-    payload = canonical.decode(data, most=bounds.STEP_BYTES)
-    if not isinstance(payload, dict) or set(payload) != {"leaf", "head"} or not isinstance(payload["head"], str):
-        raise EvidenceError("a step file has missing or extra keys")
-    return Leaf.from_json(payload["leaf"], shards), payload["head"].encode()

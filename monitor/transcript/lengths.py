@@ -13,7 +13,7 @@ from firmware_sim.evidence import DTYPE_SIZES
 from monitor.loops.declaration import Declaration
 from monitor.presets import preset
 from monitor.transcript.layout import METADATA, ORDER, SALT
-from monitor.transcript.manifest import Entry
+from monitor.transcript.record import Entry
 
 __all__ = ["CHIP_FILE_BYTES", "batch_bytes", "check_lengths"]
 
@@ -23,7 +23,7 @@ CHIP_FILE_BYTES = {
     "quote.json": bounds.QUOTE_BYTES,
     "log.bin": Bound(RECORD_BYTES * bounds.CHIP_LOG_RECORDS.most, "bytes of a chip's log"),
 }
-_BY_FOLDER = {"steps": bounds.STEP_BYTES, "logs": bounds.ROUNDING_LOG_BYTES, "programs": bounds.PROGRAM_BYTES}
+_BY_FOLDER = {"logs": bounds.ROUNDING_LOG_BYTES, "programs": bounds.PROGRAM_BYTES}
 _BY_PATH = {METADATA: bounds.METADATA_BYTES, SALT: bounds.SALT_BYTES}
 _SLACK = 1 << 20
 """Bytes beyond what a declaration explains: a file that is wrong by little is for the checks that say what is wrong."""

@@ -1,74 +1,88 @@
-"""The signed manifest: length and digest of every file of a run folder.
+"""The signed manifest: the head of a run's journal, which holds length and digest of every other file.
 
-Every other file is written once. The manifest is replaced atomically: first it announces the next files as *pending*,
-then they are moved in, and the next manifest lists them for good. So at any moment a killed run is a valid, unfinished
-run: each listed file is whole, and a pending one is whole or absent.
+The manifest is replaced atomically by each commit. It says how long the journal is and what its digest is, and holds,
+as *pending*, the record that comes next. That record is then added to the journal and its files are moved in; the next
+manifest counts it. So at any moment a killed run is a valid, unfinished run: the journal is what was signed, and
+perhaps a beginning of the pending record; each listed file is whole, and a pending one is whole or absent.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import SigningKey, VerifyingKey, open_sealed, seal
-from monitor.transcript.layout import MAXIMUM_STEP, is_allowed
+from firmware_sim.evidence import EMPTY_ROOT, SigningKey, VerifyingKey, open_sealed, seal
+from monitor.transcript.layout import MAXIMUM_STEP
+from monitor.transcript.record import Record, decode_line
 
-__all__ = ["Entry", "Manifest", "check_steps"]
+__all__ = ["PAYLOAD_TYPE", "Extent", "Manifest"]
 
 PAYLOAD_TYPE = "application/vnd.chipwitness.manifest+json"
 _SHA256 = re.compile("[0-9a-f]{64}")
-_KEYS = {"run", "finished", "steps", "files", "pending"}
+_KEYS = {"run", "finished", "steps", "root", "journal", "pending"}
+_JOURNAL_KEYS = {"records", "files", "bytes", "sha256"}
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Length in bytes and SHA-256 (lower-case hex) of one file."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How far the journal goes: its records, the files that they list, its bytes and their SHA-256 in hex."""
 
-    length: int
+    records: int
+    files: int
+    bytes: int
     sha256: str
-
-    @classmethod
-    def of(cls, data: bytes) -> Entry:
-        """Return the entry of a file with that content."""
-        return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a run folder holds after ``steps`` committed steps (-1 before the initial state)."""
+    """What a run folder holds after ``steps`` committed steps (-1 before the initial state).
+
+    Attributes:
+        root: RFC 9162 root of the log of all steps, the pending one among them.
+        journal: the journal without the pending record.
+        pending: line of the record that comes next; empty if none does.
+    """
 
     run: str
     finished: bool = False
     steps: int = -1
-    files: Mapping[str, Entry] = field(default_factory=dict)
-    pending: Mapping[str, Entry] = field(default_factory=dict)
+    root: bytes = EMPTY_ROOT
+    journal: Extent
+    pending: bytes = b""
 
-    def announce(self, new: Mapping[str, Entry], *, steps: int) -> Manifest:
-        """Return the next manifest: what was pending is firm, and ``new`` is pending."""
-        return replace(self, steps=steps, files={**self.files, **self.pending}, pending=dict(new))
+    @property
+    def next(self) -> Record | None:
+        """The pending record; EvidenceError if it is malformed."""
+        return decode_line(self.pending) if self.pending else None
 
-    def close(self) -> Manifest:
-        """Return the final manifest, with nothing pending."""
-        return replace(self, finished=True, files={**self.files, **self.pending}, pending={})
+    @property
+    def is_closing(self) -> bool:
+        """Tell whether the chips have been quoted: then the run is closed, or only needs to be."""
+        return self.finished or self.pending.startswith(b"\t")
 
     def seal(self, key: SigningKey) -> bytes:
         """Sign the manifest with the lab's key."""
+        journal = self.journal
         payload = {
             "run": self.run,
             "finished": self.finished,
             "steps": self.steps,
-            "files": {path: [entry.length, entry.sha256] for path, entry in self.files.items()},
-            "pending": {path: [entry.length, entry.sha256] for path, entry in self.pending.items()},
+            "root": self.root.hex(),
+            "journal": {
+                "records": journal.records,
+                "files": journal.files,
+                "bytes": journal.bytes,
+                "sha256": journal.sha256,
+            },
+            "pending": self.pending.decode().removesuffix("\n"),
         }
         return seal(PAYLOAD_TYPE, payload, key)
 
     @classmethod
     def open(cls, data: bytes, key: VerifyingKey) -> Manifest:
-        """Verify and parse; EvidenceError on a wrong signature, an unknown path or any other form."""
+        """Verify and parse; EvidenceError on a wrong signature or any other form."""
         payload = open_sealed(data, PAYLOAD_TYPE, key, most=bounds.MANIFEST_BYTES)
         if not isinstance(payload, dict) or set(payload) != _KEYS:
             raise EvidenceError("the manifest has missing or extra keys")
@@ -76,32 +90,42 @@ class Manifest:
             raise EvidenceError("the manifest's run or finished field is malformed")
         if type(payload["steps"]) is not int or not -1 <= payload["steps"] <= MAXIMUM_STEP:
             raise EvidenceError("the manifest's number of steps is malformed")
-        files, pending = _entries(payload["files"]), _entries(payload["pending"])
-        if set(files) & set(pending) or (payload["finished"] and pending):
-            raise EvidenceError("the manifest lists a file twice, or a finished run with pending files")
-        check_steps(payload["steps"], len(files) + len(pending))
-        return cls(
-            run=payload["run"], finished=payload["finished"], steps=payload["steps"], files=files, pending=pending
+        root, pending = payload["root"], payload["pending"]
+        if not _is_sha256(root) or not isinstance(pending, str) or (payload["finished"] and pending):
+            raise EvidenceError("the manifest's root or pending record is malformed")
+        manifest = cls(
+            run=payload["run"],
+            finished=payload["finished"],
+            steps=payload["steps"],
+            root=bytes.fromhex(root),
+            journal=_extent(payload["journal"]),
+            pending=pending.encode() + b"\n" if pending else b"",
+        )
+        _check_records(manifest)
+        return manifest
+
+
+def _check_records(manifest: Manifest) -> None:
+    """EvidenceError unless each step has its record; readers take one turn for each step."""
+    announced = bool(manifest.pending) and not manifest.is_closing
+    needed = manifest.steps + 2 + manifest.finished - announced
+    if manifest.journal.records != needed:
+        raise EvidenceError(
+            f"the manifest counts {manifest.steps} steps and {manifest.journal.records} records, not {needed}"
         )
 
 
-def check_steps(steps: int, files: int) -> None:
-    """EvidenceError unless each of the steps can have a file; readers take one turn for each step."""
-    if steps > files:
-        raise EvidenceError(f"the manifest counts {steps} steps and lists {files} files")
+def _extent(data: object) -> Extent:
+    if not isinstance(data, dict) or set(data) != _JOURNAL_KEYS or not _is_sha256(data["sha256"]):
+        raise EvidenceError("the manifest's account of the journal is malformed")
+    for name in ("records", "files", "bytes"):
+        if type(data[name]) is not int or data[name] < 0:
+            raise EvidenceError(f"the manifest's {name} of the journal is not a count")
+    bounds.JOURNAL_BYTES.check(data["bytes"])
+    bounds.JOURNAL_RECORDS.check(data["records"])
+    bounds.JOURNAL_FILES.check(data["files"])
+    return Extent(records=data["records"], files=data["files"], bytes=data["bytes"], sha256=data["sha256"])
 
 
-def _entries(data: object) -> dict[str, Entry]:
-    if not isinstance(data, dict):
-        raise EvidenceError("the manifest's list of files is malformed")
-    entries = {}
-    for path, value in data.items():
-        if not is_allowed(path):
-            raise EvidenceError(f"the manifest lists {path!r:.200}, which no run folder holds")
-        if not isinstance(value, list) or len(value) != 2:
-            raise EvidenceError(f"the manifest's entry of {path} is malformed")
-        length, sha256 = value
-        if type(length) is not int or length < 0 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-            raise EvidenceError(f"the manifest's entry of {path} is malformed")
-        entries[path] = Entry(length, sha256)
-    return entries
+def _is_sha256(text: object) -> bool:
+    return isinstance(text, str) and _SHA256.fullmatch(text) is not None

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -14,15 +15,17 @@ from torch import Tensor
 from firmware_sim import bounds
 from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical
-from monitor.loops.declaration import Declaration
-from monitor.loops.program import MAXIMUM_PROGRAMS, Program
+from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
+from monitor.loops.program import Program
 from monitor.task import Task
 from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
+from monitor.transcript.journal import Journal
 from monitor.transcript.layout import (
     CHIP_FILES,
+    CREATION,
+    JOURNAL,
     MANIFEST,
     METADATA,
     ORDER,
@@ -33,11 +36,13 @@ from monitor.transcript.layout import (
     chip_path,
     log_path,
     program_path,
-    step_path,
+    step_record,
 )
-from monitor.transcript.leaf import Leaf, decode_step
-from monitor.transcript.manifest import Entry, Manifest
+from monitor.transcript.leaf import Leaf
+from monitor.transcript.listing import Listing
+from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata
+from monitor.transcript.record import Entry, Record
 from monitor.transcript.state import decode_state, encode_state
 
 __all__ = ["RunFolder", "decode_state", "encode_state"]
@@ -69,9 +74,13 @@ class RunFolder:
         if manifest is not None:
             _require_same(self.manifest_bytes, manifest, folder)
         self.manifest = Manifest.open(self.manifest_bytes, key)
-        self._key = key
-        present = {name: entry for name, entry in self.manifest.pending.items() if (folder / name).exists()}
-        self.files: dict[str, Entry] = {**self.manifest.files, **present}
+        self.journal = Journal(folder, self.manifest)
+        self._pending = {} if self.journal.pending is None else self.journal.pending.files
+        self._absent = frozenset(
+            path for path, entry in self._pending.items() if entry.length and not (folder / path).exists()
+        )
+        self._declared: Declaration | None = None
+        self.files = Listing(self.journal, self.manifest.steps, self._absent, self._check_entry)
         self._programs: dict[str, Program] = {}
         self.metadata = Metadata.from_json(
             canonical.decode(self.read(METADATA, bounds.METADATA_BYTES), most=bounds.METADATA_BYTES)
@@ -82,9 +91,14 @@ class RunFolder:
             raise EvidenceError(f"the manifest counts {self.manifest.steps} steps of {steps}")
         if self.metadata.run_id.hex() != self.manifest.run:
             raise EvidenceError("the manifest belongs to another run than the metadata")
-        lengths.check_lengths(declared, {**self.manifest.files, **self.manifest.pending})
-        self.declared: Declaration = replace(declared, steps=steps)
+        self.declared = replace(declared, steps=steps)
+        self._declared = self.declared
         self.finished = self.manifest.finished
+
+    def _check_entry(self, path: str, entry: Entry) -> None:
+        """EvidenceError if a signed length is more than the declared task, once it is known, can explain."""
+        if self._declared is not None:
+            lengths.check_lengths(self._declared, {path: entry})
 
     @property
     def task(self) -> Task:
@@ -95,7 +109,7 @@ class RunFolder:
 
     @property
     def manifest_digest(self) -> str:
-        """SHA-256 of the manifest in hex: it fixes every byte of the run."""
+        """SHA-256 of the manifest in hex: through the journal, it fixes every byte of the run."""
         return hashlib.sha256(self.manifest_bytes).hexdigest()
 
     def read(self, path: str, most: Bound | None = None) -> bytes:
@@ -106,40 +120,50 @@ class RunFolder:
         """
         entry = self.files.get(path)
         if entry is None:
-            raise EvidenceError(f"{path} is missing from the manifest")
-        self._check_length(path, entry)
+            raise EvidenceError(f"{path} is missing from the journal")
         if most is not None:
             most.check(entry.length)
-        data = _read(self.folder / path, entry.length)
+        self._check_length(path, entry)
+        data = _read(self.folder / path, entry.length) if entry.length else b""
         if Entry.of(data) != entry:
             raise EvidenceError(f"{path} was altered: its digest is not the signed one")
         return data
 
     def _check_length(self, path: str, entry: Entry) -> None:
         target = self.folder / path
+        if not entry.length:
+            return  # listed, and not stored
         if target.is_symlink() or not target.is_file():
             raise EvidenceError(f"{path} is missing")
         if target.stat().st_size != entry.length:
             raise EvidenceError(f"{path} has {target.stat().st_size} bytes, not {entry.length} as signed")
 
     def check_listing(self) -> int:
-        """Check that the manifest lists what this run may hold, and that nothing else is there: no link, no device.
+        """Check that the journal lists what this run may hold, and that nothing else is there: no link, no device.
 
         Returns the number of files.
         """
-        known = [*self.files, *self.manifest.pending]
-        folders = {str(parent) for path in known for parent in PurePosixPath(path).parents}
+        folders, count, firm = set(), 0, 0
+        for index, record in enumerate(self.journal):
+            lengths.check_lengths(self.declared, record.files)
+            for path, entry in record.files.items():
+                if self.files.record_of(path) != index or not self._is_expected(path, index):
+                    raise EvidenceError(f"{path} is listed in the journal, but is no part of this run")
+                if entry.length:
+                    folders |= {str(parent) for parent in PurePosixPath(path).parents}
+            count += len(record.files)
+            firm += 0 if record is self.journal.pending else len(record.files)
+        if firm != self.manifest.journal.files:
+            raise EvidenceError(f"the journal lists {firm} files, not {self.manifest.journal.files} as signed")
         for path, is_folder in _walk(self.folder, ""):
             if is_folder:
                 if path not in folders:
                     raise EvidenceError(f"folder {path!r} is not part of the run")
-            elif path != MANIFEST and path not in self.files:
-                raise EvidenceError(f"{path!r} is not listed in the manifest")
-        expected = self._expected_files()
-        for path in sorted(self.files):
-            if path not in expected:
-                raise EvidenceError(f"{path} is listed in the manifest, but is no part of this run")
-        return len(self.files)
+            elif path not in (MANIFEST, JOURNAL):
+                listed = self.files.get(path)
+                if listed is None or not listed.length:
+                    raise EvidenceError(f"{path!r} is not listed in the journal")
+        return count - len(self._absent)
 
     def check_contents(self, unread: Collection[str] = ()) -> int:
         """Check length and digest of every listed file; return their number.
@@ -147,35 +171,45 @@ class RunFolder:
         Args:
             unread: files whose length is checked, but not their content, since nothing explains how long they are.
         """
-        for path in sorted(self.files):
+        count = 0
+        for path in self.files:
             if path in unread:
                 self._check_length(path, self.files[path])
             else:
                 self.read(path)
-        return len(self.files)
+            count += 1
+        return count
 
-    def _expected_files(self) -> set[str]:
-        """Every path that a run of this declaration and these chips may hold after its last announced step."""
+    def _is_expected(self, path: str, index: int) -> bool:
+        """Tell whether a run of this declaration and these chips may hold a path in that record of its journal."""
         last, every = self.manifest.steps, self.declared.checkpoint_every
-        expected = {METADATA, SALT} | set(self.programs().values())
-        if self.declared.recipe is None:
-            expected |= {batch_path(step) for step in range(1, last + 1)}
-        else:
-            expected |= {SAMPLES, ORDER}
-        expected |= {step_path(step) for step in range(last + 1)} | {log_path(step) for step in range(1, last + 1)}
-        expected |= {checkpoint_path(step) for step in range(0, last + 1, every)}
-        if last == self.declared.steps:
-            expected.add(checkpoint_path(last))
-            expected |= {chip_path(chip, name) for chip in self.metadata.chips for name in CHIP_FILES}
-        return expected
+        has_recipe, has_end = self.declared.recipe is not None, self.declared.length is not None
+        if index == CREATION:
+            return path in ((METADATA, SALT, SAMPLES, ORDER) if has_recipe else (METADATA, SALT))
+        step = index - step_record(0)
+        if step > last:  # the run was closed
+            if last != self.declared.steps:
+                return False
+            return (not has_end and path == checkpoint_path(last)) or path in self._chip_paths
+        if path == checkpoint_path(step):
+            return step % every == 0 or (has_end and step == self.declared.steps)
+        if step and (path == log_path(step) or path.startswith("programs/")):
+            return True
+        return not has_recipe and step > 0 and path == batch_path(step)
+
+    @cached_property
+    def _chip_paths(self) -> frozenset[str]:
+        return frozenset(chip_path(chip, name) for chip in self.metadata.chips for name in CHIP_FILES)
 
     def programs(self) -> dict[str, str]:
-        """Path of each program by its digest; EvidenceError if there are too many."""
-        paths = {path.removeprefix("programs/").removesuffix(".json"): path for path in self.files}
-        found = {digest: path for digest, path in paths.items() if path == program_path(digest)}
-        if len(found) > MAXIMUM_PROGRAMS:
-            raise EvidenceError(f"a run has at most {MAXIMUM_PROGRAMS} programs, not {len(found)}")
-        return found
+        """Path of each program by its digest; EvidenceError if there are too many, or too many bytes."""
+        paths = [path for path in self.files.programs if path not in self._absent]
+        lengths.check_lengths(self.declared, {path: self.files[path] for path in paths})
+        return {path.removeprefix("programs/").removesuffix(".json"): path for path in paths}
+
+    def is_pending(self, path: str) -> bool:
+        """Tell whether a file came with the record that was announced last."""
+        return path in self._pending
 
     def program(self, digest: str) -> Program:
         """Return a program; EvidenceError unless it is there and has that digest."""
@@ -188,30 +222,32 @@ class RunFolder:
 
     @property
     def committed(self) -> int:
-        """Number of the last step whose leaf is in the folder; -1 if not even the initial state is."""
-        return self.manifest.steps if step_path(max(self.manifest.steps, 0)) in self.files else self.manifest.steps - 1
+        """Number of the last step all of whose files are in the folder; -1 if not even the initial state's are."""
+        return self.manifest.steps - (bool(self._absent) and not self.manifest.is_closing)
 
     def leaf(self, step: int) -> Leaf:
         """Return the leaf of a step, checked to be that step's."""
-        leaf, _ = decode_step(self.read(step_path(step)), self.declared.shards)
-        if leaf.step != step:
-            raise EvidenceError(f"{step_path(step)} holds step {leaf.step}")
-        return leaf
+        return self._decode(self.journal.record(step_record(step)), step)
 
     def load_steps(self) -> tuple[list[Leaf], MerkleTree]:
-        """Return all leaves 0 … committed and their log; EvidenceError unless each signed head matches."""
+        """Return all leaves 0 … committed and their log; EvidenceError unless all leaves have the signed root."""
         tree = MerkleTree()
         leaves = []
-        for step in range(self.committed + 1):
-            leaf, head = decode_step(self.read(step_path(step)), self.declared.shards)
-            if leaf.step != step:
-                raise EvidenceError(f"{step_path(step)} holds step {leaf.step}")
-            tree.append(leaf.encoded())
-            signed = SignedHead.open(head, self._key, self.manifest.run)
-            if signed.size != step + 1 or signed.root != tree.root():
-                raise EvidenceError(f"the signed head of step {step} does not match the log of steps")
-            leaves.append(leaf)
-        return leaves, tree
+        for step in range(self.manifest.steps + 1):
+            record = self.journal.record(step_record(step))
+            tree.append(record.leaf)
+            leaves.append(self._decode(record, step))
+        if tree.root() != self.manifest.root:
+            raise EvidenceError("the signed root is not that of the log of steps")
+        if self.committed < self.manifest.steps:  # the last one is announced, and not there yet
+            tree = MerkleTree(leaf.encoded() for leaf in leaves[:-1])
+        return leaves[: self.committed + 1], tree
+
+    def _decode(self, record: Record, step: int) -> Leaf:
+        leaf = Leaf.decode(record.leaf, self.declared.shards)
+        if leaf.step != step:
+            raise EvidenceError(f"the record of step {step} holds step {leaf.step}")
+        return leaf
 
     def batches(self) -> Batches:
         """Return D; EvidenceError unless it opens the commitment in M."""

@@ -8,30 +8,42 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import MerkleTree, SignedHead, SigningKey, canonical
-from monitor.transcript.layout import MANIFEST, METADATA, ORDER, SALT, SAMPLES, step_path
-from monitor.transcript.leaf import Leaf, encode_step
-from monitor.transcript.manifest import Entry, Manifest
+from firmware_sim.evidence import MerkleTree, SigningKey, canonical
+from monitor.transcript import _files
+from monitor.transcript.journal import Journal
+from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, ORDER, SALT, SAMPLES, step_of
+from monitor.transcript.leaf import Leaf
+from monitor.transcript.manifest import Extent, Manifest
+from monitor.transcript.record import Entry, Record
 
 __all__ = ["TranscriptWriter"]
 
 
 class TranscriptWriter:
-    """Appends steps to a run folder.
+    """Appends steps to a run folder, each at the same cost.
 
-    Files are first written under ``staging`` (outside the run folder, same file system), then announced as pending by
-    the manifest, then moved in. Whatever the manifest announced can be moved in again after a crash.
+    Files are first written under ``staging`` (outside the run folder, same file system), then announced by a manifest
+    that holds the pending record, which is then added to the journal; at last the files are moved in. Whatever the
+    manifest announced can be added and moved in again after a crash.
 
     Attributes:
         tree: RFC 9162 log of all leaves so far.
     """
 
-    def __init__(self, folder: Path, staging: Path, key: SigningKey, manifest: Manifest, tree: MerkleTree) -> None:
+    def __init__(
+        self, folder: Path, staging: Path, key: SigningKey, manifest: Manifest, journal: Journal, tree: MerkleTree
+    ) -> None:
         self.folder = folder
         self.tree = tree
         self._staging = staging
+        self._heads = _files.Replaced(folder / MANIFEST, staging)
         self._key = key
         self._manifest = manifest
+        self._next = manifest.next
+        self._hasher = journal.hasher.copy()
+        self._programs = {path for index in journal.find(b'"programs/') for path in _programs(journal.record(index))}
+        if self._next is not None:
+            self._programs |= _programs(self._next)
 
     @classmethod
     def create(
@@ -43,22 +55,25 @@ class TranscriptWriter:
         if set(data) not in ({SAMPLES, ORDER, SALT}, {SALT}):
             raise ValueError("data must hold samples, order and salt, or the salt of the batches to come")
         files = {METADATA: canonical.encode(metadata), **data}
-        manifest = Manifest(run=run, files={path: Entry.of(content) for path, content in files.items()})
+        line = Record(files={path: Entry.of(content) for path, content in files.items()}).line()
+        extent = Extent(records=1, files=len(files), bytes=len(line), sha256=Entry.of(line).sha256)
+        manifest = Manifest(run=run, journal=extent)
         draft = staging / "new-run"
         shutil.rmtree(draft, ignore_errors=True)
-        for path, content in files.items():
-            _write(draft / path, content)
-        _write(draft / MANIFEST, manifest.seal(key))
+        for path, content in {**files, JOURNAL: line, MANIFEST: manifest.seal(key)}.items():
+            _files.write(str(draft / path), content)
         os.replace(draft, folder)
-        return cls(folder, staging, key, manifest, MerkleTree())
+        return cls(folder, staging, key, manifest, Journal(folder, manifest), MerkleTree())
 
     @classmethod
     def reopen(cls, folder: Path, staging: Path, key: SigningKey) -> TranscriptWriter:
-        """Open an unfinished run after a crash, moving in what the manifest had announced.
+        """Open an unfinished run after a crash, adding and moving in what the manifest had announced.
+
+        The caller appends the leaves of the committed steps to ``tree``.
 
         Raises:
             CallerError: the run is finished.
-            EvidenceError: the manifest, or a file that it announced, is not there.
+            EvidenceError: the manifest, the journal or a file that was announced is not there.
         """
         try:
             sealed = (folder / MANIFEST).read_bytes()
@@ -67,9 +82,11 @@ class TranscriptWriter:
         manifest = Manifest.open(sealed, key.verifying)
         if manifest.finished:
             raise CallerError(f"{folder} is finished; there is nothing to resume")
-        writer = cls(folder, staging, key, manifest, MerkleTree())
-        for path, entry in manifest.pending.items():
-            if not (folder / path).exists():
+        writer = cls(folder, staging, key, manifest, Journal(folder, manifest), MerkleTree())
+        os.truncate(folder / JOURNAL, manifest.journal.bytes)
+        writer._append()
+        for path, entry in writer._next.files.items() if writer._next is not None else ():
+            if entry.length and not (folder / path).exists():
                 staged = staging / path
                 if not staged.exists() or Entry.of(staged.read_bytes()) != entry:
                     raise EvidenceError(f"{path} was announced but is neither in the run nor staged")
@@ -84,51 +101,75 @@ class TranscriptWriter:
     @property
     def holds_chip_evidence(self) -> bool:
         """Tell whether the chips have been quoted already: then the run only needs to be closed."""
-        return any(path.startswith("chips/") for path in (*self._manifest.files, *self._manifest.pending))
+        return self._manifest.is_closing
 
     def append(self, leaf: Leaf, files: Mapping[str, bytes]) -> bytes:
         """Commit a step with its rounding log and checkpoint; return the root of the log with it, 32 bytes."""
         if leaf.step != self.steps + 1 or self.tree.size != leaf.step:
             raise ValueError(f"step {leaf.step} does not follow step {self.steps}")
-        self.tree.append(leaf.encoded())
+        for path in files:
+            if step_of(path) != leaf.step and not path.startswith("programs/"):
+                raise ValueError(f"{path} is no file of step {leaf.step}")
+            if path in self._programs:
+                raise ValueError(f"{path} is written already")
+        encoded = leaf.encoded()
+        self.tree.append(encoded)
         root = self.tree.root()
-        head = SignedHead(origin=self._manifest.run, size=self.tree.size, root=root).sign(self._key)
-        self._publish({**files, step_path(leaf.step): encode_step(leaf, head)}, steps=leaf.step)
+        self._publish(encoded, files, steps=leaf.step, root=root)
+        self._programs.update(path for path in files if path.startswith("programs/"))
         return root
 
     def finish(self, files: Mapping[str, bytes]) -> None:
-        """Add the chips' evidence and close the run."""
-        self._publish(files, steps=self.steps)
-        self._manifest = self._manifest.close()
-        self._replace_manifest()
+        """Add the chips' evidence and close the run.
+
+        Args:
+            files: nothing, if ``holds_chip_evidence``.
+        """
+        if not self.holds_chip_evidence:
+            self._publish(b"", files, steps=self.steps, root=self._manifest.root)
+        elif files:
+            raise ValueError("the chips' evidence is in the run already")
+        self._announce(None, steps=self.steps, root=self._manifest.root)
         shutil.rmtree(self._staging, ignore_errors=True)
 
-    def _publish(self, files: Mapping[str, bytes], *, steps: int) -> None:
-        known = {**self._manifest.files, **self._manifest.pending}
-        for path, content in files.items():
-            if path in known and known[path] != Entry.of(content):
-                raise ValueError(f"{path} is written already, with other content")
-        new = {path: content for path, content in files.items() if path not in known}
-        for path, content in new.items():
-            _write(self._staging / path, content)
-        self._manifest = self._manifest.announce(
-            {path: Entry.of(content) for path, content in new.items()}, steps=steps
-        )
-        self._replace_manifest()
-        for path in new:
+    def _publish(self, leaf: bytes, files: Mapping[str, bytes], *, steps: int, root: bytes) -> None:
+        record = Record(leaf=leaf, files={path: Entry.of(content) for path, content in files.items()})
+        stored = {path: content for path, content in files.items() if content}
+        for path, content in stored.items():
+            _files.write(f"{self._staging}/{path}", content)
+        self._announce(record, steps=steps, root=root)
+        self._append()
+        for path in stored:
             self._move(path)
 
+    def _announce(self, record: Record | None, *, steps: int, root: bytes) -> None:
+        """Count what was pending, and announce a record; the run is finished if there is none."""
+        before, extent = self._manifest.pending, self._manifest.journal
+        if self._next is not None:
+            self._hasher.update(before)
+            extent = Extent(
+                records=extent.records + 1,
+                files=extent.files + len(self._next.files),
+                bytes=extent.bytes + len(before),
+                sha256=self._hasher.hexdigest(),
+            )
+        self._next = record
+        self._manifest = Manifest(
+            run=self._manifest.run,
+            finished=record is None,
+            steps=steps,
+            root=root,
+            journal=extent,
+            pending=b"" if record is None else record.line(),
+        )
+        self._heads.replace(self._manifest.seal(self._key))
+
+    def _append(self) -> None:
+        _files.append(f"{self.folder}/{JOURNAL}", self._manifest.pending)
+
     def _move(self, path: str) -> None:
-        target = self.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(self._staging / path, target)
-
-    def _replace_manifest(self) -> None:
-        staged = self._staging / MANIFEST
-        _write(staged, self._manifest.seal(self._key))
-        os.replace(staged, self.folder / MANIFEST)
+        _files.move(f"{self._staging}/{path}", f"{self.folder}/{path}")
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+def _programs(record: Record) -> set[str]:
+    return {path for path in record.files if path.startswith("programs/")}

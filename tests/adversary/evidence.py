@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from firmware_sim.evidence import MerkleTree, SignedHead, SigningKey, canonical, digest_bytes
-from monitor.transcript import Leaf, Manifest
-from monitor.transcript.layout import MANIFEST, METADATA, step_path
-from monitor.transcript.leaf import decode_step, encode_step
-from monitor.transcript.manifest import Entry
+from firmware_sim.evidence import SigningKey, canonical, digest_bytes
+from monitor.transcript import Leaf
+from monitor.transcript.draft import Draft
+from monitor.transcript.layout import METADATA
 
 __all__ = ["Evidence", "contents"]
 
@@ -23,42 +21,39 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 class Evidence:
-    """Files of a run, read and written by its lab; ``sign`` makes the manifest agree with them."""
+    """Files of a run, read and written by its lab; ``sign`` makes journal and manifest agree with them."""
 
     def __init__(self, folder: Path, key: SigningKey) -> None:
         self.folder = folder
         self.key = key
-        self.manifest = Manifest.open((folder / MANIFEST).read_bytes(), key.verifying)
+        self.draft = Draft.read(folder, key)
 
     @property
     def paths(self) -> list[str]:
-        """Every listed file."""
-        return sorted(self.manifest.files)
+        """Every listed file that is stored."""
+        return sorted(path for path, entry in self.draft.files.items() if entry.length)
+
+    @property
+    def steps(self) -> int:
+        """Number of the last committed step."""
+        return len(self.draft.leaves) - 1
 
     def read(self, path: str) -> bytes:
         """A file's bytes."""
-        return (self.folder / path).read_bytes()
+        entry = self.draft.files.get(path)
+        return b"" if entry is not None and not entry.length else (self.folder / path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        """Put a file there and into the manifest."""
-        target = self.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
-        self.manifest = replace(self.manifest, files={**self.manifest.files, path: Entry.of(data)})
+        """Put a file there and into the journal."""
+        self.draft.put(self.folder, path, data)
 
     def drop(self, path: str) -> None:
-        """Remove a file from the folder and from the manifest."""
-        target = self.folder / path
-        target.unlink()
-        if not any(target.parent.iterdir()):
-            target.parent.rmdir()
-        self.manifest = replace(
-            self.manifest, files={name: entry for name, entry in self.manifest.files.items() if name != path}
-        )
+        """Remove a file from the folder and from the journal."""
+        self.draft.drop(self.folder, path)
 
     def sign(self, key: SigningKey | None = None) -> None:
-        """Sign the manifest again."""
-        (self.folder / MANIFEST).write_bytes(self.manifest.seal(key or self.key))
+        """Sign journal and manifest again."""
+        self.draft.sign(self.folder, key or self.key)
 
     def metadata(self) -> dict[str, Any]:
         """M as it is."""
@@ -68,17 +63,12 @@ class Evidence:
     def leaves(self) -> list[Leaf]:
         """All committed leaves."""
         shards = len(self.metadata()["chips"])
-        return [decode_step(self.read(step_path(step)), shards)[0] for step in range(self.manifest.steps + 1)]
+        return [Leaf.decode(leaf, shards) for leaf in self.draft.leaves]
 
     def rewrite(self, leaves: Sequence[Leaf], *, run: str | None = None) -> None:
-        """Commit to other leaves: every head and the manifest are signed again."""
-        if run is not None:
-            self.manifest = replace(self.manifest, run=run)
-        tree = MerkleTree()
-        for leaf in leaves:
-            tree.append(leaf.encoded())
-            head = SignedHead(origin=self.manifest.run, size=tree.size, root=tree.root()).sign(self.key)
-            self.write(step_path(leaf.step), encode_step(leaf, head))
+        """Commit to other leaves: journal and manifest are signed again."""
+        self.draft.run = run or self.draft.run
+        self.draft.leaves = [leaf.encoded() for leaf in leaves]
         self.sign()
 
     def change_metadata(self, change: Callable[[dict[str, Any]], None]) -> None:

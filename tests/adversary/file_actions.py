@@ -24,6 +24,7 @@ from monitor.site import Site, new_site_config
 from monitor.transcript import Leaf, encode_state
 from monitor.transcript.layout import (
     CHIP_FILES,
+    JOURNAL,
     MANIFEST,
     METADATA,
     SALT,
@@ -31,7 +32,6 @@ from monitor.transcript.layout import (
     checkpoint_path,
     chip_path,
     log_path,
-    step_path,
 )
 from monitor.transcript.state import decode_state
 from tests.adversary.actions import action
@@ -61,16 +61,16 @@ def _flip(data: bytes, rng: random.Random) -> bytes:
 
 @action("finished", ROW)
 def flip_bit(world: World, pick: int) -> None:
-    """Alter one bit of any file, the manifest included."""
+    """Alter one bit of any file, journal and manifest included."""
     rng, files = world.random(pick), world.evidence()
-    path = rng.choice([*files.paths, MANIFEST])
+    path = rng.choice([*files.paths, JOURNAL, MANIFEST])
     (files.folder / path).write_bytes(_flip(files.read(path), rng))
     _tell(world, path)
 
 
 @action("finished", ROW)
 def flip_bit_and_sign(world: World, pick: int) -> None:
-    """Alter one bit of any file and sign the manifest again."""
+    """Alter one bit of any file and sign again."""
     rng, files = world.random(pick), world.evidence()
     path = rng.choice(files.paths)
     files.write(path, _flip(files.read(path), rng))
@@ -80,7 +80,7 @@ def flip_bit_and_sign(world: World, pick: int) -> None:
 
 @action("finished", ROW)
 def drop_file(world: World, pick: int) -> None:
-    """Leave a file out, with or without its line in the manifest."""
+    """Leave a file out, with or without its line in the journal."""
     rng, files = world.random(pick), world.evidence()
     path = rng.choice(files.paths)
     files.drop(path)
@@ -93,7 +93,7 @@ def drop_file(world: World, pick: int) -> None:
 def add_file(world: World, pick: int) -> None:
     """Put a file in that is no part of the run."""
     rng, files = world.random(pick), world.evidence()
-    stray = ["programs/" + "0" * 64 + ".json", checkpoint_path(99), step_path(99), "chips/stranger/log.bin"]
+    stray = ["programs/" + "0" * 64 + ".json", checkpoint_path(99), log_path(99), "chips/stranger/log.bin"]
     path = rng.choice([*stray, "trust.json", batch_path(77)])
     target = files.folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def edit_leaf(world: World, pick: int) -> None:
         ]
     leaves[at] = rng.choice(changes)()
     files.rewrite(leaves)
-    _tell(world, step_path(at))
+    _tell(world, JOURNAL)
 
 
 @action("finished", ROW)
@@ -187,12 +187,12 @@ def reorder_leaves(world: World, pick: int) -> None:
     leaves[one], leaves[other] = replace(leaves[other], step=one), replace(leaves[one], step=other)
     for place in (batch_path, log_path):
         paths = place(one), place(other)
-        if all(path in files.paths for path in paths):
+        if all(path in files.draft.files for path in paths):
             first, second = files.read(paths[0]), files.read(paths[1])
             files.write(paths[0], second)
             files.write(paths[1], first)
     files.rewrite(leaves)
-    _tell(world, step_path(one), step_path(other))
+    _tell(world, JOURNAL)
 
 
 @action("finished", ROW)
@@ -247,7 +247,7 @@ def edit_checkpoint(world: World, pick: int) -> None:
 def edit_batch(world: World, pick: int) -> None:
     """Declare another batch, all commitments of the transcript redone."""
     rng, files = world.random(pick), world.evidence()
-    at = rng.randrange(1, files.manifest.steps + 1)
+    at = rng.randrange(1, files.steps + 1)
     batch = decode_state(files.read(batch_path(at)), "batch")
     content = encode_state({name: tensor + 1 for name, tensor in batch.items()})
     files.write(batch_path(at), content)
@@ -276,20 +276,19 @@ def edit_program(world: World, pick: int) -> None:
 def truncate_run(world: World, pick: int) -> None:
     """Hand over the transcript without its last steps, finished or not."""
     rng, files = world.random(pick), world.evidence()
-    if files.manifest.steps < 2:
+    if files.steps < 2:
         return
-    last = rng.randrange(1, files.manifest.steps)
-    places = (step_path, log_path, batch_path, checkpoint_path)
-    late = [place(at) for at in range(last + 1, files.manifest.steps + 1) for place in places]
+    last = rng.randrange(1, files.steps)
     finished = rng.random() < 0.7
-    if not finished:
-        late += [path for path in files.paths if path.startswith("chips/")]
-    for path in late:
-        if path in files.paths:
-            files.drop(path)
-    files.manifest = replace(files.manifest, steps=last, finished=finished)
+    said = {path: files.read(path) for path in files.paths if path.startswith("chips/")}
+    files.draft.cut(files.folder, last)
+    if finished:
+        files.draft.finished = True
+        files.draft.places = {path: at for path, at in files.draft.places.items() if not path.startswith("chips/")}
+        for path, data in said.items():
+            files.write(path, data)
     files.sign()
-    _tell(world, step_path(last + 1))
+    _tell(world, JOURNAL)
 
 
 @action("finished", ROW)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -17,7 +16,7 @@ from inspector.session import inspect
 from inspector.verdict import Outcome
 from monitor.lab import chip_evidence
 from monitor.site import Site, site_path
-from monitor.transcript.manifest import Entry, Manifest
+from monitor.transcript.draft import Draft
 from tests.guards import off
 
 CHIPS, DRAWN = 6, 5
@@ -38,17 +37,14 @@ def ground(make_run):
     """A run whose first chip skips snapshots; the lab asks for new quotes until a draw by "0" misses that chip."""
     recorded = make_run(lie=ChipLie.RUN_OLD_FIRMWARE.value, chips=CHIPS)
     site = Site.reopen(site_path(recorded.run))
-    path = recorded.run / "manifest.json"
-    manifest = Manifest.open(path.read_bytes(), site.key.verifying)
+    draft = Draft.read(recorded.run, site.key)
     for _ in itertools.count():
         files = chip_evidence(site, lambda _, evidence: evidence)
-        entries = {name: Entry.of(content) for name, content in files.items()}
-        sealed = replace(manifest, files={**manifest.files, **entries}).seal(site.key)
-        if "lab-chip-0000" not in draw_by("0", sealed):
+        for name, content in files.items():
+            draft.put(recorded.run, name, content)
+        draft.sign(recorded.run, site.key)
+        if "lab-chip-0000" not in draw_by("0", (recorded.run / "manifest.json").read_bytes()):
             break
-    for name, content in files.items():
-        (recorded.run / name).write_bytes(content)
-    path.write_bytes(sealed)
     site.cut_power()
     return recorded
 

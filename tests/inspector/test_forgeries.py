@@ -19,7 +19,8 @@ from monitor.conduct import Conduct
 from monitor.loops.host import Host
 from monitor.site import Site, site_path
 from monitor.task import Task
-from monitor.transcript import Entry, Manifest, RunData, RunFolder
+from monitor.transcript import RunData, RunFolder
+from monitor.transcript.draft import Draft
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -54,17 +55,13 @@ class Resigner:
         self.run = run
         self.key = Site.lab_key(Site.read_config(site_path(recorded.run)))
 
-    @property
-    def manifest(self) -> Manifest:
-        return Manifest.open((self.run / "manifest.json").read_bytes(), self.key.verifying)
-
-    def sign(self, **changes) -> None:
-        (self.run / "manifest.json").write_bytes(replace(self.manifest, **changes).seal(self.key))
+    def sign(self, change) -> None:
+        draft = Draft.read(self.run, self.key)
+        change(draft)
+        draft.sign(self.run, self.key)
 
     def add(self, path: str, content: bytes) -> None:
-        (self.run / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.run / path).write_bytes(content)
-        self.sign(files={**self.manifest.files, path: Entry.of(content)})
+        self.sign(lambda draft: draft.put(self.run, path, content))
 
 
 def test_heads_without_ticks_are_rejected(make_run, monkeypatch, passes_without):
@@ -148,11 +145,12 @@ def test_another_batch_than_the_committed_data_is_rejected(make_run, monkeypatch
 
 def test_two_transcripts_of_one_run_are_rejected_in_either_order(honest, tmp_path, devices):
     forged = Resigner(honest, tmp_path / "forged")
-    step = forged.run / "steps/00000006.json"
-    data = json.loads(step.read_bytes())
-    data["leaf"]["loss"] = "00000000"
-    step.write_bytes(json.dumps(data, sort_keys=True, separators=(",", ":")).encode())
-    forged.sign(files={**forged.manifest.files, "steps/00000006.json": Entry.of(step.read_bytes())})
+
+    def change(draft):
+        leaf = json.loads(draft.leaves[6])
+        draft.leaves[6] = json.dumps({**leaf, "loss": "00000000"}, sort_keys=True, separators=(",", ":")).encode()
+
+    forged.sign(change)
     for runs in ([honest.run, forged.run], [forged.run, honest.run]):
         verdict = inspect(runs, honest.trust, SETTINGS, now=honest.now, worker=devices.run)
         assert verdict.outcome is Outcome.REJECT
@@ -179,7 +177,7 @@ def test_samples_of_another_shape_or_name_are_rejected(make_run, monkeypatch, ki
 @pytest.mark.parametrize(
     "path",
     [
-        "steps/00000077.json",
+        "checkpoints/00000077.safetensors",
         "logs/00000099.rlog",
         "checkpoints/00000001.safetensors",
         "chips/ghost/log.bin",
@@ -196,7 +194,7 @@ def test_signed_files_that_are_no_part_of_the_run_are_rejected(honest, tmp_path,
 @pytest.mark.parametrize("steps", [-1, 0, 5, 7, 10**8, 10**30])
 def test_wrong_number_of_steps_in_the_manifest_is_rejected(honest, tmp_path, devices, steps):
     forged = Resigner(honest, tmp_path / "run")
-    forged.sign(steps=steps)
+    forged.sign(lambda draft: setattr(draft, "steps", steps))
     assert verify(forged.run, honest.trust, now=honest.now).outcome is Outcome.REJECT
     verdict = inspect([forged.run], honest.trust, SETTINGS, now=honest.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT
@@ -226,9 +224,7 @@ def test_an_unfinished_run_beside_it_does_not_hide_a_forged_one(make_run, device
     forged = make_run("forged", lab="lab-a", lie="extra-steps")
     other = make_run("other", lab="lab-b")
     unfinished = Resigner(other, tmp_path / "unfinished")
-    shutil.rmtree(unfinished.run / "chips")
-    files = {path: entry for path, entry in unfinished.manifest.files.items() if not path.startswith("chips/")}
-    unfinished.sign(files=files, finished=False)
+    unfinished.sign(lambda draft: draft.cut(unfinished.run, len(draft.leaves) - 1))
     trust = forged.trust.merge(other.trust)
     settings = replace(SETTINGS, samples=6)
     verdict = inspect([forged.run, unfinished.run], trust, settings, now=forged.now, worker=devices.run)

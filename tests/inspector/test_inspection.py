@@ -152,7 +152,7 @@ def test_self_made_trust_is_rejected_and_convinces_an_inspector_who_believes_the
     assert inspect_run(stranger).outcome is Outcome.REJECT
     verdict = inspect_run(recorded)
     assert verdict.outcome is Outcome.REJECT
-    assert "'trust.json' is not listed in the manifest" in verdict.reasons[0].text
+    assert "'trust.json' is not listed in the journal" in verdict.reasons[0].text
     monkeypatch.setattr("monitor.transcript.RunFolder.check_listing", lambda self: 0)
     naive = Trust.from_json(json.loads(anchors.read_text()), "the run itself")
     assert inspect_run(replace(recorded, trust=naive)).outcome is Outcome.ACCEPT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_each_missing_truncated_or_longer_file_is_a_rejection(tiny, tmp_path):
     assert outcome(tiny, run) is Outcome.ACCEPT
 
 
-@pytest.mark.parametrize("name", ["extra", "steps/00000099.json", "chips/lab-chip-0000/notes.txt", ".hidden"])
+@pytest.mark.parametrize("name", ["extra", "logs/00000099.rlog", "chips/lab-chip-0000/notes.txt", ".hidden"])
 def test_extra_file_is_a_rejection(tiny, tmp_path, name):
     run = tmp_path / "run"
     shutil.copytree(tiny.run, run)
@@ -107,22 +108,25 @@ class Resigned:
         self.key = Site.lab_key(Site.read_config(site_path(recorded.run)))
 
     def edit(self, path: str, content: bytes) -> None:
-        from dataclasses import replace
+        from monitor.transcript.draft import Draft
 
-        from monitor.transcript import Entry, Manifest
+        draft = Draft.read(self.run, self.key)
+        draft.put(self.run, path, content)
+        draft.sign(self.run, self.key)
 
-        (self.run / path).write_bytes(content)
-        manifest = Manifest.open((self.run / "manifest.json").read_bytes(), self.key.verifying)
-        manifest = replace(manifest, files={**manifest.files, path: Entry.of(content)})
-        (self.run / "manifest.json").write_bytes(manifest.seal(self.key))
+    def edit_leaf(self, step: int, edit: Callable[[bytes], bytes]) -> None:
+        from monitor.transcript.draft import Draft
+
+        draft = Draft.read(self.run, self.key)
+        assert edit(draft.leaves[step]) != draft.leaves[step]
+        draft.leaves[step] = edit(draft.leaves[step])
+        draft.sign(self.run, self.key)
 
 
 @pytest.mark.parametrize(
     ("path", "edit"),
     [
         ("metadata.json", lambda data: data.replace(b'"seed":5', b'"seed": 5')),
-        ("steps/00000001.json", lambda data: data + b"\n"),
-        ("steps/00000001.json", lambda data: data.replace(b'"flop":', b'"flop":1')),
         ("data/salt.bin", lambda data: bytes(32)),
         ("data/order.safetensors", lambda data: data[:-1] + b"\x01"),
         ("logs/00000001.rlog", lambda data: data + b"\x00"),
@@ -143,7 +147,22 @@ def test_resigned_edit_is_still_a_rejection(tiny, tmp_path, path, edit):
     assert outcome(tiny, lab.run) is Outcome.REJECT
 
 
-def test_manifest_cannot_list_a_trust_anchor(tiny, tmp_path):
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda leaf: leaf + b" ",
+        lambda leaf: b"",
+        lambda leaf: leaf.replace(b'"flop":', b'"flop":1'),
+        lambda leaf: leaf.replace(b'"step":1', b'"step":2'),
+    ],
+)
+def test_resigned_leaf_is_still_a_rejection(tiny, tmp_path, edit):
+    lab = Resigned(tiny, tmp_path / "run")
+    lab.edit_leaf(1, edit)
+    assert outcome(tiny, lab.run) is Outcome.REJECT
+
+
+def test_journal_cannot_list_a_trust_anchor(tiny, tmp_path):
     lab = Resigned(tiny, tmp_path / "run")
     lab.edit("trust.json", b"{}")
     verdict = verify(lab.run, tiny.trust, now=tiny.now)
@@ -155,5 +174,5 @@ def test_nothing_parses_before_its_digest(tiny, tmp_path, monkeypatch):
     from monitor.transcript import RunFolder
 
     run = RunFolder(tiny.run, next(iter(tiny.trust.labs.values())))
-    with pytest.raises(EvidenceError, match="missing from the manifest"):
-        run.read("steps/00000042.json")
+    with pytest.raises(EvidenceError, match="missing from the journal"):
+        run.read("logs/00000042.rlog")

@@ -1,0 +1,270 @@
+"""The formats of a run folder, written down a second time from their descriptions, with the standard library alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import itertools
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+__all__ = [
+    "Frontier",
+    "Problem",
+    "RawTensor",
+    "batch_root",
+    "chip_commits",
+    "labelled",
+    "need",
+    "open_envelope",
+    "read_json",
+    "sample_root",
+    "state_digests",
+    "tensors",
+]
+
+Buffer: TypeAlias = bytes | memoryview
+
+_CHUNK = 1 << 20
+_ALGORITHM = f"sha256-tree/{_CHUNK}"
+_DTYPES = {
+    "BOOL": ("bool", 1, "|b1"), "U8": ("uint8", 1, "|u1"), "I8": ("int8", 1, "|i1"), "I16": ("int16", 2, "<i2"),
+    "U16": ("uint16", 2, "<u2"), "I32": ("int32", 4, "<i4"), "U32": ("uint32", 4, "<u4"), "I64": ("int64", 8, "<i8"),
+    "U64": ("uint64", 8, "<u8"), "F16": ("float16", 2, "<f2"), "BF16": ("bfloat16", 2, ""),
+    "F32": ("float32", 4, "<f4"), "F64": ("float64", 8, "<f8"), "C64": ("complex64", 8, "<c8"),
+    "F8_E4M3": ("float8_e4m3fn", 1, ""), "F8_E5M2": ("float8_e5m2", 1, ""),
+}  # fmt: skip
+"""safetensors' name of a type; the project's, its bytes and NumPy's."""
+_CHIP_RECORD = struct.Struct(">QHIQQ32sQQ32s32s")
+_COMMIT = 8
+
+
+class Problem(Exception):
+    """Something in a run folder is not as it should be."""
+
+
+def need(holds: object, text: str) -> None:
+    """Problem unless something holds."""
+    if not holds:
+        raise Problem(text)
+
+
+def read_json(data: Buffer) -> Any:
+    """Parse JSON in the one form that has sorted keys, no white space and no escapes that UTF-8 does not need."""
+    try:
+        value = json.loads(bytes(data).decode())
+        again = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as error:
+        raise Problem(f"is not JSON: {str(error)[:80]}") from None
+    need(again == bytes(data), "is not in its canonical encoding")
+    return value
+
+
+def open_envelope(data: bytes, kind: str, keys: Mapping[str, bytes]) -> tuple[Any, str]:
+    """Payload of a DSSE envelope, and the name of the one among ``keys`` (Ed25519, 32 bytes each) that signed it."""
+    envelope = read_json(data)
+    need(
+        isinstance(envelope, dict) and set(envelope) == {"payload", "payloadType", "signatures"}, "is no DSSE envelope"
+    )
+    need(envelope["payloadType"] == kind, "holds something else")
+    need(isinstance(envelope["signatures"], list) and len(envelope["signatures"]) == 1, "has not exactly one signature")
+    signature = envelope["signatures"][0]
+    need(isinstance(signature, dict) and set(signature) == {"keyid", "sig"}, "has a malformed signature")
+    body, raw = _base64(envelope["payload"]), _base64(signature["sig"])
+    name = {f"sha256:{labelled('ed25519-public-key', key).hex()}": lab for lab, key in keys.items()}
+    need(isinstance(signature["keyid"], str) and signature["keyid"] in name, "is signed by no registered lab")
+    lab = name[signature["keyid"]]
+    encoded = kind.encode()
+    message = b"DSSEv1 %d %b %d %b" % (len(encoded), encoded, len(body), body)
+    try:
+        Ed25519PublicKey.from_public_bytes(keys[lab]).verify(raw, message)
+    except (InvalidSignature, ValueError):
+        raise Problem("has a signature that does not verify") from None
+    return read_json(body), lab
+
+
+def labelled(label: str, *data: Buffer) -> bytes:
+    """SHA-256 over the project's prefix, a label and data, each after its length in 8 bytes."""
+    hasher = hashlib.sha256()
+    hasher.update(_prefixed("chipwitness/bytes/1", label))
+    hasher.update(struct.pack(">Q", sum(len(part) for part in data)))
+    for part in data:
+        hasher.update(part)
+    return hasher.digest()
+
+
+class Frontier:
+    """RFC 9162 root over leaves that come one by one: the complete subtrees on the right edge, and no more."""
+
+    def __init__(self) -> None:
+        self._subtrees: list[tuple[int, bytes]] = []
+
+    def add(self, leaf: Buffer) -> None:
+        """Add a leaf's bytes."""
+        size, value = 1, hashlib.sha256(b"\x00" + bytes(leaf)).digest()
+        while self._subtrees and self._subtrees[-1][0] == size:
+            _, left = self._subtrees.pop()
+            size, value = 2 * size, hashlib.sha256(b"\x01" + left + value).digest()
+        self._subtrees.append((size, value))
+
+    def root(self) -> bytes:
+        """The root so far."""
+        if not self._subtrees:
+            return hashlib.sha256(b"").digest()
+        value = self._subtrees[-1][1]
+        for _, left in reversed(self._subtrees[:-1]):
+            value = hashlib.sha256(b"\x01" + left + value).digest()
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """One tensor of a safetensors file: safetensors' name of its type, its shape and its bytes."""
+
+    kind: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def tensors(data: memoryview) -> dict[str, RawTensor]:
+    """Parse safetensors: a length, a JSON header padded with spaces, then all tensors without gaps."""
+    need(len(data) >= 8, "is no safetensors file")
+    length = int.from_bytes(data[:8], "little")
+    need(8 + length <= len(data) and length % 8 == 0, "has a header that does not fit")
+    text = bytes(data[8 : 8 + length])
+    try:
+        header = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        raise Problem("has a header that is not JSON") from None
+    compact = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    need(isinstance(header, dict), "has a malformed header")
+    need(text == compact.ljust(-(-len(compact) // 8) * 8), "has a header in another than its canonical encoding")
+    found, offset = {}, 0
+    for name, entry in header.items():
+        need(isinstance(entry, dict) and list(entry) == ["dtype", "shape", "data_offsets"], "has a malformed header")
+        shape, place = entry["shape"], entry["data_offsets"]
+        need(isinstance(shape, list) and len(shape) <= 32, "has a malformed shape")
+        need(all(type(size) is int and 0 <= size < 1 << 40 for size in shape), "has a malformed shape")
+        need(isinstance(entry["dtype"], str) and entry["dtype"] in _DTYPES, "has a tensor of an unknown type")
+        size = math.prod(shape) * _DTYPES[entry["dtype"]][1]
+        need(place == [offset, offset + size], "has tensors that overlap, or a gap")
+        need(8 + length + offset + size <= len(data), "ends within a tensor")
+        start = 8 + length + offset
+        found[name] = RawTensor(entry["dtype"], tuple(shape), data[start : start + size])
+        offset += size
+    need(8 + length + offset == len(data), "has bytes after its last tensor")
+    return found
+
+
+def batch_root(salt: bytes, step: int, content: Buffer) -> bytes:
+    """Root of a loop's batch: one leaf, the salted digest of its file."""
+    own = hmac.new(salt, b"batch" + struct.pack("<Q", step), hashlib.sha256).digest()
+    frontier = Frontier()
+    frontier.add(labelled("batch", own, content))
+    return frontier.root()
+
+
+def sample_root(salt: bytes, samples: Mapping[str, RawTensor], rows: Sequence[int]) -> bytes:
+    """Root of a preset's batch: a leaf for each sample, salted by its row."""
+    frontier = Frontier()
+    for row in rows:
+        parts: list[bytes] = [hmac.new(salt, struct.pack("<Q", row), hashlib.sha256).digest()]
+        for name in sorted(samples):
+            tensor = samples[name]
+            need(tensor.shape and 0 <= row < tensor.shape[0], "names a sample that is not there")
+            size = len(tensor.data) // tensor.shape[0]
+            header = f"{name}\0{_DTYPES[tensor.kind][2]}\0{tensor.shape[1:]}".encode()
+            body = bytes(tensor.data[row * size : (row + 1) * size])
+            parts += [struct.pack("<QQ", len(header), len(body)), header, body]
+        frontier.add(labelled("sample", b"".join(parts)))
+    return frontier.root()
+
+
+def state_digests(declared: Sequence[Sequence[Any]], state: Mapping[str, RawTensor], shards: int) -> list[str]:
+    """Digest of each shard of a checkpoint, whose tensors lie in memory in the declared order, by kind and type.
+
+    Args:
+        declared: kind, name, type and shape of each tensor.
+    """
+    need(
+        {f"{kind}/{name}" for kind, name, _, _ in declared} == set(state), "does not hold exactly the declared tensors"
+    )
+    regions: list[list[tuple[str, str]]] = [[] for _ in range(shards)]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for kind, name, dtype, shape in declared:
+        tensor = state[f"{kind}/{name}"]
+        need(
+            (_DTYPES[tensor.kind][0], list(tensor.shape)) == (dtype, shape), f"has another {kind}/{name} than declared"
+        )
+        groups.setdefault((kind, dtype), []).append(name)
+    for (kind, dtype), names in groups.items():
+        held = [state[f"{kind}/{name}"] for name in names]
+        width = _DTYPES[held[0].kind][1]
+        ends = list(itertools.accumulate(len(tensor.data) // width for tensor in held))
+        cuts = [ends[-1] * shard // shards for shard in range(shards + 1)]
+        for name, tensor, end in zip(names, held, ends, strict=True):
+            start = end - len(tensor.data) // width
+            for shard, (low, high) in enumerate(itertools.pairwise(cuts)):
+                first, last = max(start, low) - start, min(end, high) - start
+                if first < last:
+                    data = tensor.data[first * width : last * width]
+                    digest = _region(f"{kind}/{name}", dtype, tensor.shape, first, data)
+                    regions[shard].append((f"{kind}/{name}@{first}", digest))
+    return [f"sha256-list:{_list('device-memory', entries).hex()}" for entries in regions]
+
+
+def chip_commits(log: memoryview) -> Iterator[tuple[str, int, bytes]]:
+    """Run, step and root of each commit in a chip's log, whose records must be a chain."""
+    count, rest = divmod(len(log), _CHIP_RECORD.size)
+    need(count and not rest, "is not a whole number of records")
+    label = b"chipwitness/chip-log-record/2"
+    prefix = struct.pack(">Q", len(label)) + label + struct.pack(">Q", _CHIP_RECORD.size)
+    previous = bytes(32)
+    for number in range(count):
+        record = bytes(log[number * _CHIP_RECORD.size : (number + 1) * _CHIP_RECORD.size])
+        counter, kind, _, _, _, run, step, _, digest, before = _CHIP_RECORD.unpack(record)
+        need(counter == number and before == previous, f"is no chain at record {number}")
+        previous = hashlib.sha256(prefix + record).digest()
+        if kind == _COMMIT:
+            yield run.hex(), step, digest
+
+
+def _base64(text: object) -> bytes:
+    try:
+        data = base64.b64decode(text if isinstance(text, str) else "*", validate=True)
+    except ValueError:
+        raise Problem("holds malformed base64") from None
+    need(base64.b64encode(data).decode() == text, "holds malformed base64")
+    return data
+
+
+def _prefixed(*parts: str) -> bytes:
+    return b"".join(struct.pack(">Q", len(part.encode())) + part.encode() for part in parts)
+
+
+def _list(label: str, items: Sequence[tuple[str, str]]) -> bytes:
+    hasher = hashlib.sha256(_prefixed("chipwitness/list/1", label) + struct.pack(">Q", len(items)))
+    for name, digest in sorted(items):
+        hasher.update(_prefixed(name, digest))
+    return hasher.digest()
+
+
+def _region(name: str, dtype: str, shape: Sequence[int], offset: int, data: memoryview) -> str:
+    """Typed digest of a slice of a tensor: its header, and a tree over chunks of 1 MiB."""
+    frontier = Frontier()
+    count = -(-len(data) // _CHUNK)
+    for number in range(count):
+        frontier.add(data[number * _CHUNK : (number + 1) * _CHUNK])
+    header = _prefixed("chipwitness/tensor/1", _ALGORITHM, name, dtype) + struct.pack(
+        f">Q{len(shape)}QQQQQ", len(shape), *shape, offset, len(data), _CHUNK, count
+    )
+    digest = hashlib.sha256(b"\x02" + header + frontier.root())
+    return f"{_ALGORITHM}:{digest.hexdigest()}"

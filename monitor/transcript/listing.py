@@ -1,0 +1,83 @@
+"""The files of a run by path: looked up in the record of the journal that a path belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from firmware_sim.errors import EvidenceError
+from monitor.loops.program import MAXIMUM_PROGRAMS
+from monitor.transcript.journal import Journal
+from monitor.transcript.layout import CREATION, checkpoint_path, closing_record, is_allowed, step_of, step_record
+from monitor.transcript.record import Entry
+
+__all__ = ["Listing"]
+
+_PROGRAM = b'"programs/'
+
+
+class Listing(Mapping[str, Entry]):
+    """Entry of each file that a run holds; none is kept in memory.
+
+    Args:
+        steps: number of the last step that the manifest counts.
+        absent: files of the pending record that are not there yet: announced, and not held.
+        check: called with every entry that is looked up; EvidenceError if it is longer than it may be.
+    """
+
+    def __init__(
+        self, journal: Journal, steps: int, absent: frozenset[str], check: Callable[[str, Entry], None]
+    ) -> None:
+        self._journal = journal
+        self._steps = steps
+        self._absent = absent
+        self._check = check
+        self._programs: dict[str, int] | None = None
+
+    def __getitem__(self, path: str) -> Entry:
+        index = self.record_of(path)
+        entry = None if index is None or path in self._absent else self._journal.record(index).files.get(path)
+        if entry is None:
+            raise KeyError(path)
+        self._check(path, entry)
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        for record in self._journal:
+            yield from (path for path in record.files if path not in self._absent)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def record_of(self, path: str) -> int | None:
+        """Number of the one record in which a path may be listed; None if the run has no such record."""
+        if not is_allowed(path):
+            return None
+        step, closing = step_of(path), closing_record(self._steps)
+        if path.startswith("programs/"):
+            index = self.programs.get(path, closing)
+        elif path.startswith("chips/"):
+            index = closing
+        elif step is None:
+            index = CREATION
+        else:
+            index = step_record(step)
+            is_last = step == self._steps and path == checkpoint_path(step) and closing < len(self._journal)
+            if is_last and path not in self._journal.record(index).files:
+                index = closing
+        return index if index < len(self._journal) else None
+
+    @property
+    def programs(self) -> Mapping[str, int]:
+        """The record in which each program is first listed; EvidenceError if there are too many."""
+        if self._programs is None:
+            found: dict[str, int] = {}
+            last = len(self._journal) - 1
+            hints = self._journal.find(_PROGRAM)
+            for index in hints if hints[-1:] == [last] else [*hints, last]:
+                for path in self._journal.record(index).files:
+                    if path.startswith("programs/"):
+                        found.setdefault(path, index)
+                if len(found) > MAXIMUM_PROGRAMS:
+                    raise EvidenceError(f"a run has at most {MAXIMUM_PROGRAMS} programs, not {len(found)}")
+            self._programs = found
+        return self._programs
