@@ -16,6 +16,7 @@ from firmware_sim import bounds
 from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
+from monitor.loops.declaration import Declaration
 from monitor.loops.program import Program
 from monitor.task import Task
 from monitor.transcript import lengths
