@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from monitor.numerics.kernels.workers import run_pieces
+
 from ._backend import Backend
 from ._direct import Direct, elementwise_forms
 from ._direct_losses import LOSS_MAKERS
 from ._exact_backend import ExactBackend
 from .exact import _norm_kernels, _softmax_kernels, philox
-from .exact._workers import run_pieces
 from .exact.elementwise import add_row_in_place, canonical_in_place, fresh, in_place, is_plain
 from .operators import normalisation
 from .operators.random import draw_key

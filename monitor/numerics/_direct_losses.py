@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from monitor.numerics.kernels.workers import run_pieces
+
 from ._direct import Direct
 from ._exact_backend import ExactBackend
 from .exact import _gather_kernels
-from .exact._workers import run_pieces
 from .exact.elementwise import canonical_in_place, is_plain
 
 __all__ = ["LOSS_MAKERS"]

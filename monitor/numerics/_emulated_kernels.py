@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .exact._jit import compiled
+from monitor.numerics.kernels.jit import compiled
 
 __all__ = ["chunk_products", "chunk_sums", "chunked_dot", "chunked_total", "running_dot", "running_total"]
 

@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
 from monitor.environment import ACCELERATOR
+from monitor.numerics.kernels.workers import run_pieces
 
 from . import _emulated_kernels as kernels
 from .emulated_accelerator import NAME, EmulatedAccelerator
-from .exact._workers import run_pieces
 
 __all__ = ["EMULATED", "VARIABLE", "EmulatedArithmetic", "Order", "install_from_environment"]
 

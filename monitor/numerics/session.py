@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.numerics.kernels.bits import check_subnormals
 
 from ._backend import Backend
 from ._direct_exact import direct_forms
@@ -24,7 +25,6 @@ from ._exact_backend import ExactBackend
 from ._variants import functional_variant, split_outputs
 from ._widening import HALF, apply_widened, canonical_nan, takes_half, types_of
 from .errors import UnsupportedOperator
-from .exact._bits import check_subnormals
 from .operators import Rule, functional_name, operator_table, remedy_for
 from .operators.decomposed import decomposition
 from .rounding.engine import RoundedBackend

@@ -10,10 +10,10 @@ from monitor.numerics.exact import _matmul_kernels as kernels
 from monitor.numerics.exact._eager_engine import INT8_WORK
 from monitor.numerics.exact._int8_engine import int8_matmul
 from monitor.numerics.exact._known_answers import int8_serves, require_fp64
-from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import round_flagged
-from monitor.numerics.exact._workers import run_pieces, run_tiles, workers
 from monitor.numerics.exact.matmul_reference import CHUNK
+from monitor.numerics.kernels.scratch import scratch
+from monitor.numerics.kernels.workers import run_pieces, run_tiles, workers
 
 __all__ = ["cpu_matmul", "is_sampled"]
 

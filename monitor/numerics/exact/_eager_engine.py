@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from monitor.numerics.exact._bits import CANONICAL_NAN, exponent_and_significand, power_of_two
 from monitor.numerics.exact._known_answers import int8_serves, require_fp64
 from monitor.numerics.exact._resolve import round_fraction
 from monitor.numerics.exact.matmul_reference import CHUNK
 from monitor.numerics.exact.sums import sum_of_doubles
+from monitor.numerics.kernels.bits import CANONICAL_NAN, exponent_and_significand, power_of_two
 
 __all__ = ["INT8_WORK", "eager_matmul"]
 

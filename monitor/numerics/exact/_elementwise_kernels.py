@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled, inlined
-from monitor.numerics.exact._pointers import floats
+from monitor.numerics.kernels.jit import compiled, inlined
+from monitor.numerics.kernels.pointers import floats
 
 __all__ = ["FRESH", "IN_PLACE", "OPERATORS", "add_to_rows", "canonicalise"]
 

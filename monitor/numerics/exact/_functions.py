@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact import _coefficients as c
-from monitor.numerics.exact._bits import exponent_and_significand, power_of_two
+from monitor.numerics.kernels import coefficients as c
+from monitor.numerics.kernels.bits import exponent_and_significand, power_of_two
 
 __all__ = ["EPSILON", "KERNELS", "box_muller", "power_kernel"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled
-from monitor.numerics.exact._pointers import floats
 from monitor.numerics.exact._sum_kernels import rounded, settle
+from monitor.numerics.kernels.jit import compiled
+from monitor.numerics.kernels.pointers import floats
 
 __all__ = ["pick_negative", "put_in_rows", "scatter_in_planes"]
 

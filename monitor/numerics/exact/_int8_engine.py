@@ -17,11 +17,11 @@ from torch import Tensor
 
 from firmware_sim.errors import DeviceError
 from monitor.numerics.exact import _matmul_kernels as kernels
-from monitor.numerics.exact._jit import guarded
-from monitor.numerics.exact._scratch import scratch
 from monitor.numerics.exact._wide import rounded_products
-from monitor.numerics.exact._workers import run_tiles, workers
 from monitor.numerics.exact.matmul_reference import CHUNK
+from monitor.numerics.kernels.jit import guarded
+from monitor.numerics.kernels.scratch import scratch
+from monitor.numerics.kernels.workers import run_tiles, workers
 
 __all__ = ["Gathered", "Vectors", "int8_matmul", "multiply"]
 

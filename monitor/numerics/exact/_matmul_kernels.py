@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled, contracted, inlined
+from monitor.numerics.kernels.jit import compiled, contracted, inlined
 
 __all__ = [
     "add_doubles",

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled, inlined
-from monitor.numerics.exact._pointers import floats
 from monitor.numerics.exact._sum_kernels import rounded, settle, sum_of
+from monitor.numerics.kernels.jit import compiled, inlined
+from monitor.numerics.kernels.pointers import floats
 
 __all__ = [
     "batch_norm_channels",

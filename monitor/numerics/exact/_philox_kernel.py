@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled
-from monitor.numerics.exact._pointers import floats
+from monitor.numerics.kernels.jit import compiled
+from monitor.numerics.kernels.pointers import floats
 
 __all__ = ["philox_mask", "philox_words"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from monitor.numerics.exact._functions import EPSILON
-from monitor.numerics.exact._jit import compiled, inlined
-from monitor.numerics.exact._pointers import floats
 from monitor.numerics.exact._sum_kernels import sum_of
 from monitor.numerics.exact._unary_kernels import exp64, log64
+from monitor.numerics.kernels.jit import compiled, inlined
+from monitor.numerics.kernels.pointers import floats
 
 __all__ = ["log_softmax_rows", "log_softmax_slope_rows", "softmax_rows", "softmax_slope_rows"]
 

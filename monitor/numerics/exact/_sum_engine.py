@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from monitor.numerics.exact import _sum_kernels as kernels
-from monitor.numerics.exact._workers import run_pieces
+from monitor.numerics.kernels.workers import run_pieces
 
 __all__ = ["accumulate_cpu", "exact_value", "sum_blocks"]
 

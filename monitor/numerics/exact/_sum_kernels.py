@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled, inlined, reordered
+from monitor.numerics.kernels.jit import compiled, inlined, reordered
 
 __all__ = ["rounded", "settle", "sum_groups", "sum_last", "sum_middle", "sum_of", "two_sum"]
 

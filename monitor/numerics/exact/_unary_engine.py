@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.exact._unary_kernels import CIRCULAR_LIMIT, NORMAL_KERNEL, POWER_KERNEL, UNARY_KERNELS
-from monitor.numerics.exact._workers import run_pieces
+from monitor.numerics.kernels.workers import run_pieces
 
 __all__ = ["normal_engine", "power_engine", "unary_engine"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact import _coefficients as c
 from monitor.numerics.exact._functions import EPSILON
-from monitor.numerics.exact._jit import compiled, inlined
+from monitor.numerics.kernels import coefficients as c
+from monitor.numerics.kernels.jit import compiled, inlined
 
 __all__ = ["CIRCULAR_LIMIT", "NORMAL_KERNEL", "POWER_KERNEL", "UNARY_KERNELS", "exp64", "log64"]
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from monitor.numerics.exact import _matmul_kernels as kernels
-from monitor.numerics.exact._jit import guarded
 from monitor.numerics.exact._resolve import round_fraction
 from monitor.numerics.exact.sums import sum_of_doubles
+from monitor.numerics.kernels.jit import guarded
 
 __all__ = ["round_flagged", "rounded_products"]
 

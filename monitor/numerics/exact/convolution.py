@@ -15,8 +15,8 @@ from monitor.numerics.exact._cpu_engine import is_sampled
 from monitor.numerics.exact._eager_engine import INT8_WORK
 from monitor.numerics.exact._int8_engine import Gathered, Vectors, multiply
 from monitor.numerics.exact._known_answers import int8_serves
-from monitor.numerics.exact._workers import workers
 from monitor.numerics.exact.matmul import matmul
+from monitor.numerics.kernels.workers import workers
 
 __all__ = ["correlate", "grad_input", "grad_weight"]
 

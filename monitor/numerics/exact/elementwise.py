@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.exact._elementwise_kernels import FRESH, IN_PLACE, OPERATORS, add_to_rows, canonicalise
-from monitor.numerics.exact._pointers import is_float32, is_plain, overlaps_partly
-from monitor.numerics.exact._workers import run_pieces
+from monitor.numerics.kernels.pointers import is_float32, is_plain, overlaps_partly
+from monitor.numerics.kernels.workers import run_pieces
 
 __all__ = [
     "OPERATORS",

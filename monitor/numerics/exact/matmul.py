@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.exact._bits import check_subnormals
 from monitor.numerics.exact._cpu_engine import cpu_matmul
 from monitor.numerics.exact._eager_engine import eager_matmul
 from monitor.numerics.exact.unary import require_fp32
+from monitor.numerics.kernels.bits import check_subnormals
 
 __all__ = ["matmul"]
 

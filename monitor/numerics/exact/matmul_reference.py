@@ -8,8 +8,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact._bits import CANONICAL_NAN
 from monitor.numerics.exact._resolve import round_fraction
+from monitor.numerics.kernels.bits import CANONICAL_NAN
 
 __all__ = ["CHUNK", "LARGEST", "is_wide", "matmul_by_integers", "quantise_row"]
 

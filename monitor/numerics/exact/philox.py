@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.exact._bits import round_or_flag
 from monitor.numerics.exact._functions import EPSILON, box_muller
 from monitor.numerics.exact._philox_kernel import philox_mask, philox_words
 from monitor.numerics.exact._unary_engine import normal_engine
-from monitor.numerics.exact._workers import run_pieces
 from monitor.numerics.exact.unary import resolve_elements
+from monitor.numerics.kernels.bits import round_or_flag
+from monitor.numerics.kernels.workers import run_pieces
 
 __all__ = ["bernoulli", "bits", "fill_bernoulli", "normal", "uniform"]
 

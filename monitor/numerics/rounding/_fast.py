@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact._workers import run_pieces
+from monitor.numerics.kernels.workers import run_pieces
 
 from . import _kernels
 from ._settle_kernels import POWERS

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled, inlined, reordered
+from monitor.numerics.kernels.jit import compiled, inlined, reordered
 
 __all__ = ["NO_BITS", "bound_of", "largest_and_lowest", "square_sum", "widen_columns", "widen_rows"]
 

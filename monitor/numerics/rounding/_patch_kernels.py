@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled, inlined
+from monitor.numerics.kernels.jit import compiled, inlined
 
 from ._operand_kernels import NO_BITS, bound_of, largest_and_lowest, norm_scale, root_above, span_of, square_sum
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.exact._jit import compiled, inlined
+from monitor.numerics.kernels.jit import compiled, inlined
 
 __all__ = ["POWERS", "settle_tile"]
 

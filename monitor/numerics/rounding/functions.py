@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact._scratch import scratch
+from monitor.numerics.kernels.scratch import scratch
+from monitor.numerics.kernels.workers import run_tiles
 
-from ..exact._workers import run_tiles
 from .tiles import Bounds, Near, Rounding, Settled, flat, settle
 
 __all__ = ["FUNCTIONS", "STEEP", "apply"]

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact._scratch import scratch
+from monitor.numerics.kernels.scratch import scratch
+from monitor.numerics.kernels.workers import run_tiles, workers
 
 from .._backend import ConvolutionShape
-from ..exact._workers import run_tiles, workers
 from . import _patch_kernels as kernels
 from ._settle_kernels import POWERS
 from .tiles import Bounds, Integers, Near, Operand, Reals, Rounding, Settled, flat, settle, settle_whole

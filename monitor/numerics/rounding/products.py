@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact._scratch import scratch
+from monitor.numerics.kernels.scratch import scratch
+from monitor.numerics.kernels.workers import run_tiles, workers
 
-from ..exact._workers import run_tiles, workers
 from .bounds import ProductBound
 from .norms import norms, spans
 from .tiles import Bounds, Integers, Near, Operand, Reals, Rounding, Settled, flat, settle

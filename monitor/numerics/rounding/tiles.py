@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact._scratch import scratch
+from monitor.numerics.kernels.scratch import scratch
 
 from . import _operand_kernels
 from ._settle_kernels import POWERS, settle_tile

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from monitor.numerics.exact import _elementwise_kernels, _softmax_kernels, _sum_engine, _unary_kernels
 from monitor.numerics.exact import sum as exact_sum
-from monitor.numerics.exact._jit import _helpers
 from monitor.numerics.exact._resolve import round_fraction
 from monitor.numerics.exact._sum_kernels import settle, sum_of
+from monitor.numerics.kernels.jit import _helpers
 
 _CALLS = """
 import torch

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from monitor.numerics.exact._jit import guarded
+from monitor.numerics.kernels.jit import guarded
 
 __all__ = ["run_pieces", "run_tiles", "workers"]
 

@@ -14,7 +14,7 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from torch import Tensor, nn
 
-from monitor.numerics.exact._jit import inlined
+from monitor.numerics.kernels.jit import inlined
 
 __all__ = ["floats", "is_float32", "is_plain", "overlaps_partly"]
 
