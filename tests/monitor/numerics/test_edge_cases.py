@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._ops import OpOverload
 
+from analysis.bench.battery_edges import edge_calls, layouts
 from firmware_sim.errors import DeviceError
 from monitor.numerics import UnsupportedOperator, execute, recording, replaying
-from monitor.numerics._battery_edges import edge_calls, layouts
 from monitor.numerics._variants import functional_variant
 from monitor.numerics.operators import operator_table
 

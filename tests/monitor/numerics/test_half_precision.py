@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from analysis.bench.battery_edges import edge_calls
 from inspector.devices import DEVICES
 from monitor.numerics import UnsupportedOperator, execute, recording
-from monitor.numerics._battery_edges import edge_calls
 from monitor.numerics.exact.matmul_reference import matmul_by_integers
 from monitor.numerics.operators import operator_table
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inspector.devices.emulated import EmulatedArithmetic
 from monitor.numerics import Bound, LogContradiction, Policy, Session, recording, replaying
 from monitor.numerics._backend import ConvolutionShape
-from monitor.numerics.emulated import EmulatedArithmetic
 from monitor.numerics.rounding import codec, elements, products
 from monitor.numerics.rounding.bounds import exact_bits_of
 from monitor.numerics.rounding.grid import decide

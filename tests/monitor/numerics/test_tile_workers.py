@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from firmware_sim.errors import DeviceError
+from inspector.devices.emulated import EmulatedArithmetic
 from monitor.numerics import exact
 from monitor.numerics._backend import ConvolutionShape
-from monitor.numerics.emulated import EmulatedArithmetic
 from monitor.numerics.kernels.workers import run_tiles, workers
 from monitor.numerics.rounding import patches, products
 from monitor.numerics.rounding.tiles import Rounding, Settled

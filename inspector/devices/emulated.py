@@ -21,16 +21,13 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
+from inspector.devices import ORDER
+from inspector.devices import _order_kernels as kernels
+from inspector.devices.emulated_accelerator import NAME, EmulatedAccelerator
 from monitor.environment import ACCELERATOR
 from monitor.numerics.kernels.workers import run_pieces
 
-from . import _emulated_kernels as kernels
-from .emulated_accelerator import NAME, EmulatedAccelerator
-
-__all__ = ["EMULATED", "VARIABLE", "EmulatedArithmetic", "Order", "install_from_environment"]
-
-VARIABLE = "CHIPWITNESS_EMULATED_ORDER"
-"""Environment variable that names the order of a process."""
+__all__ = ["EMULATED", "EmulatedArithmetic", "Order", "install_from_environment"]
 
 
 class Order(Protocol):
@@ -447,7 +444,7 @@ class EmulatedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def install_from_environment() -> str | None:
-    """Compute as the environment says for the rest of this thread: in the order that VARIABLE names, and on the
+    """Compute as the environment says for the rest of this thread: in the order that ``ORDER`` names, and on the
     emulated accelerator where that is the process's accelerator.
 
     Returns:
@@ -456,7 +453,7 @@ def install_from_environment() -> str | None:
     Raises:
         DeviceError: there is no such order, or engines may compute in other threads, where it would not hold.
     """
-    name = os.environ.get(VARIABLE)
+    name = os.environ.get(ORDER)
     if name is not None:
         if torch.get_num_threads() != 1:
             raise DeviceError("an emulated order holds in one thread; set OMP_NUM_THREADS=1")

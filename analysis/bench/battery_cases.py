@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._battery_edges import edge_calls, layouts
+from analysis.bench.battery_edges import edge_calls, layouts
 
 __all__ = ["cases"]
 

@@ -1,27 +1,25 @@
 """Exhaustive comparison of a unary function with an independent oracle over all 2^32 FP32 inputs.
 
-python -m monitor.numerics.exact.sweep exp tanh --out sweep.json
+python -m analysis.bench.sweep exp tanh --out sweep.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from analysis.bench._origin import machine
+from analysis.bench.oracle import ODD, expected, expected_power, require_extended_precision
 from firmware_sim.errors import CallerError, ChipwitnessError
-from monitor.environment import processor
-from monitor.numerics.exact._oracle import ODD, expected, expected_power, require_extended_precision
 from monitor.numerics.exact.unary import power, unary
 
 __all__ = ["SweepResult", "sweep", "sweep_power"]
@@ -145,21 +143,9 @@ def sweep_power(pairs: int, seed: int = 2026) -> SweepResult:
     )
 
 
-def machine() -> dict[str, str]:
-    """What the result depends on: processor, C library and versions."""
-    return {
-        "processor": processor(),
-        "c_library": " ".join(platform.libc_ver()),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-        "torch": torch.__version__,
-    }
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 if every input agrees, 1 if not, 2 for a usage error, 3 where the oracle can't run."""
-    parser = argparse.ArgumentParser(prog="python -m monitor.numerics.exact.sweep", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m analysis.bench.sweep", description=__doc__)
     parser.add_argument("functions", nargs="+", metavar="FUNCTION")
     parser.add_argument("--stride", type=int, default=1, help="compare every N-th chunk of 2^19 inputs only")
     parser.add_argument("--pairs", type=int, default=1 << 28, help="number of random pairs for pow")

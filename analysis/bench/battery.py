@@ -1,7 +1,7 @@
 """The battery: each operator's results on hard inputs as one digest, to be compared across devices.
 
 Inputs are ±0, infinities, NaNs with payloads, subnormals, ties, the largest numbers, duplicates, odd lengths (tail
-lanes), strided views and sizes that several threads share. ``python -m monitor.numerics.battery NUMERICS`` prints the
+lanes), strided views and sizes that several threads share. ``python -m analysis.bench.battery NUMERICS`` prints the
 digests of the process it runs in; kernel families are chosen by environment variables, so each needs its own process.
 """
 
@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from analysis.bench.battery_cases import cases
+from inspector.devices.emulated import install_from_environment
 from monitor.environment import accelerator
-
-from ._battery_cases import cases
-from .emulated import install_from_environment
-from .operators import functional_name, functional_of_out, operator_table
-from .session import recording
+from monitor.numerics.operators import functional_name, functional_of_out, operator_table
+from monitor.numerics.session import recording
 
 __all__ = ["row_of", "run_battery"]
 

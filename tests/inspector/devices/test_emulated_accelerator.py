@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim.errors import DeviceError
+from inspector.devices import emulated_accelerator
+from inspector.devices.emulated_accelerator import NAME, EmulatedAccelerator
 from monitor.environment import accelerator, device_name, settings
-from monitor.numerics import emulated_accelerator, exact, recording
-from monitor.numerics.emulated_accelerator import NAME, EmulatedAccelerator
+from monitor.numerics import exact, recording
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,9 @@
 
 Kernel families are chosen by environment variables that must be set before torch is imported, so a device is entered
 only by starting a process. A CUDA device keeps what it trains in its own memory; the host's part of such a process is
-that of ``native``. Emulated devices add in an order that this machine does not have (monitor.numerics.emulated) and say
-so in their name and kind. Each device reports the fingerprint of its native arithmetic; equal fingerprints mean
-that two devices do not really differ.
+that of ``native``. Emulated devices add in an order that this machine does not have (``emulated``) and say so in their
+name and kind. Each device reports the fingerprint of its native arithmetic; equal fingerprints mean that two devices do
+not really differ.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from firmware_sim import bounds
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import canonical
 
-__all__ = ["DEVICES", "Device", "DevicePool", "current_device", "device", "enter", "run_worker"]
+__all__ = ["DEVICES", "ORDER", "Device", "DevicePool", "current_device", "device", "enter", "run_worker"]
 
-_ORDER = "CHIPWITNESS_EMULATED_ORDER"
-"""As ``monitor.numerics.emulated`` has it, which this module must not import: it would load torch."""
+ORDER = "CHIPWITNESS_EMULATED_ORDER"
+"""Environment variable that names the emulated order of a process."""
 _ACCELERATOR = "CHIPWITNESS_ACCELERATOR"
-"""As ``monitor.environment`` has it."""
+"""As ``monitor.environment`` has it, which this module must not import: it would load torch."""
 _CONTROLLED = (
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
@@ -37,7 +37,7 @@ _CONTROLLED = (
     "MKL_ENABLE_INSTRUCTIONS",
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
-    _ORDER,
+    ORDER,
     _ACCELERATOR,
 )
 _NAME = "CHIPWITNESS_DEVICE"
@@ -76,7 +76,7 @@ class Device:
 
 
 def _emulated(order: str, summary: str) -> Device:
-    environment = {**_ONE_THREAD, _ORDER: order}
+    environment = {**_ONE_THREAD, ORDER: order}
     return Device(name=f"emulated-{order}", kind="emulated", summary=f"emulated: {summary}", environment=environment)
 
 
@@ -129,7 +129,7 @@ DEVICES: dict[str, Device] = {
             name="emulated-accelerator",
             kind="emulated",
             summary="emulated: an accelerator's memory and code paths, K in four parts",
-            environment={**_ONE_THREAD, _ORDER: "split-k", _ACCELERATOR: "emulated"},
+            environment={**_ONE_THREAD, ORDER: "split-k", _ACCELERATOR: "emulated"},
         ),
     )
 }
@@ -159,9 +159,9 @@ def enter(name: str) -> None:
         raise DeviceError(f"cannot become device {name}: torch is loaded already")
     if any(os.environ.get(key) != wanted.get(key) for key in (*_CONTROLLED, _NAME)):
         os.execve(sys.executable, [sys.executable, "-m", "analysis.cli", *sys.argv[1:]], wanted)
-    if _ORDER in wanted or _ACCELERATOR in wanted:
+    if ORDER in wanted or _ACCELERATOR in wanted:
+        from inspector.devices.emulated import install_from_environment
         from monitor.environment import accelerator
-        from monitor.numerics.emulated import install_from_environment
 
         install_from_environment()
         accelerator()

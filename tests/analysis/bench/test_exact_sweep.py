@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import monitor.numerics.exact.sweep as sweep_module
+import analysis.bench.sweep as sweep_module
+from analysis.bench._origin import DATA
+from analysis.bench.oracle import expected
+from analysis.bench.sweep import main, sweep, sweep_power
 from monitor.numerics.exact._functions import KERNELS
-from monitor.numerics.exact._oracle import expected
-from monitor.numerics.exact.sweep import main, sweep, sweep_power
 
 needs_x87 = pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="the oracle needs x87 extended precision")
 
@@ -64,7 +64,7 @@ def test_usage_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_committed_sweep_found_no_mismatch() -> None:
-    path = Path(sweep_module.__file__).parent / "data" / "sweep.json"
+    path = DATA / "sweep.json"
     document = json.loads(path.read_text())
     assert document["machine"]["processor"]
     assert {row["function"] for row in document["results"]} <= {*KERNELS, "pow"}

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from monitor.numerics.battery import row_of
+from analysis.bench.battery import row_of
 from monitor.numerics.operators import operator_table
 
 KERNELS = (
@@ -51,7 +51,7 @@ NOT_RUN = {
 def battery(numerics: str, environment: dict[str, str]) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MKL_", "ONEDNN_", "ATEN_", "OMP_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "monitor.numerics.battery", numerics],
+        [sys.executable, "-m", "analysis.bench.battery", numerics],
         env={**clean, **environment},
         capture_output=True,
         text=True,

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from analysis.bench.battery import run_battery
 from firmware_sim.errors import DeviceError
 from inspector import devices
+from inspector.devices import ORDER
+from inspector.devices.emulated import EMULATED, EmulatedArithmetic, install_from_environment
 from monitor.environment import fingerprint
 from monitor.numerics import recording, replaying
-from monitor.numerics.battery import run_battery
-from monitor.numerics.emulated import EMULATED, VARIABLE, EmulatedArithmetic, install_from_environment
 
 ORDERS = tuple(EMULATED)
 
@@ -214,25 +215,25 @@ def test_nothing_is_computed_on_the_meta_device() -> None:
 
 def test_devices_name_every_order_and_say_that_they_are_emulated() -> None:
     emulated = [entry for entry in devices.DEVICES.values() if entry.kind == "emulated"]
-    assert {entry.process_environment()[VARIABLE] for entry in emulated} == set(EMULATED)
+    assert {entry.process_environment()[ORDER] for entry in emulated} == set(EMULATED)
     for entry in devices.DEVICES.values():
-        assert (entry.kind == "emulated") == entry.name.startswith("emulated-") == (VARIABLE in entry.environment)
+        assert (entry.kind == "emulated") == entry.name.startswith("emulated-") == (ORDER in entry.environment)
         assert (entry.kind == "emulated") == entry.summary.startswith("emulated:")
     assert all(entry.process_environment()["OMP_NUM_THREADS"] == "1" for entry in emulated)
 
 
 def test_another_device_of_an_emulated_process_is_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "tiles")
-    assert VARIABLE not in devices.device("native").process_environment()
+    monkeypatch.setenv(ORDER, "tiles")
+    assert ORDER not in devices.device("native").process_environment()
 
 
 def test_an_order_is_installed_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(ORDER, raising=False)
     assert install_from_environment() is None
-    monkeypatch.setenv(VARIABLE, "unheard-of")
+    monkeypatch.setenv(ORDER, "unheard-of")
     with pytest.raises(DeviceError, match="no emulated order 'unheard-of'"):
         install_from_environment()
-    monkeypatch.setenv(VARIABLE, "tiles")
+    monkeypatch.setenv(ORDER, "tiles")
     torch.set_num_threads(2)
     with pytest.raises(DeviceError, match="one thread"):
         install_from_environment()
