@@ -17,12 +17,12 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor.numerics import Bound, Observer, Policy, Session, Statistics
-from monitor.numerics.rounding.bounds import ProductBound, RelativeBound
+from monitor.numerics.engines.cpu.rounded.tiles import Rounding as Reach
+from monitor.numerics.engines.cpu.rounded.tiles import Settled
+from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound
+from monitor.numerics.engines.eager.rounded.grid import decide
+from monitor.numerics.rounding.backend import RoundedBackend
 from monitor.numerics.rounding.codec import Group, decode, encode
-from monitor.numerics.rounding.engine import RoundedBackend
-from monitor.numerics.rounding.grid import decide
-from monitor.numerics.rounding.tiles import Rounding as Reach
-from monitor.numerics.rounding.tiles import Settled
 
 __all__ = ["EditKind", "LogEdit", "Rounding", "Survey", "apply_edit", "far_additions"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firmware_sim.errors import DeviceError
-from monitor.numerics.exact._resolve import resolve
+from monitor.numerics.reference.resolve import resolve
 
 __all__ = ["ODD", "expected", "expected_power", "require_extended_precision"]
 

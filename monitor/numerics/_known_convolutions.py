@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ._backend import Backend, ConvolutionShape
+from monitor.numerics.backend import Backend, ConvolutionShape
 
 __all__ = ["BATCHES", "one_channel_is_exact"]
 

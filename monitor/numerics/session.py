@@ -17,20 +17,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.numerics.backend import Backend
+from monitor.numerics.engines.cpu.fused.normalisation import direct_forms
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.exact.backend import ExactBackend
 from monitor.numerics.kernels.bits import check_subnormals
-
-from ._backend import Backend
-from ._direct_exact import direct_forms
-from ._exact_backend import ExactBackend
-from ._variants import functional_variant, split_outputs
-from ._widening import HALF, apply_widened, canonical_nan, takes_half, types_of
-from .errors import UnsupportedOperator
-from .operators import Rule, functional_name, operator_table, remedy_for
-from .operators.decomposed import decomposition
-from .rounding.engine import RoundedBackend
-from .rounding.policy import Bound, Policy, bound_named
-from .statistics import Statistics
-from .strides import with_canonical_strides
+from monitor.numerics.operators import Rule, functional_name, operator_table, remedy_for
+from monitor.numerics.operators.decomposed import decomposition
+from monitor.numerics.operators.variants import functional_variant, split_outputs
+from monitor.numerics.operators.widening import HALF, apply_widened, canonical_nan, takes_half, types_of
+from monitor.numerics.rounding.backend import RoundedBackend
+from monitor.numerics.rounding.policy import Bound, Policy, bound_named
+from monitor.numerics.statistics import Statistics
+from monitor.numerics.strides import with_canonical_strides
 
 __all__ = ["DECLARABLE", "NUMERICS", "Numerics", "Observer", "Session", "execute", "recording", "replaying"]
 

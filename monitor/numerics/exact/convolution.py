@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from monitor.numerics.exact._cpu_engine import is_sampled
-from monitor.numerics.exact._eager_engine import INT8_WORK
-from monitor.numerics.exact._int8_engine import Gathered, Vectors, multiply
-from monitor.numerics.exact._known_answers import int8_serves
+from monitor.numerics.engines.capability import int8_serves
+from monitor.numerics.engines.cpu.exact.int8 import Gathered, Vectors, multiply
+from monitor.numerics.engines.cpu.exact.matmul import is_sampled
+from monitor.numerics.engines.eager.exact.matmul import INT8_WORK
 from monitor.numerics.exact.matmul import matmul
 from monitor.numerics.kernels.workers import workers
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.exact._cpu_engine import cpu_matmul
-from monitor.numerics.exact._eager_engine import eager_matmul
+from monitor.numerics.engines.cpu.exact.matmul import cpu_matmul
+from monitor.numerics.engines.eager.exact.matmul import eager_matmul
 from monitor.numerics.exact.unary import require_fp32
 from monitor.numerics.kernels.bits import check_subnormals
 

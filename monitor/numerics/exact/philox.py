@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.exact._functions import EPSILON, box_muller
-from monitor.numerics.exact._philox_kernel import philox_mask, philox_words
-from monitor.numerics.exact._unary_engine import normal_engine
+from monitor.numerics.engines.cpu.exact.functions import normal_engine
+from monitor.numerics.engines.cpu.exact.philox_kernels import philox_mask, philox_words
+from monitor.numerics.engines.eager.exact.functions import EPSILON, box_muller
 from monitor.numerics.exact.unary import resolve_elements
 from monitor.numerics.kernels.bits import round_or_flag
 from monitor.numerics.kernels.workers import run_pieces

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.exact._resolve import round_fraction
-from monitor.numerics.exact._sum_engine import accumulate_cpu, sum_blocks
+from monitor.numerics.engines.cpu.exact.sums import accumulate_cpu, sum_blocks
 from monitor.numerics.exact.unary import require_fp32
 from monitor.numerics.kernels.bits import canonical, check_subnormals
+from monitor.numerics.reference.resolve import round_fraction
 
 __all__ = ["embedding_backward", "index_add", "mean", "scatter_add", "scatter_rows", "sum"]
 

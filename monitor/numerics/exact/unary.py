@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.exact._functions import EPSILON, KERNELS, power_kernel
-from monitor.numerics.exact._resolve import resolve
-from monitor.numerics.exact._unary_engine import power_engine, unary_engine
+from monitor.numerics.engines.cpu.exact.functions import power_engine, unary_engine
+from monitor.numerics.engines.eager.exact.functions import EPSILON, KERNELS, power_kernel
 from monitor.numerics.kernels.bits import canonical, check_subnormals, round_or_flag
+from monitor.numerics.reference.resolve import resolve
 
 __all__ = ["UNARY_FUNCTIONS", "power", "unary"]
 

@@ -5,8 +5,20 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from . import decomposed, elementwise, exact, indexing, limits, linear, lists, losses, normalisation, random, reductions
-from .rule import Kind, Rule
+from monitor.numerics.operators import (
+    decomposed,
+    elementwise,
+    exact,
+    indexing,
+    limits,
+    linear,
+    lists,
+    losses,
+    normalisation,
+    random,
+    reductions,
+)
+from monitor.numerics.operators.rule import Kind, Rule
 
 __all__ = ["Kind", "Rule", "functional_name", "functional_of_out", "operator_table", "remedy_for"]
 

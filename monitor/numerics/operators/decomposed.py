@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .rule import Rule
+from monitor.numerics.operators.rule import Rule
 
 __all__ = ["decomposition", "rules"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .rule import Rule
+from monitor.numerics.operators.rule import Rule
 
 __all__ = ["rules"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.operators.rule import Rule
 
 __all__ = ["rules"]
 

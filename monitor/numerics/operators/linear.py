@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .._backend import Backend, ConvolutionShape
-from ..errors import UnsupportedOperator
-from .elementwise import combine
-from .rule import Rule
+from monitor.numerics.backend import Backend, ConvolutionShape
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.operators.elementwise import combine
+from monitor.numerics.operators.rule import Rule
 
 __all__ = ["rules"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from .reductions import vector_norm
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.operators.reductions import vector_norm
+from monitor.numerics.operators.rule import Rule
 
 __all__ = ["rules"]
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from .._widening import canonical_nan
-from ..errors import UnsupportedOperator
-from .elementwise import quotient
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.operators.elementwise import quotient
+from monitor.numerics.operators.rule import Rule
+from monitor.numerics.operators.widening import canonical_nan
 
 __all__ = ["nll_backward", "rules"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from ..errors import UnsupportedOperator
-from .elementwise import quotient, square_root
-from .reductions import mean
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.operators.elementwise import quotient, square_root
+from monitor.numerics.operators.reductions import mean
+from monitor.numerics.operators.rule import Rule
 
 __all__ = ["log_softmax", "log_softmax_backward", "rules", "softmax", "softmax_backward"]
 

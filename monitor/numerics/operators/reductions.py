@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from ..errors import UnsupportedOperator
-from ..rounding.sums import order_free_cumsum
-from .elementwise import quotient, square_root
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.engines.eager.rounded.sums import order_free_cumsum
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.operators.elementwise import quotient, square_root
+from monitor.numerics.operators.rule import Rule
 
 __all__ = ["all_dims", "mean", "rules", "vector_norm"]
 

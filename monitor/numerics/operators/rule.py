@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .._backend import Backend
+from monitor.numerics.backend import Backend
 
 __all__ = ["Implementation", "Kind", "Rule"]
 

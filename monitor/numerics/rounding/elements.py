@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._backend import ConvolutionShape
+from monitor.numerics.backend import ConvolutionShape
 
 __all__ = ["of_convolution", "of_grad_input", "of_grad_weight", "of_product"]
 

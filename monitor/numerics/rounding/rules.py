@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import LogContradiction
-from ..statistics import Statistics
-from . import codec
-from .bounds import ProductBound, RelativeBound
-from .grid import Decisions, decide, place
-from .policy import Bound
-from .tiles import Near, Settled
+from monitor.numerics.engines.cpu.rounded.tiles import Near, Settled
+from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound
+from monitor.numerics.engines.eager.rounded.grid import Decisions, decide, place
+from monitor.numerics.errors import LogContradiction
+from monitor.numerics.rounding import codec
+from monitor.numerics.rounding.policy import Bound
+from monitor.numerics.statistics import Statistics
 
 __all__ = ["Judge", "Work"]
 

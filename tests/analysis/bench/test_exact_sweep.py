@@ -12,7 +12,7 @@ import analysis.bench.sweep as sweep_module
 from analysis.bench._origin import DATA
 from analysis.bench.oracle import expected
 from analysis.bench.sweep import main, sweep, sweep_power
-from monitor.numerics.exact._functions import KERNELS
+from monitor.numerics.engines.eager.exact.functions import KERNELS
 
 needs_x87 = pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="the oracle needs x87 extended precision")
 

@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, DeviceError
-from monitor.numerics import _direct, _direct_exact, recording
-from monitor.numerics.exact import _norm_kernels, _softmax_kernels, philox
-from monitor.numerics.exact.elementwise import is_plain, overlaps_partly
+from monitor.numerics import recording
+from monitor.numerics.engines.cpu.fused import norm_kernels as _norm_kernels
+from monitor.numerics.engines.cpu.fused import normalisation as _direct_exact
+from monitor.numerics.engines.cpu.fused import pointwise as _direct
+from monitor.numerics.engines.cpu.fused import softmax_kernels as _softmax_kernels
+from monitor.numerics.engines.cpu.fused.elementwise import is_plain, overlaps_partly
+from monitor.numerics.exact import philox
 
 _aten = torch.ops.aten
 _SPECIAL = (

@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 from analysis.bench.battery_edges import edge_calls, layouts
 from firmware_sim.errors import DeviceError
 from monitor.numerics import UnsupportedOperator, execute, recording, replaying
-from monitor.numerics._variants import functional_variant
 from monitor.numerics.operators import operator_table
+from monitor.numerics.operators.variants import functional_variant
 
 BACKENDS = ("rounded", "exact")
 CANONICAL_NAN = 0x7FC00000

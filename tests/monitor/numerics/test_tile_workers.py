@@ -15,10 +15,10 @@ import torch
 from firmware_sim.errors import DeviceError
 from inspector.devices.emulated import EmulatedArithmetic
 from monitor.numerics import exact
-from monitor.numerics._backend import ConvolutionShape
+from monitor.numerics.backend import ConvolutionShape
+from monitor.numerics.engines.cpu.rounded import patches, products
+from monitor.numerics.engines.cpu.rounded.tiles import Rounding, Settled
 from monitor.numerics.kernels.workers import run_tiles, workers
-from monitor.numerics.rounding import patches, products
-from monitor.numerics.rounding.tiles import Rounding, Settled
 
 EVERY = Rounding(multiple=64.0, grid_bits=24)
 COARSE = 2.0**-18

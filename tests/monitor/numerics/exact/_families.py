@@ -9,10 +9,10 @@ import sys
 import torch
 
 from firmware_sim.errors import DeviceError
+from monitor.numerics.engines.capability import int8_serves
+from monitor.numerics.engines.cpu.exact.matmul import cpu_matmul
 from monitor.numerics.exact import UNARY_FUNCTIONS, matmul, mean, philox, power, scatter_rows, unary
 from monitor.numerics.exact import sum as exact_sum
-from monitor.numerics.exact._cpu_engine import cpu_matmul
-from monitor.numerics.exact._known_answers import int8_serves
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:

@@ -13,8 +13,8 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, DeviceError
 from monitor.numerics.exact import embedding_backward, index_add, mean, scatter_add, scatter_rows
 from monitor.numerics.exact import sum as exact_sum
-from monitor.numerics.exact._resolve import round_fraction
 from monitor.numerics.exact.sums import accumulate_reference, sum_rows_reference
+from monitor.numerics.reference.resolve import round_fraction
 
 INF, NAN = float("inf"), float("nan")
 

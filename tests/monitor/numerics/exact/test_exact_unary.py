@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, DeviceError
+from monitor.numerics.engines.eager.exact.functions import EPSILON, KERNELS, power_kernel
 from monitor.numerics.exact import UNARY_FUNCTIONS, power, unary
-from monitor.numerics.exact._functions import EPSILON, KERNELS, power_kernel
-from monitor.numerics.exact._resolve import FUNCTIONS, resolve, round_fraction
 from monitor.numerics.exact.unary import power_reference, unary_reference
+from monitor.numerics.reference.resolve import FUNCTIONS, resolve, round_fraction
 
 INF, NAN = float("inf"), float("nan")
 NAMES = tuple(KERNELS)

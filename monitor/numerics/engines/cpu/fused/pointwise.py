@@ -1,0 +1,212 @@
+"""One-pass forms of frequent ATen calls over plain FP32 tensors in the processor's memory.
+
+A direct form gives the bits of the operator's row in the table, or declines with ``NotImplemented`` whatever it is not
+made for: other types, devices, strides, broadcasting, options.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from monitor.numerics.engines.cpu.fused.elementwise import (
+    canonical_in_place,
+    fresh,
+    in_place,
+    is_float32,
+    is_plain,
+    overlaps_partly,
+)
+from monitor.numerics.operators.widening import canonical_nan
+
+__all__ = ["Direct", "elementwise_forms"]
+
+Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+_aten = torch.ops.aten
+_EXACT_INTEGERS = 1 << 53
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def _constant(value: Any) -> float | None:
+    """A Python number as FP32 may take it, or None.
+
+    PyTorch refuses finite numbers beyond FP32's range, and larger integers would be rounded twice.
+    """
+    if type(value) is float:
+        return value if abs(value) <= _LARGEST or not math.isfinite(value) else None
+    return float(value) if type(value) is int and abs(value) <= _EXACT_INTEGERS else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (float, int)
+
+
+def _fits(x: Tensor, other: Any) -> bool:
+    """Whether plain `x` may be combined with `other` element by element and be overwritten by the result."""
+    return is_plain(other) and other.shape == x.shape and not overlaps_partly(x, other)
+
+
+def _native(func: OpOverload) -> Direct:
+    """A single IEEE operation on each element, by PyTorch's own kernel; NaN results are made canonical."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or not all(is_float32(value) if isinstance(value, Tensor) else _is_number(value) for value in args):
+            return NotImplemented
+        out = func(*args)
+        if is_plain(out):
+            return canonical_in_place(out)
+        canonical_nan(out)
+        return out
+
+    return call
+
+
+def _binary(tensors: str, constant: str, run: Callable[..., Tensor], native: Direct) -> Direct:
+    """x ∘ y for a tensor or a number y."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != 2:
+            return NotImplemented
+        x, y = args
+        if isinstance(y, Tensor):
+            return run(tensors, x, y) if is_plain(x) and _fits(x, y) else native(args, kwargs)
+        if not is_plain(x):
+            return NotImplemented
+        number = _constant(y)
+        return NotImplemented if number is None else run(constant, x, None, None, number)
+
+    return call
+
+
+def _sum(run: Callable[..., Tensor], native: Direct) -> Direct:
+    """x + alpha·y for a tensor y, x + y for a number y."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 2 or len(kwargs) > 1 or (kwargs and "alpha" not in kwargs):
+            return NotImplemented
+        x, y = args
+        alpha = _constant(kwargs["alpha"]) if kwargs else 1.0
+        if alpha is None:
+            return NotImplemented
+        if isinstance(y, Tensor):
+            if not is_plain(x) or not _fits(x, y):
+                return native(args, {}) if alpha == 1.0 else NotImplemented
+            return run("add", x, y) if alpha == 1.0 else run("add_scaled", x, y, None, alpha)
+        number = _constant(y)
+        if number is None or alpha != 1.0 or not is_plain(x):
+            return NotImplemented
+        return run("add_constant", x, None, None, number)
+
+    return call
+
+
+def _from_constant(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """number - x."""
+    if kwargs or len(args) != 2 or not is_plain(args[0]):
+        return NotImplemented
+    number = None if isinstance(args[1], Tensor) else _constant(args[1])
+    return NotImplemented if number is None else fresh("constant_minus", args[0], None, None, number)
+
+
+def _unary(name: str, run: Callable[..., Tensor], constant: float = 0.0) -> Direct:
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != 1 or not is_plain(args[0]):
+            return NotImplemented
+        return run(name, args[0], None, None, constant)
+
+    return call
+
+
+def _lerp(run: Callable[..., Tensor]) -> Direct:
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != 3:
+            return NotImplemented
+        start, end, weight = args
+        if type(weight) is not float or _constant(weight) is None or not is_plain(start) or not _fits(start, end):
+            return NotImplemented
+        if abs(weight) < 0.5:
+            return run("lerp_low", start, end, None, weight)
+        return run("lerp_high", start, end, None, 1 - weight)
+
+    return call
+
+
+def _with_product(name: str, run: Callable[..., Tensor]) -> Direct:
+    """x + value·(a ∘ b)."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 3 or len(kwargs) > 1 or (kwargs and "value" not in kwargs):
+            return NotImplemented
+        x, a, b = args
+        value = _constant(kwargs["value"]) if kwargs else 1.0
+        if value is None or not is_plain(x) or not _fits(x, a) or not _fits(x, b):
+            return NotImplemented
+        return run(name, x, a, b) if value == 1.0 else run(f"{name}_scaled", x, a, b, value)
+
+    return call
+
+
+def _slope(name: str) -> Direct:
+    """Gradient of a function from the incoming gradient and the function's value."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != 2 or not is_plain(args[0]) or not _fits(*args):
+            return NotImplemented
+        return fresh(name, *args)
+
+    return call
+
+
+def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Overwrite x by y; NaNs become canonical on the way."""
+    if kwargs or not is_plain(args[0]) or not _fits(args[0], args[1]):
+        return NotImplemented
+    return in_place("copy", args[0], args[1])
+
+
+_NATIVE = ("relu.default", "relu_.default", "threshold_backward.default", "neg.default", "abs.default")
+
+
+def _overload(name: str) -> OpOverload:
+    operator, overload = name.split(".")
+    found: OpOverload = getattr(getattr(_aten, operator), overload)
+    return found
+
+
+@functools.cache
+def elementwise_forms() -> dict[OpOverload, Direct]:
+    """Forms of operators that are the same in every controlled numerics; one table for all sessions."""
+    forms: dict[OpOverload, Direct] = {
+        _aten.copy_.default: _copy,
+        _aten.rsub.Scalar: _from_constant,
+        _aten.sigmoid_backward.default: _slope("sigmoid_slope"),
+        _aten.tanh_backward.default: _slope("tanh_slope"),
+        _aten.reciprocal.default: _unary("constant_over", fresh, 1.0),
+        _aten.reciprocal_.default: _unary("constant_over", in_place, 1.0),
+        _aten.sqrt.default: _unary("sqrt", fresh),
+        _aten.sqrt_.default: _unary("sqrt", in_place),
+        _aten.lerp.Scalar: _lerp(fresh),
+        _aten.lerp_.Scalar: _lerp(in_place),
+        _aten.addcmul.default: _with_product("addcmul", fresh),
+        _aten.addcmul_.default: _with_product("addcmul", in_place),
+        _aten.addcdiv.default: _with_product("addcdiv", fresh),
+        _aten.addcdiv_.default: _with_product("addcdiv", in_place),
+    }
+    for name in _NATIVE:
+        func = _overload(name)
+        forms[func] = _native(func)
+    for suffix, run in (("", fresh), ("_", in_place)):
+        for kind in ("Tensor", "Scalar"):
+            func = _overload(f"add{suffix}.{kind}")
+            forms[func] = _sum(run, _native(func))
+            for name in ("sub", "mul", "div"):
+                func = _overload(f"{name}{suffix}.{kind}")
+                forms[func] = _binary(name, f"{name}_constant", run, _native(func))
+    return forms
