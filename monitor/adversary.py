@@ -17,10 +17,10 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor.numerics import Bound, Observer, Policy, Session, Statistics
-from monitor.numerics.engines.cpu.rounded.tiles import Rounding as Reach
-from monitor.numerics.engines.cpu.rounded.tiles import Settled
 from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound
 from monitor.numerics.engines.eager.rounded.grid import decide
+from monitor.numerics.engines.results import Rounding as Reach
+from monitor.numerics.engines.results import Settled
 from monitor.numerics.rounding.backend import RoundedBackend
 from monitor.numerics.rounding.codec import Group, decode, encode
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.numerics.engines.eager.rounded.grid import exponent, power_of_two
+from monitor.numerics.engines.eager.rounded.grid import exponent
+from monitor.numerics.kernels.bits import power_of_two
 
 __all__ = ["correct", "decode_dense", "encode_dense", "round_to_bits", "search_threshold", "symbols"]
 

@@ -13,7 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from monitor.numerics.backend import Backend, ConvolutionShape
+from monitor.numerics.backend import Backend
+from monitor.numerics.geometry import ConvolutionShape
 
 __all__ = ["BATCHES", "one_channel_is_exact"]
 

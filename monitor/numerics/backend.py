@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
-__all__ = ["Backend", "ConvolutionShape"]
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.geometry import ConvolutionShape
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolutionShape:
-    """Stride, padding and dilation for each spatial dimension, and the number of groups."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
+__all__ = ["Backend", "CountedBackend", "draw_key"]
 
 
 class Backend(Protocol):
@@ -65,3 +58,24 @@ class Backend(Protocol):
 
     def random_bits(self, seed: int, count: int, like: Tensor) -> Tensor:
         """``count`` uniform 32-bit numbers as int64 in [0, 2^32), a function of the seed, on ``like``'s device."""
+
+
+class CountedBackend(Backend, Protocol):
+    """A backend that a fused kernel tells what it has rounded."""
+
+    def count(self, elements: int) -> None:
+        """Elements that a fused kernel of the current operator has rounded."""
+
+    def uncounted(self) -> Self:
+        """The same functions beside the counts, for what a fused kernel counts itself."""
+
+
+def draw_key(backend: Backend, generator: torch.Generator | None) -> int:
+    """The next 63-bit key: from the session's own source, or from torch's CPU generator, whose state moves on."""
+    if backend.keys is not None:
+        if generator is not None:
+            raise UnsupportedOperator("a random operator with its own generator", "let it use torch's global one")
+        return backend.keys()
+    if generator is not None and generator.device.type != "cpu":
+        raise UnsupportedOperator("a CUDA generator", "pass a CPU generator or none")
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))

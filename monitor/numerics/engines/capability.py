@@ -13,8 +13,19 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import DeviceError
+from monitor.numerics.kernels.pointers import is_host
 
-__all__ = ["fp64_convolution_is_exact", "fp64_gemm_is_exact", "int8_gemm_is_exact", "int8_serves", "require_fp64"]
+__all__ = [
+    "INT8_WORK",
+    "fp64_convolution_is_exact",
+    "fp64_gemm_is_exact",
+    "int8_gemm_is_exact",
+    "int8_serves",
+    "require_fp64",
+]
+
+INT8_WORK = 1 << 22
+"""Multiplications from which int8 products and their digits beat one FP64 product."""
 
 _EXTREMES = (-128, -127, -1, 0, 1, 127)
 _SHAPES = ((1, 8, 8), (8, 1, 40), (17, 40, 33), (64, 64, 64), (16, 512, 96), (256, 32, 768), (130, 130, 1030))
@@ -40,7 +51,7 @@ def _layouts(x: Tensor) -> list[Tensor]:
 
 def _pairs(a: Tensor, b: Tensor, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Operands of `torch._int_mm`: in all layouts on the CPU, elsewhere in the one in use, cut out of wider rows."""
-    if device.type == "cpu":
+    if is_host(device):
         return list(itertools.product(_layouts(a), _layouts(b)))
     left, right = (x.to(device, torch.int8).repeat(1, 3)[:, x.shape[1] : 2 * x.shape[1]] for x in (a, b.t()))
     return [(left, right.t())]
@@ -51,7 +62,7 @@ def int8_gemm_is_exact(device: torch.device) -> bool:
 
     Accelerators multiply sides that are multiples of 32, so that theirs are rounded up.
     """
-    grain = 1 if device.type == "cpu" else 32
+    grain = 1 if is_host(device) else 32
     for shape, seed in zip(_SHAPES, itertools.count(), strict=False):
         m, n, k = (-(-size // grain) * grain for size in shape)
         for a, b in _operands(m, n, k, seed):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from monitor.numerics import exact
-from monitor.numerics.backend import ConvolutionShape
+from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.statistics import Statistics
 
 __all__ = ["ExactBackend"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from monitor.numerics.kernels.jit import inlined
 
-__all__ = ["floats", "is_float32", "is_plain", "overlaps_partly"]
+__all__ = ["floats", "is_float32", "is_host", "is_index", "is_plain", "overlaps_partly"]
 
 _TENSORS = (Tensor, nn.Parameter)
 
@@ -37,6 +37,11 @@ def floats(address: Any, shape: Any) -> Any:
     return carray(_pointer(address), shape)
 
 
+def is_host(device: torch.device) -> bool:
+    """Whether a device's memory is the processor's own."""
+    return device.type == "cpu"
+
+
 def is_float32(x: object) -> bool:
     """Whether `x` is an FP32 tensor in the processor's memory."""
     return type(x) in _TENSORS and x.dtype is torch.float32 and x.is_cpu  # type: ignore[attr-defined]
@@ -45,6 +50,11 @@ def is_float32(x: object) -> bool:
 def is_plain(x: object) -> bool:
     """Whether `x` is an FP32 tensor in the processor's memory, without gaps and in row-major order."""
     return type(x) in _TENSORS and x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()  # type: ignore[attr-defined]
+
+
+def is_index(x: object) -> bool:
+    """Whether `x` is an int64 tensor in the processor's memory, without gaps and in row-major order."""
+    return type(x) is Tensor and x.dtype is torch.int64 and x.is_cpu and x.is_contiguous()
 
 
 def overlaps_partly(x: Tensor, y: Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.geometry import places
 from monitor.numerics.operators.rule import Rule
 
 __all__ = ["rules"]
@@ -90,8 +91,8 @@ def _index_put(
 ) -> Tensor:
     if not x.dtype.is_floating_point and accumulate:
         return torch.ops.aten.index_put.default(x, indices, values, True)  # type: ignore[no-any-return]
-    places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
-    targets = torch.ops.aten.index.Tensor(places, indices)
+    positions = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    targets = torch.ops.aten.index.Tensor(positions, indices)
     spread = values.expand(targets.shape).reshape(-1)
     targets = targets.reshape(-1)
     if accumulate:
@@ -113,7 +114,7 @@ def _windows(
         raise UnsupportedOperator(operator, "only 4-D inputs without ceil_mode are built")
     (kh, kw), (ph, pw), (sh, sw) = _pair(kernel), _pair(padding), _pair(stride or kernel)
     n, c, h, w = x.shape
-    out = ((h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
+    out = places(h, kh, sh, 1, 2 * ph), places(w, kw, sw, 1, 2 * pw)
     patches = torch.ops.aten.im2col.default(x.reshape(n * c, 1, h, w), [kh, kw], [1, 1], [ph, pw], [sh, sw])
     return patches, out
 
@@ -154,8 +155,8 @@ def _spread_windows(
 ) -> Tensor:
     """Add (n·c, kh·kw, places) values at the input places that their windows cover."""
     n, c, h, w = x_shape
-    places = torch.arange(1, h * w + 1, dtype=torch.float64, device=values.device).reshape(1, 1, h, w)
-    target = _windows(places, kernel, stride, padding, False, "aten.avg_pool2d_backward")[0].reshape(-1).long()
+    numbers = torch.arange(1, h * w + 1, dtype=torch.float64, device=values.device).reshape(1, 1, h, w)
+    target = _windows(numbers, kernel, stride, padding, False, "aten.avg_pool2d_backward")[0].reshape(-1).long()
     rows = values.reshape(n * c, -1).t()
     summed = backend.scatter_rows(h * w + 1, target, rows)
     return summed[1:].t().reshape(n, c, h, w)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.backend import Backend
+from monitor.numerics.engines import engine_of
 from monitor.numerics.operators.rule import Rule
 
 __all__ = ["rules"]
@@ -30,7 +31,7 @@ def _beyond(x: Tensor, limit: Tensor | float, compare: Callable[[Tensor, Any], T
 
 
 def _clamp(_: Backend, x: Tensor, low: Limit = None, high: Limit = None) -> Tensor:
-    is_native = x.is_cpu and not isinstance(low, Tensor) and not isinstance(high, Tensor)
+    is_native = engine_of(x.device).clamps and not isinstance(low, Tensor) and not isinstance(high, Tensor)
     if is_native or not x.dtype.is_floating_point or (low is None and high is None):
         return torch.clamp(x, low, high)  # type: ignore[arg-type]
     out = x if low is None else _beyond(x, low, torch.lt)

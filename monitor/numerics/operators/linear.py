@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from monitor.numerics.backend import Backend, ConvolutionShape
+from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.operators.elementwise import combine
 from monitor.numerics.operators.rule import Rule
 
@@ -36,44 +37,9 @@ def _dot(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     return backend.matmul(a[None], b[:, None])[0, 0]
 
 
-def _shape(
-    x: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> ConvolutionShape:
-    count = x.dim() - 2
-    return ConvolutionShape(
-        stride=tuple(stride) if len(stride) == count else tuple(stride) * count,
-        padding=tuple(padding) if len(padding) == count else tuple(padding) * count,
-        dilation=tuple(dilation) if len(dilation) == count else tuple(dilation) * count,
-        groups=groups,
-    )
-
-
-def _lifted(shape: ConvolutionShape) -> ConvolutionShape:
-    """A 1-D convolution as a 2-D one of height 1."""
-    return ConvolutionShape(
-        stride=(1, *shape.stride), padding=(0, *shape.padding), dilation=(1, *shape.dilation), groups=shape.groups
-    )
-
-
 def _require_plane(x: Tensor) -> None:
     if x.dim() not in (3, 4):
         raise UnsupportedOperator("aten.convolution", "only 1-D and 2-D convolutions are built")
-
-
-def _transposed_shape(
-    x: Tensor, weight: Tensor, shape: ConvolutionShape, output_padding: Sequence[int]
-) -> tuple[int, ...]:
-    """Shape of a transposed convolution's result, which is the input of the convolution whose gradient it is."""
-    extra = (
-        tuple(output_padding) if len(output_padding) == 2 else (0,) * (2 - len(output_padding)) + tuple(output_padding)
-    )
-    size = [
-        (n - 1) * stride - 2 * pad + step * (k - 1) + 1 + more
-        for n, k, stride, pad, step, more in zip(
-            x.shape[2:], weight.shape[2:], shape.stride, shape.padding, shape.dilation, extra, strict=True
-        )
-    ]
-    return (x.shape[0], weight.shape[1] * shape.groups, *size)
 
 
 def _convolution(
@@ -89,12 +55,13 @@ def _convolution(
     groups: int,
 ) -> Tensor:
     _require_plane(x)
-    shape = _shape(x, stride, padding, dilation, groups)
+    shape = ConvolutionShape.of(x.dim() - 2, stride, padding, dilation, groups)
     flat = x.dim() == 3
     if flat:
-        x, weight, shape = x[:, :, None], weight[:, :, None], _lifted(shape)
+        x, weight, shape = x[:, :, None], weight[:, :, None], shape.lifted()
     if transposed:
-        out = backend.convolution_grad_input(x, _transposed_shape(x, weight, shape, output_padding), weight, shape)
+        size = shape.in_size(x.shape[2:], weight.shape[2:], output_padding)
+        out = backend.convolution_grad_input(x, (len(x), weight.shape[1] * groups, *size), weight, shape)
     else:
         out = backend.convolution(x, weight, shape)
     # The strides are part of an operator's result: later operators, and a trace of the step, depend on them.
@@ -117,11 +84,11 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     _require_plane(x)
-    shape = _shape(x, stride, padding, dilation, groups)
+    shape = ConvolutionShape.of(x.dim() - 2, stride, padding, dilation, groups)
     grad_bias = backend.sum(grad, [0, *range(2, x.dim())], False) if output_mask[2] else None
     flat = x.dim() == 3
     if flat:
-        grad, x, weight, shape = grad[:, :, None], x[:, :, None], weight[:, :, None], _lifted(shape)
+        grad, x, weight, shape = grad[:, :, None], x[:, :, None], weight[:, :, None], shape.lifted()
     grad_x = grad_weight = None
     if output_mask[0] and transposed:
         grad_x = backend.convolution(grad, weight, shape)

@@ -13,25 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monitor.numerics.backend import Backend
+from monitor.numerics.backend import Backend, draw_key
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.operators.elementwise import quotient, square_root
 from monitor.numerics.operators.rule import Rule
 
-__all__ = ["draw_key", "rules"]
+__all__ = ["rules"]
 
 _UNIFORM_STEP = 2.0**-24
-
-
-def draw_key(backend: Backend, generator: torch.Generator | None) -> int:
-    """The next 63-bit key: from the session's own source, or from torch's CPU generator, whose state moves on."""
-    if backend.keys is not None:
-        if generator is not None:
-            raise UnsupportedOperator("a random operator with its own generator", "let it use torch's global one")
-        return backend.keys()
-    if generator is not None and generator.device.type != "cpu":
-        raise UnsupportedOperator("a CUDA generator", "pass a CPU generator or none")
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
 
 
 def _bits(backend: Backend, like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.backend import Backend
-from monitor.numerics.engines.eager.rounded.sums import order_free_cumsum
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.operators.elementwise import quotient, square_root
 from monitor.numerics.operators.rule import Rule
+from monitor.numerics.rounding.sums import order_free_cumsum
 
 __all__ = ["all_dims", "mean", "rules", "vector_norm"]
 

@@ -7,8 +7,9 @@ integer arithmetic first.
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -17,7 +18,7 @@ import mpmath
 
 from firmware_sim.errors import DeviceError
 
-__all__ = ["FUNCTIONS", "resolve", "round_fraction"]
+__all__ = ["FUNCTIONS", "resolve", "round_fraction", "rounded_sum"]
 
 _FIRST_PRECISION = 120
 _LAST_PRECISION = 4000
@@ -36,6 +37,23 @@ def round_fraction(value: Fraction) -> float:
     rounded = round(magnitude / step) * step
     result = float("inf") if rounded >= Fraction(2) ** 128 else float(rounded)
     return result if value > 0 else -result
+
+
+def _sum_of_doubles(values: Iterable[float]) -> Fraction:
+    """Exact sum of finite floats: what `math.fsum` rounds away is summed again until nothing is left."""
+    parts = list(values)
+    total = Fraction(0)
+    while True:
+        rounded = math.fsum(parts)
+        if rounded == 0.0:
+            return total
+        total += Fraction(rounded)
+        parts.append(-rounded)
+
+
+def rounded_sum(values: Iterable[float], divisor: int = 1) -> float:
+    """The FP32 number nearest to the exact sum of finite floats, divided by a whole number."""
+    return round_fraction(_sum_of_doubles(values) / divisor)
 
 
 def _as_fraction(value: Any) -> Fraction:

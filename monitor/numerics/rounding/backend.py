@@ -10,24 +10,23 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from monitor.numerics import exact
-from monitor.numerics.backend import ConvolutionShape
-from monitor.numerics.engines.cpu.rounded import functions, patches, products
-from monitor.numerics.engines.cpu.rounded.tiles import Near, Rounding, Settled
+from monitor.numerics.engines import engine_of
 from monitor.numerics.engines.eager.rounded import convolution
-from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound, exact_bits_of
+from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound, exact_bits_of, product_bound
+from monitor.numerics.engines.eager.rounded.functions import FUNCTIONS, STEEP
 from monitor.numerics.engines.eager.rounded.grid import round_to_grid
-from monitor.numerics.engines.eager.rounded.sums import order_free_scatter, order_free_sum
+from monitor.numerics.engines.results import Near, Rounding, Settled
+from monitor.numerics.engines.tiles import Tiles
 from monitor.numerics.errors import LogContradiction
+from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.rounding import codec, elements
 from monitor.numerics.rounding.calibration import Operator
 from monitor.numerics.rounding.policy import Bound, Policy
 from monitor.numerics.rounding.rules import Judge, Work
+from monitor.numerics.rounding.sums import order_free_scatter, order_free_sum
 from monitor.numerics.statistics import Statistics
 
 __all__ = ["RoundedBackend"]
-
-_MOST_GROUPS = 8
-"""Convolutions of more groups run as a whole: their tiles would be too small."""
 
 
 class RoundedBackend:
@@ -97,11 +96,10 @@ class RoundedBackend:
             relative=relative,
         )
 
-    def _tiled(self, x: Tensor) -> bool:
-        return x.device.type == "cpu" and self._wide == torch.float64
-
-    def _patched(self, x: Tensor, shape: ConvolutionShape) -> bool:
-        return self._tiled(x) and shape.groups <= _MOST_GROUPS
+    def _tiles(self, x: Tensor, shape: ConvolutionShape | None = None) -> Tiles | None:
+        """What rounds tile by tile there, and has convolutions of that shape; None where results are rounded whole."""
+        tiles = engine_of(x.device).tiles if self._wide == torch.float64 else None
+        return tiles if tiles is None or shape is None or tiles.has(shape) else None
 
     def _whole(self, v: Tensor, error: ProductBound | RelativeBound, rounding: Rounding) -> Settled:
         """Round one result in eager PyTorch, on any device."""
@@ -175,12 +173,13 @@ class RoundedBackend:
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Product in the compute format."""
+        tiles = self._tiles(a)
         return self._sums(
             "product",
             a.shape[-1],
-            tiles=(lambda *how: products.multiply(a, b, *how)) if self._tiled(a) else None,
+            tiles=None if tiles is None else functools.partial(tiles.multiply, a, b),
             whole=lambda: torch.matmul(self._widen(a), self._widen(b)),
-            bound=lambda *how: products.bound(a, b, *how),
+            bound=lambda *how: product_bound(a, b, *how),
             value=lambda _, i: elements.of_product(a, b, i),
         )
 
@@ -194,7 +193,7 @@ class RoundedBackend:
 
     def unary(self, name: str, x: Tensor) -> Tensor:
         """The device library's function in the compute format, within 8 ulp of the truth."""
-        return self._function(functions.FUNCTIONS[name], x, 64.0 if name in functions.STEEP else 1.0)
+        return self._function(FUNCTIONS[name], x, 64.0 if name in STEEP else 1.0)
 
     def power(self, x: Tensor, y: float) -> Tensor:
         """The device library's pow in the compute format."""
@@ -211,15 +210,17 @@ class RoundedBackend:
             return function(self._widen(x))
 
         bound = RelativeBound(factor=relative)
-        settled = functions.apply(function, x, rounding) if self._tiled(x) else self._whole(whole(), bound, rounding)
+        tiles = self._tiles(x)
+        settled = tiles.apply(function, x, rounding) if tiles else self._whole(whole(), bound, rounding)
         return self._conclude(settled, Work(value=value, whole=whole, bound=lambda: bound))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """Cross-correlation in the compute format: patches by filters."""
+        tiles = self._tiles(x, shape)
         return self._sums(
             "convolution",
             weight[0].numel(),
-            tiles=(lambda *how: patches.forward(x, weight, shape, *how)) if self._patched(x, shape) else None,
+            tiles=None if tiles is None else functools.partial(tiles.forward, x, weight, shape),
             whole=lambda: convolution.forward(self._widen(x), self._widen(weight), shape),
             bound=lambda *how: convolution.forward_bound(x, weight, shape, *how),
             value=lambda size, i: elements.of_convolution(x, weight, size, shape, i),
@@ -229,11 +230,11 @@ class RoundedBackend:
         self, grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape
     ) -> Tensor:
         """Transposed cross-correlation in the compute format."""
-        task = (grad, x_shape, weight, shape)
+        tiles, task = self._tiles(grad, shape), (grad, x_shape, weight, shape)
         return self._sums(
             "grad-input",
             weight[:, 0].numel() // shape.groups,
-            tiles=(lambda *how: patches.grad_input(*task, *how)) if self._patched(grad, shape) else None,
+            tiles=None if tiles is None else functools.partial(tiles.grad_input, *task),
             whole=lambda: convolution.grad_input(self._widen(grad), x_shape, self._widen(weight), shape),
             bound=lambda *how: convolution.grad_input_bound(*task, *how),
             value=lambda _, i: elements.of_grad_input(*task, i),
@@ -243,11 +244,11 @@ class RoundedBackend:
         self, grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape
     ) -> Tensor:
         """Sum over samples and places in the compute format."""
-        task = (grad, x, weight_shape, shape)
+        tiles, task = self._tiles(grad, shape), (grad, x, weight_shape, shape)
         return self._sums(
             "grad-weight",
             grad[:, 0].numel(),
-            tiles=(lambda *how: patches.grad_weight(*task, *how)) if self._patched(grad, shape) else None,
+            tiles=None if tiles is None else functools.partial(tiles.grad_weight, *task),
             whole=lambda: convolution.grad_weight(self._widen(grad), self._widen(x), weight_shape, shape),
             bound=lambda *how: convolution.grad_weight_bound(*task, *how),
             value=lambda _, i: elements.of_grad_weight(*task, i),

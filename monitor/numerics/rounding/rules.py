@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.cpu.rounded.tiles import Near, Settled
 from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound
 from monitor.numerics.engines.eager.rounded.grid import Decisions, decide, place
+from monitor.numerics.engines.results import Near, Settled
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import Bound

@@ -11,15 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.numerics.backend import ConvolutionShape
 from monitor.numerics.engines.cpu.rounded import functions, patches, products
 from monitor.numerics.engines.cpu.rounded.sums import order_free_sum_64
-from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, Rounding, Settled, settle_whole
+from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, settle_whole
 from monitor.numerics.engines.eager.rounded import convolution
 from monitor.numerics.engines.eager.rounded.bounds import ProductBound, exact_bits_of
 from monitor.numerics.engines.eager.rounded.grid import decide, round_to_grid
 from monitor.numerics.engines.eager.rounded.norms import norms, spans
 from monitor.numerics.engines.eager.rounded.sums import order_free_cumsum, order_free_scatter, order_free_sum
+from monitor.numerics.engines.results import Rounding, Settled
+from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.rounding import elements
 
 EDGES = [0.0, -0.0, 2.0**-149, 2.0**-150, 3 * 2.0**-150, 2.0**-126, 2.0**-127 * 1.1, 1.0, -1.0, 1 + 2.0**-24]

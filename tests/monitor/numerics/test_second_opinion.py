@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inspector.devices.emulated import EmulatedArithmetic
 from monitor.numerics import Bound, LogContradiction, Policy, Session, recording, replaying
-from monitor.numerics.backend import ConvolutionShape
 from monitor.numerics.engines.cpu.rounded import products
 from monitor.numerics.engines.eager.rounded.bounds import exact_bits_of
 from monitor.numerics.engines.eager.rounded.grid import decide
+from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.rounding import codec, elements
 from monitor.numerics.rounding.rules import AGAINST, FAR, MISSING, Judge
 

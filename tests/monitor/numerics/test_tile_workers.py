@@ -15,9 +15,9 @@ import torch
 from firmware_sim.errors import DeviceError
 from inspector.devices.emulated import EmulatedArithmetic
 from monitor.numerics import exact
-from monitor.numerics.backend import ConvolutionShape
 from monitor.numerics.engines.cpu.rounded import patches, products
-from monitor.numerics.engines.cpu.rounded.tiles import Rounding, Settled
+from monitor.numerics.engines.results import Rounding, Settled
+from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.kernels.workers import run_tiles, workers
 
 EVERY = Rounding(multiple=64.0, grid_bits=24)

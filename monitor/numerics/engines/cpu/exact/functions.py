@@ -1,8 +1,7 @@
-"""CPU engine of the elementwise functions: compiled kernels, the reference for what they leave undecided."""
+"""CPU engine of the elementwise functions: compiled kernels, the eager engine for what they leave undecided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ from monitor.numerics.engines.cpu.exact.function_kernels import (
     POWER_KERNEL,
     UNARY_KERNELS,
 )
+from monitor.numerics.engines.eager.exact import functions as eager
+from monitor.numerics.engines.eager.exact import philox as eager_philox
 from monitor.numerics.kernels.workers import run_pieces
 
-__all__ = ["normal_engine", "power_engine", "unary_engine"]
+__all__ = ["normal", "power", "unary"]
 
 _WORK = 32
 _FIRST_FOUND = 256
@@ -42,7 +43,7 @@ def _run(kernel: Any, x: Tensor, before: tuple[Any, ...], out: Tensor, after: tu
         room = max(counts)
 
 
-def unary_engine(name: str, x: Tensor, reference: Callable[[str, Tensor], Tensor]) -> Tensor:
+def unary(name: str, x: Tensor) -> Tensor:
     """A function of UNARY_KERNELS over a CPU FP32 tensor."""
     flat = x.contiguous().reshape(-1)
     out = torch.empty_like(flat)
@@ -50,11 +51,11 @@ def unary_engine(name: str, x: Tensor, reference: Callable[[str, Tensor], Tensor
     found = _run(UNARY_KERNELS[name], flat, (), out, (limit,))
     if len(found):
         positions = torch.from_numpy(found)
-        out[positions] = reference(name, flat[positions])
+        out[positions] = eager.unary(name, flat[positions])
     return out.reshape(x.shape)
 
 
-def power_engine(x: Tensor, y: Tensor, reference: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def power(x: Tensor, y: Tensor) -> Tensor:
     """x**y for CPU FP32 x and y of one shape, or y of one element."""
     flat, exponents = x.contiguous().reshape(-1), y.contiguous().reshape(-1)
     step = 0 if exponents.numel() == 1 else 1
@@ -62,12 +63,16 @@ def power_engine(x: Tensor, y: Tensor, reference: Callable[[Tensor, Tensor], Ten
     found = _run(POWER_KERNEL, flat, (exponents.numpy(), step), out, ())
     if len(found):
         positions = torch.from_numpy(found)
-        out[positions] = reference(flat[positions], exponents[positions] if step else exponents.expand(len(found)))
+        out[positions] = eager.power(flat[positions], exponents[positions] if step else exponents)
     return out.reshape(x.shape)
 
 
-def normal_engine(words: Tensor) -> tuple[Tensor, Tensor]:
-    """(FP32 normal numbers, undecided flat positions) from words (pairs, 2)."""
+def normal(words: Tensor) -> Tensor:
+    """Normal numbers of an even number of words."""
+    if not words.numel():
+        return torch.empty(0)
     out = torch.empty(words.shape, dtype=torch.float32)
-    found = _run(NORMAL_KERNEL, words, (), out, ())
-    return out.reshape(-1), torch.from_numpy(found)
+    for position in _run(NORMAL_KERNEL, words.reshape(-1, 2), (), out.view(-1, 2), ()).tolist():
+        pair = position // 2 * 2
+        out[position] = eager_philox.normal(words[pair : pair + 2])[position - pair]
+    return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,15 @@ from torch import Tensor
 
 from monitor.numerics.engines.cpu.exact import sum_kernels as kernels
 from monitor.numerics.kernels.workers import run_pieces
+from monitor.numerics.reference.resolve import rounded_sum
 
-__all__ = ["accumulate_cpu", "exact_value", "sum_blocks"]
+__all__ = ["accumulate", "exact_value", "sum_blocks"]
 
 _WORK = 2
 
-Resolver = Callable[[NDArray[np.float32], int], float]
 
-
-def exact_value(values: NDArray[np.float32], divisor: int, resolver: Resolver) -> float:
-    """FP32(Σ values / divisor): compensated summation, `resolver` where that does not decide either."""
+def exact_value(values: NDArray[np.float32], divisor: int) -> float:
+    """FP32(Σ values / divisor): compensated summation, rational numbers where that does not decide either."""
     total, error, magnitude, exact = kernels.two_sum(values)
     slack = 0.0 if exact else magnitude * (len(values) + 1.0) ** 2 * 2.0**-104
     if exact and divisor == 1:
@@ -33,10 +31,10 @@ def exact_value(values: NDArray[np.float32], divisor: int, resolver: Resolver) -
     low, high = np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
     if np.float32(low) == np.float32(high) and np.float32(low) != 0:
         return float(np.float32(low))
-    return resolver(values, divisor)
+    return rounded_sum(values.tolist(), divisor)
 
 
-def sum_blocks(x: Tensor, divisor: int, resolver: Resolver) -> Tensor:
+def sum_blocks(x: Tensor, divisor: int) -> Tensor:
     """Sums of a contiguous CPU FP32 tensor (O, N, I) over N, each divided by `divisor` before the one rounding."""
     outer, count, inner = x.shape
     source = x.numpy()
@@ -50,11 +48,11 @@ def sum_blocks(x: Tensor, divisor: int, resolver: Resolver) -> Tensor:
         counts = run_pieces(kernels.sum_middle, inner, work, source, float(divisor), out, undecided)
     if any(counts):
         for o, i in np.argwhere(undecided):
-            out[o, i] = exact_value(np.ascontiguousarray(source[o, :, i]), divisor, resolver)
+            out[o, i] = exact_value(np.ascontiguousarray(source[o, :, i]), divisor)
     return torch.from_numpy(out)
 
 
-def accumulate_cpu(base: Tensor | None, rows: int, slots: Tensor, source: Tensor, resolver: Resolver) -> Tensor:
+def accumulate(base: Tensor | None, rows: int, slots: Tensor, source: Tensor) -> Tensor:
     """A copy of base (R, D), or zeros, with source (n, D) added to the rows `slots` (n,), one rounding per element."""
     out = torch.zeros((rows, source.shape[1])) if base is None else base.clone(memory_format=torch.contiguous_format)
     n = slots.numel()
@@ -76,7 +74,7 @@ def accumulate_cpu(base: Tensor | None, rows: int, slots: Tensor, source: Tensor
         for column in range(terms.shape[1]):
             chosen = np.ascontiguousarray(terms[:, column])
             if np.isfinite(chosen).all():
-                result[targets[group], column] = exact_value(chosen, 1, resolver)
+                result[targets[group], column] = exact_value(chosen, 1)
             else:
                 total = chosen.astype(np.float64).sum()
                 result[targets[group], column] = np.float32(total if total == total else np.nan)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from monitor.numerics.engines.cpu.exact import matmul_kernels as kernels
-from monitor.numerics.exact.sums import sum_of_doubles
 from monitor.numerics.kernels.jit import guarded
-from monitor.numerics.reference.resolve import round_fraction
+from monitor.numerics.reference.resolve import rounded_sum
 
 __all__ = ["round_flagged", "rounded_products"]
 
@@ -49,7 +48,7 @@ def _resolve(
         high: NDArray[np.float32] = np.nextafter(head + (rest + slack), np.inf).astype(np.float32)
     for p in np.flatnonzero((low != high) | (high == 0)):
         products = x[row_of[p]].astype(np.float64) * y[column_of[p]].astype(np.float64)
-        high[p] = round_fraction(sum_of_doubles(products.tolist()))
+        high[p] = rounded_sum(products.tolist())
     return high
 
 

@@ -13,6 +13,7 @@ from monitor.numerics.engines.cpu.fused import gather_kernels as _gather_kernels
 from monitor.numerics.engines.cpu.fused.elementwise import canonical_in_place, is_plain
 from monitor.numerics.engines.cpu.fused.pointwise import Direct
 from monitor.numerics.exact.backend import ExactBackend
+from monitor.numerics.kernels.pointers import is_index
 from monitor.numerics.kernels.workers import run_pieces
 
 __all__ = ["LOSS_MAKERS"]
@@ -21,13 +22,9 @@ _aten = torch.ops.aten
 _MEAN, _SUM = 1, 2
 
 
-def _indices(x: object) -> bool:
-    return type(x) is Tensor and x.dtype is torch.int64 and x.is_cpu and x.is_contiguous()
-
-
 def _classes(x: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     """Whether these are plain rows of classes without weights, each with its target."""
-    return weight is None and is_plain(x) and x.dim() == 2 and _indices(target) and target.shape == x.shape[:1]
+    return weight is None and is_plain(x) and x.dim() == 2 and is_index(target) and target.shape == x.shape[:1]
 
 
 def _require_in_range(bad: int) -> None:
@@ -71,7 +68,7 @@ def _nll_slope(_: ExactBackend) -> Direct:
 def _max_pool_slope(backend: ExactBackend) -> Direct:
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         grad, x, index = args[0], args[1], args[-1]
-        if kwargs or len(args) != 8 or not is_plain(grad) or not is_plain(x) or not _indices(index):
+        if kwargs or len(args) != 8 or not is_plain(grad) or not is_plain(x) or not is_index(index):
             return NotImplemented
         if x.dim() < 3 or x.shape[:-2] != grad.shape[:-2] or grad.shape != index.shape or not grad.numel():
             return NotImplemented

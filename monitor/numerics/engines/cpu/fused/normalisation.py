@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from monitor.numerics.backend import Backend
+from monitor.numerics.backend import Backend, draw_key
+from monitor.numerics.engines.cpu.exact.philox import fill_mask
 from monitor.numerics.engines.cpu.fused import norm_kernels as _norm_kernels
 from monitor.numerics.engines.cpu.fused import softmax_kernels as _softmax_kernels
 from monitor.numerics.engines.cpu.fused.elementwise import (
@@ -27,11 +28,9 @@ from monitor.numerics.engines.cpu.fused.elementwise import (
 )
 from monitor.numerics.engines.cpu.fused.losses import LOSS_MAKERS
 from monitor.numerics.engines.cpu.fused.pointwise import Direct, elementwise_forms
-from monitor.numerics.exact import philox
 from monitor.numerics.exact.backend import ExactBackend
 from monitor.numerics.kernels.workers import run_pieces
 from monitor.numerics.operators import normalisation
-from monitor.numerics.operators.random import draw_key
 
 __all__ = ["direct_forms"]
 
@@ -258,7 +257,7 @@ def _bernoulli(backend: ExactBackend) -> Direct:
         p = args[1] if len(args) > 1 else 0.5
         if kwargs.keys() - {"generator"} or not is_plain(x) or type(p) is not float or not 0.0 <= p <= 1.0:
             return NotImplemented
-        philox.fill_bernoulli(x, draw_key(backend, kwargs.get("generator")), 0, p)
+        fill_mask(x, draw_key(backend, kwargs.get("generator")), 0, int(p * 2.0**32))
         return x
 
     return call

@@ -10,28 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monitor.numerics.backend import ConvolutionShape
 from monitor.numerics.engines.cpu.rounded import patch_kernels as kernels
 from monitor.numerics.engines.cpu.rounded.settle_kernels import POWERS
-from monitor.numerics.engines.cpu.rounded.tiles import (
-    Bounds,
-    Integers,
-    Near,
-    Operand,
-    Reals,
-    Rounding,
-    Settled,
-    flat,
-    settle,
-    settle_whole,
-)
+from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, flat, settle, settle_whole
+from monitor.numerics.engines.results import Integers, Near, Reals, Rounding, Settled
+from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import run_tiles, workers
 
-__all__ = ["forward", "grad_input", "grad_weight"]
+__all__ = ["forward", "grad_input", "grad_weight", "has"]
 
 _TILE_ELEMENTS = 1 << 17
 _PARTIAL_ELEMENTS = 1 << 17
+_MOST_GROUPS = 8
+"""Convolutions of more groups run as a whole: their tiles would be too small."""
+
+
+def has(shape: ConvolutionShape) -> bool:
+    """Whether tiles serve convolutions of this shape."""
+    return shape.groups <= _MOST_GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +135,9 @@ def _kept(operand: Operand) -> tuple[Tensor, Reals, Integers]:
     return wide, norms, spans
 
 
-def _out_size(x_size: tuple[int, ...], kernel: tuple[int, ...], shape: ConvolutionShape) -> tuple[int, ...]:
-    each = zip(x_size, kernel, shape.stride, shape.padding, shape.dilation, strict=True)
-    return tuple((size + 2 * pad - step * (k - 1) - 1) // jump + 1 for size, k, jump, pad, step in each)
-
-
 def forward(x: Tensor, weight: Tensor, shape: ConvolutionShape, factor: float, rounding: Rounding) -> Settled:
     """Cross-correlation; β = factor·‖patch‖·‖filter‖."""
-    out_size = _out_size(tuple(x.shape[2:]), tuple(weight.shape[2:]), shape)
+    out_size = shape.out_size(x.shape[2:], weight.shape[2:])
     plan = _plan(tuple(x.shape), tuple(weight.shape), out_size, shape)
     out = torch.empty((plan.samples, plan.outputs, *out_size), dtype=torch.float32)
     image = _image(x, plan.height, plan.wide)

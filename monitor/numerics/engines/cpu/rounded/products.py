@@ -8,23 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.cpu.rounded.tiles import (
-    Bounds,
-    Integers,
-    Near,
-    Operand,
-    Reals,
-    Rounding,
-    Settled,
-    flat,
-    settle,
-)
-from monitor.numerics.engines.eager.rounded.bounds import ProductBound
-from monitor.numerics.engines.eager.rounded.norms import norms, spans
+from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, flat, settle
+from monitor.numerics.engines.results import Integers, Near, Reals, Rounding, Settled
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import run_tiles, workers
 
-__all__ = ["bound", "multiply"]
+__all__ = ["multiply"]
 
 Piece = tuple[Any, Any, Any, Any]
 Widened = tuple[Tensor, Reals, Integers]
@@ -123,16 +112,3 @@ def _matrix_tiles(
         return settle(flat(v), v.shape[0], v.shape[1], bounds, rounding, target, out_base=base, out_stride=columns)
 
     return run_tiles(len(edges), work, tile)
-
-
-def bound(a: Tensor, b: Tensor, factor: float, exact_bits: int) -> ProductBound:
-    """The same β in eager PyTorch, on any device."""
-    columns, column_spans = norms(b, -2), spans(b, [-2])
-    return ProductBound(
-        left=(norms(a, -1) * factor).reshape(-1),
-        right=columns.reshape(-1, columns.shape[-1]),
-        left_spans=spans(a, [-1]).reshape(-1),
-        right_spans=column_spans.reshape(-1, columns.shape[-1]),
-        rows_per_right=max(a.shape[-2], 1),
-        exact_bits=exact_bits,
-    )

@@ -1,4 +1,4 @@
-"""CPU calls of the compiled kernels of sums."""
+"""Order-free sums by compiled kernels."""
 
 from __future__ import annotations
 

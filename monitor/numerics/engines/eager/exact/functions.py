@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.kernels import coefficients as c
-from monitor.numerics.kernels.bits import exponent_and_significand, power_of_two
+from monitor.numerics.kernels.bits import check_subnormals, exponent_and_significand, power_of_two, round_or_flag
+from monitor.numerics.reference.resolve import resolve
 
-__all__ = ["EPSILON", "KERNELS", "box_muller", "power_kernel"]
+__all__ = ["EPSILON", "KERNELS", "box_muller", "power", "power_kernel", "resolve_elements", "unary"]
 
 _WIDE = 2.0**-42
 _NARROW = 2.0**-48
@@ -286,3 +287,30 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "sin": lambda x: torch.where(x == 0, x, _circular(x, 0)),
     "cos": lambda x: _circular(x, 1),
 }
+
+
+def resolve_elements(name: str, result: Tensor, undecided: Tensor, *arguments: Tensor) -> Tensor:
+    """`result` (1-D FP32) with the elements marked in `undecided` rounded correctly from their arguments (1-D FP64)."""
+    positions = torch.nonzero(undecided).reshape(-1)
+    if positions.numel() == 0:
+        return result
+    columns = [argument[positions].tolist() for argument in arguments]
+    values = [resolve(name, *row) for row in zip(*columns, strict=True)]
+    return result.index_copy(0, positions, torch.tensor(values, dtype=torch.float32, device=result.device))
+
+
+def unary(name: str, x: Tensor) -> Tensor:
+    """A correctly rounded function of KERNELS of FP32 numbers."""
+    check_subnormals(x.device, x.numel())
+    argument = x.reshape(-1).to(torch.float64)
+    result, undecided = round_or_flag(KERNELS[name](argument), EPSILON[name])
+    return resolve_elements(name, result, undecided, argument).reshape(x.shape)
+
+
+def power(x: Tensor, y: Tensor) -> Tensor:
+    """Correctly rounded x**y for FP32 x and y of one shape, or y of one element."""
+    check_subnormals(x.device, x.numel())
+    base = x.reshape(-1).to(torch.float64)
+    exponent = y.reshape(-1).to(torch.float64).expand(base.shape)
+    result, undecided = round_or_flag(power_kernel(base, exponent), EPSILON["pow"])
+    return resolve_elements("pow", result, undecided, base, exponent).reshape(x.shape)

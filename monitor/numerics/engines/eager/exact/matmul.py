@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from monitor.numerics.engines.capability import int8_serves, require_fp64
-from monitor.numerics.exact.sums import sum_of_doubles
-from monitor.numerics.kernels.bits import CANONICAL_NAN, exponent_and_significand, power_of_two
+from monitor.numerics.engines.capability import INT8_WORK, int8_serves, require_fp64
+from monitor.numerics.kernels.bits import CANONICAL_NAN, check_subnormals, exponent_and_significand, power_of_two
 from monitor.numerics.reference.matmul import CHUNK
-from monitor.numerics.reference.resolve import round_fraction
+from monitor.numerics.reference.resolve import rounded_sum
 
-__all__ = ["INT8_WORK", "eager_matmul"]
-
-INT8_WORK = 1 << 22
-"""Multiplications from which int8 products and their digits beat one FP64 product."""
+__all__ = ["eager_matmul"]
 
 _HALF_LARGEST = 0xFEFEFE
 """Largest 24-bit significand whose half still rounds to at most 0x7F7F7F."""
@@ -139,7 +135,7 @@ def _correctly_rounded_product(a: Tensor, b: Tensor) -> Tensor:
     result = torch.where(value == 0, 0.0, high)
     for batch, i, j in torch.nonzero(undecided).tolist():
         products = (left[batch, i] * right[batch, :, j]).tolist()
-        result[batch, i, j] = round_fraction(sum_of_doubles(products))
+        result[batch, i, j] = rounded_sum(products)
     return result
 
 
@@ -149,6 +145,7 @@ def eager_matmul(a: Tensor, b: Tensor, *, engine: str = "auto") -> Tensor:
     Args:
         engine: "int8" or "fp64" to force one; "auto" takes int8 for large products where its known-answer test passed.
     """
+    check_subnormals(a.device, a.numel() + b.numel())
     rows, columns = _Quantised(a), _Quantised(b.transpose(-1, -2))
     batch, m, k = a.shape
     is_large = batch == 1 and m * k * b.shape[-1] >= INT8_WORK

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["ProductBound", "RelativeBound", "exact_bits_of"]
+from monitor.numerics.engines.eager.rounded.norms import norms, spans
+
+__all__ = ["ProductBound", "RelativeBound", "exact_bits_of", "product_bound"]
 
 
 def exact_bits_of(terms: int, compute: str) -> int:
@@ -68,3 +70,16 @@ class RelativeBound:
     def dense(self, v: Tensor) -> Tensor:
         """β in the shape of ``v``."""
         return v.abs() * self.factor
+
+
+def product_bound(a: Tensor, b: Tensor, factor: float, exact_bits: int) -> ProductBound:
+    """β = factor·‖row‖·‖column‖ of a product (m, k) × (k, n), or of a batch of them."""
+    columns, column_spans = norms(b, -2), spans(b, [-2])
+    return ProductBound(
+        left=(norms(a, -1) * factor).reshape(-1),
+        right=columns.reshape(-1, columns.shape[-1]),
+        left_spans=spans(a, [-1]).reshape(-1),
+        right_spans=column_spans.reshape(-1, columns.shape[-1]),
+        rows_per_right=max(a.shape[-2], 1),
+        exact_bits=exact_bits,
+    )

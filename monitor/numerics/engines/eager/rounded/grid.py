@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Decisions", "exponent", "power_of_two", "round_to_grid"]
+from monitor.numerics.kernels.bits import power_of_two
+
+__all__ = ["Decisions", "decide", "exponent", "place", "round_to_grid"]
 
 _SMALLEST_EXPONENT = -126
 
@@ -20,11 +22,6 @@ _SMALLEST_EXPONENT = -126
 def exponent(x: Tensor) -> Tensor:
     """⌊log2 |x|⌋ of normal FP64 values from their bits; −1023 for zero, 1024 where not finite."""
     return ((x.view(torch.int64) >> 52) & 0x7FF) - 1023
-
-
-def power_of_two(e: Tensor) -> Tensor:
-    """2^e in FP64 from an integer exponent in [−1022, 1023], built from bits because ``ldexp`` goes through ``pow``."""
-    return ((e + 1023) << 52).view(torch.float64)
 
 
 @dataclass(slots=True, kw_only=True)

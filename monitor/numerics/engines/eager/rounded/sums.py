@@ -1,89 +1,32 @@
-"""Sums in FP64 whose every partial sum is exact, so that no order, thread count or device can change a bit.
-
-Addends are first rounded to multiples of a quantum q with n·max|x| < 2^53·q; then all partial sums are integers
-times q below 2^53 and FP64 addition is associative on them. Up to n·q/2 ≤ n²·2^-53·max|x| is lost, typically
-√n·n·2^-54·max|x|; addends within 2^(29−log2 n) of the largest lose nothing.
-"""
+"""FP64 sums of FP32 numbers that no order can change, on any device: see ``rounding.sums``."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.cpu.rounded.sums import order_free_sum_64
-from monitor.numerics.engines.eager.rounded.grid import exponent, power_of_two
+from monitor.numerics.engines.eager.rounded.grid import exponent
+from monitor.numerics.kernels.bits import power_of_two
 
-__all__ = ["order_free_cumsum", "order_free_scatter", "order_free_sum"]
+__all__ = ["order_free_total", "quantised"]
 
 
-def _quantised(x: Tensor, largest: Tensor, terms: int) -> Tensor:
-    """Round FP64 ``x`` to multiples of 2^(⌊log2 largest⌋ + ⌈log2 terms⌉ − 52) by adding and subtracting a constant.
+def quantised(x: Tensor, largest: Tensor, terms: int) -> Tensor:
+    """Round FP64 ``x`` to multiples of 2^(⌊log2 largest⌋ + ⌈log2 terms⌉ − 52) by adding and subtracting a constant,
+    but for what belongs to a ``largest`` that is not finite.
 
     The constant 1.5·2^p needs p ≥ ⌊log2 largest⌋ + 2, or a sum could leave its binade and keep a finer bit.
     """
     width = max((terms - 1).bit_length(), 2)
     magic = power_of_two(exponent(largest).clamp(min=-200, max=200) + width) * 1.5
-    return (x + magic) - magic
+    exact = (x + magic) - magic
+    return exact if bool(largest.isfinite().all()) else torch.where(largest.isfinite(), exact, x)
 
 
-def _settle(total: Tensor) -> Tensor:
-    out = total.to(torch.float32) + 0.0
-    return torch.where(out.isnan(), torch.full_like(out, float("nan")), out)
-
-
-def order_free_sum(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """Sum of FP32 values over ``dims``, FP32, rounded once; empty sums are +0."""
-    if x.numel() == 0:
-        return x.sum(dims, keepdim=keepdim)
-    if x.device.type == "cpu" and x.dtype == torch.float32:
-        fast = order_free_sum_64(x, dims)
-        if fast is not None:
-            return _settle(fast if keepdim else fast.squeeze(dims))
-    terms = 1
-    for dim in dims:
-        terms *= x.shape[dim]
+def order_free_total(x: Tensor, dims: list[int]) -> Tensor:
+    """FP64 sums of FP32 ``x`` over ``dims``, which are kept with length 1."""
     largest = x.abs().amax(dims, keepdim=True).to(torch.float64)
-    wide = x.to(torch.float64)
-    exact = _quantised(wide, largest, terms)
-    if not bool(largest.isfinite().all()):
-        exact = torch.where(largest.isfinite(), exact, wide)
-    return _settle(exact.sum(dims, keepdim=keepdim))
-
-
-def order_free_cumsum(x: Tensor, dim: int) -> Tensor:
-    """Running sums of FP32 values along ``dim``, each rounded once."""
-    if x.numel() == 0 or x.dim() == 0:
-        return x + 0.0
-    largest = x.abs().amax(dim, keepdim=True).to(torch.float64)
-    wide = x.to(torch.float64)
-    exact = _quantised(wide, largest, x.shape[dim])
-    if not bool(largest.isfinite().all()):
-        exact = torch.where(largest.isfinite(), exact, wide)
-    return _settle(exact.cumsum(dim))
-
-
-def order_free_scatter(rows: int, index: Tensor, source: Tensor) -> Tensor:
-    """Row i of the result is the sum of the rows of ``source`` whose index is i, scaled for each output row.
-
-    Args:
-        rows: number of rows of the result.
-        index: int64, shape (n,), values in [0, rows).
-        source: FP32, shape (n, d).
-
-    Returns:
-        FP32, shape (rows, d).
-    """
-    width = source.shape[1]
-    if source.numel() == 0:
-        return torch.zeros((rows, width), dtype=torch.float32, device=source.device)
-    by_row = source.abs().amax(1).to(torch.float64)
-    largest = torch.zeros(rows, dtype=torch.float64, device=source.device)
-    largest = largest.scatter_reduce(0, index, by_row, "amax", include_self=True)
-    terms = int(torch.bincount(index, minlength=rows).max())
-    wide = source.to(torch.float64)
-    row_largest = largest[index][:, None]
-    exact = _quantised(wide, row_largest, terms)
-    if not bool(row_largest.isfinite().all()):
-        exact = torch.where(row_largest.isfinite(), exact, wide)
-    total = torch.zeros((rows, width), dtype=torch.float64, device=source.device)
-    return _settle(total.index_add_(0, index, exact))
+    terms = math.prod(x.shape[dim] for dim in dims)
+    return quantised(x.to(torch.float64), largest, terms).sum(dims, keepdim=True)
