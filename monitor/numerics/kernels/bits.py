@@ -6,6 +6,9 @@ between devices.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,7 +16,9 @@ from firmware_sim.errors import DeviceError
 
 __all__ = [
     "CANONICAL_NAN",
+    "HALF",
     "canonical",
+    "canonical_nan",
     "check_subnormals",
     "exponent_and_significand",
     "power_of_two",
@@ -21,6 +26,8 @@ __all__ = [
 ]
 
 CANONICAL_NAN = 0x7FC00000
+HALF = frozenset((torch.bfloat16, torch.float16))
+"""Half-precision types."""
 _PARALLEL_ELEMENTS = 1 << 17
 
 
@@ -45,6 +52,16 @@ def canonical(x: Tensor) -> Tensor:
     """The same FP32 values with each NaN as 0x7FC00000: the payload and sign of a NaN differ between processors."""
     bits = x.view(torch.int32)
     return torch.where(x != x, torch.full_like(bits, CANONICAL_NAN), bits).view(torch.float32)
+
+
+def canonical_nan(out: Any) -> None:
+    """Give every NaN the bits of a positive quiet one without payload; a processor may choose sign and payload."""
+    if isinstance(out, Tensor):
+        if out.dtype.is_floating_point and out.numel() and not math.isfinite(float(out.sum())):
+            out.masked_fill_(out.isnan(), float("nan"))
+    elif isinstance(out, list | tuple):
+        for value in out:
+            canonical_nan(value)
 
 
 def round_or_flag(value: Tensor, epsilon: float | Tensor) -> tuple[Tensor, Tensor]:

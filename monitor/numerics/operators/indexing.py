@@ -11,12 +11,24 @@ from torch import Tensor
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.geometry import places
-from monitor.numerics.operators.rule import Rule
 
-__all__ = ["rules"]
+__all__ = [
+    "adaptive_pool_backward",
+    "avg_pool",
+    "avg_pool_backward",
+    "embedding_backward",
+    "index",
+    "index_add",
+    "index_put",
+    "max_pool",
+    "max_pool_backward",
+    "scatter_add",
+    "scatter_src",
+    "scatter_value",
+]
 
 
-def _embedding_backward(
+def embedding_backward(
     backend: Backend, grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
     if scale_grad_by_freq:
@@ -44,7 +56,7 @@ def _flat_targets(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return positions.reshape(-1)
 
 
-def _scatter_add(backend: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def scatter_add(backend: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if x.dim() == 0:
         return x + source
     cut = source[tuple(slice(0, size) for size in index.shape)]
@@ -54,7 +66,7 @@ def _scatter_add(backend: Backend, x: Tensor, dim: int, index: Tensor, source: T
     return x + summed
 
 
-def _index_add(
+def index_add(
     backend: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: int | float = 1
 ) -> Tensor:
     if not x.dtype.is_floating_point:
@@ -70,7 +82,7 @@ def _has_duplicates(targets: Tensor) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if x.dim() and index.numel():
         targets = _flat_targets(x, dim, index)
         if _has_duplicates(targets):
@@ -78,15 +90,15 @@ def _scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor)
     return torch.scatter(x, dim, index, source)
 
 
-def _scatter_value(_: Backend, x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+def scatter_value(_: Backend, x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.scatter(x, dim, index, value)
 
 
-def _index(_: Backend, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+def index(_: Backend, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return torch.ops.aten.index.Tensor(x, indices)  # type: ignore[no-any-return]
 
 
-def _index_put(
+def index_put(
     backend: Backend, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     if not x.dtype.is_floating_point and accumulate:
@@ -135,7 +147,7 @@ def _divisor(
     return torch.full((), size, dtype=x.dtype, device=x.device)
 
 
-def _avg_pool(
+def avg_pool(
     backend: Backend,
     x: Tensor,
     kernel: Sequence[int],
@@ -162,7 +174,7 @@ def _spread_windows(
     return summed[1:].t().reshape(n, c, h, w)
 
 
-def _avg_pool_backward(
+def avg_pool_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -180,7 +192,7 @@ def _avg_pool_backward(
     return _spread_windows(backend, share[:, None].expand_as(patches), x.shape, kernel, stride, padding)
 
 
-def _adaptive_pool_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
+def adaptive_pool_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
     """Output cell i covers inputs ⌊i·n/m⌋ … ⌈(i+1)·n/m⌉ − 1 of n; cells may overlap."""
     height, width = x.shape[-2:]
     rows, columns = grad.shape[-2:]
@@ -202,7 +214,7 @@ def _adaptive_pool_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor
     return summed.t().reshape(x.shape)
 
 
-def _max_pool(
+def max_pool(
     _: Backend,
     x: Tensor,
     kernel: Sequence[int],
@@ -216,7 +228,7 @@ def _max_pool(
     return out, index
 
 
-def _max_pool_backward(
+def max_pool_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -232,30 +244,3 @@ def _max_pool_backward(
     offsets = torch.arange(planes, device=x.device).reshape(-1, 1) * size
     target = (indices.reshape(planes, -1) + offsets).reshape(-1)
     return backend.scatter_rows(planes * size, target, grad.reshape(-1, 1)).reshape(x.shape)
-
-
-_ANY_FORMAT = frozenset(("scatter.src", "scatter.value", "index.Tensor", "_unsafe_index.Tensor"))
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table: dict[str, Any] = {
-        "embedding_dense_backward.default": _embedding_backward,
-        "scatter_add.default": _scatter_add,
-        "index_add.default": _index_add,
-        "scatter.src": _scatter_src,
-        "scatter.value": _scatter_value,
-        "index.Tensor": _index,
-        "_unsafe_index.Tensor": _index,
-        "index_put.default": _index_put,
-        "_unsafe_index_put.default": _index_put,
-        "avg_pool2d.default": _avg_pool,
-        "avg_pool2d_backward.default": _avg_pool_backward,
-        "_adaptive_avg_pool2d_backward.default": _adaptive_pool_backward,
-        "max_pool2d_with_indices.default": _max_pool,
-        "max_pool2d_with_indices_backward.default": _max_pool_backward,
-    }
-    return {
-        f"aten.{name}": Rule(kind="implemented", implementation=code, any_format=name in _ANY_FORMAT)
-        for name, code in table.items()
-    }

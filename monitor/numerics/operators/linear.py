@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -11,29 +10,28 @@ from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.operators.elementwise import combine
-from monitor.numerics.operators.rule import Rule
 
-__all__ = ["rules"]
+__all__ = ["addmm", "baddbmm", "convolution", "convolution_backward", "dot", "mv", "product"]
 
 Number = int | float
 
 
-def _mm(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
+def product(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     return backend.matmul(a, b)
 
 
-def _addmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+def addmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     product = backend.matmul(a, b)
     if alpha != 1:
         product = product * alpha
     return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
 
 
-def _mv(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
+def mv(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     return backend.matmul(a, b[:, None])[:, 0]
 
 
-def _dot(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
+def dot(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     return backend.matmul(a[None], b[:, None])[0, 0]
 
 
@@ -42,7 +40,7 @@ def _require_plane(x: Tensor) -> None:
         raise UnsupportedOperator("aten.convolution", "only 1-D and 2-D convolutions are built")
 
 
-def _convolution(
+def convolution(
     backend: Backend,
     x: Tensor,
     weight: Tensor,
@@ -69,7 +67,7 @@ def _convolution(
     return out if bias is None else out + bias.reshape(1, -1, *(1,) * (out.dim() - 2))
 
 
-def _convolution_backward(
+def convolution_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -104,23 +102,8 @@ def _convolution_backward(
     return grad_x, None if grad_weight is None else grad_weight.contiguous(), grad_bias
 
 
-def _baddbmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+def baddbmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     product = backend.matmul(a, b)
     if beta == 0:
         return product if alpha == 1 else product * alpha
     return combine(bias if beta == 1 else bias * beta, product, alpha, 1)
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table: dict[str, Any] = {
-        "mm.default": _mm,
-        "bmm.default": _mm,
-        "addmm.default": _addmm,
-        "baddbmm.default": _baddbmm,
-        "mv.default": _mv,
-        "dot.default": _dot,
-        "convolution.default": _convolution,
-        "convolution_backward.default": _convolution_backward,
-    }
-    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

@@ -7,7 +7,6 @@ The type of a result depends on no device: it is what PyTorch's own shape and ty
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,42 +16,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.kernels.bits import HALF, canonical_nan
+from monitor.numerics.operators.row import Row
 
-__all__ = ["HALF", "apply_widened", "canonical_nan", "takes_half", "types_of"]
-
-HALF = frozenset((torch.bfloat16, torch.float16))
-
-_MOVES = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("_to_copy.default", "copy.default", "index.Tensor", "_unsafe_index.Tensor"),
-        *("scatter.src", "scatter.value", "native_dropout.default", "native_dropout_backward.default"),
-    )
-)
-"""Rows with code of their own for every format: most move or convert each value by itself."""
-
-_UPDATED = {"aten.native_batch_norm.default": (3, 4)}
-"""Arguments that an operator overwrites although its schema does not say so: the running mean and variance."""
-
-_NORMS = {
-    "aten.native_layer_norm.default": (0, 2),
-    "aten.native_batch_norm.default": (0, 1),
-    "aten.native_group_norm.default": (0, 1),
-    "aten.native_layer_norm_backward.default": (1, 5),
-    "aten.native_batch_norm_backward.default": (1, 2),
-    "aten.native_group_norm_backward.default": (1, 4),
-}
-"""Places of a norm's input and weight: the CPU kernels keep all results but the first in the weight's type."""
-
-
-def canonical_nan(out: Any) -> None:
-    """Give every NaN the bits of a positive quiet one without payload; a processor may choose sign and payload."""
-    if isinstance(out, Tensor):
-        if out.dtype.is_floating_point and out.numel() and not math.isfinite(float(out.sum())):
-            out.masked_fill_(out.isnan(), float("nan"))
-    elif isinstance(out, list | tuple):
-        for value in out:
-            canonical_nan(value)
+__all__ = ["apply_widened", "takes_half", "types_of"]
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -68,9 +35,9 @@ def _like(value: Any, parts: list[Any]) -> Any:
     return parts if isinstance(value, list) else tuple(parts)
 
 
-def takes_half(row: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of this row of the operator table computes with half-precision operands or into such a type."""
-    if row in _MOVES:
+def takes_half(row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of this row computes with half-precision operands, or into such a type, that are to be widened."""
+    if row.formats == "own":
         return False
     return any(
         value in HALF if isinstance(value, torch.dtype) else isinstance(value, Tensor) and value.dtype in HALF
@@ -110,10 +77,10 @@ def _imitation(value: Any) -> Any:
 _types: dict[Any, Any] = {}
 
 
-def _result_types(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _result_types(row: Row, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Types that ATen's operator returns for these operands."""
-    if str(func) in _NORMS:
-        first, weight = (args[place] for place in _NORMS[str(func)])
+    if row.typed_by is not None:
+        first, weight = (args[place] for place in row.typed_by)
         rest = first.dtype if weight is None else weight.dtype
         return [first.dtype, rest, rest]
     if not any(isinstance(value, Tensor) for value in _leaves(args)):
@@ -154,6 +121,7 @@ def _narrow(value: Any, wanted: Any) -> Any:
 
 
 def apply_widened(
+    row: Row,
     func: OpOverload,
     run: Callable[..., Any],
     args: tuple[Any, ...],
@@ -163,6 +131,7 @@ def apply_widened(
     """Run the FP32 form of an operator over half-precision operands.
 
     Args:
+        row: of the operator table.
         func: the overload, for the types of its results.
         run: the FP32 form.
         args: positional arguments.
@@ -173,12 +142,12 @@ def apply_widened(
         UnsupportedOperator: PyTorch does not know the type of the result.
     """
     if types is None:
-        types = _result_types(func, args, kwargs)
+        types = _result_types(row, func, args, kwargs)
     requested = kwargs.get("dtype")
     requested = requested if requested in HALF else None
     wide = _widen(args, requested)
     out = run(*wide, **{name: _widen(value, requested) for name, value in kwargs.items()})
-    for place in _UPDATED.get(str(func), ()):
+    for place in row.writes:
         if args[place] is not None and args[place].dtype in HALF:
             args[place].copy_(_narrow(wide[place], args[place].dtype))
     return _narrow(out, types)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError, DeviceError
 from monitor.numerics import recording
+from monitor.numerics.engines.cpu.exact.philox import fill_mask
 from monitor.numerics.engines.cpu.fused import norm_kernels as _norm_kernels
 from monitor.numerics.engines.cpu.fused import normalisation as _direct_exact
 from monitor.numerics.engines.cpu.fused import pointwise as _direct
@@ -347,7 +348,7 @@ def test_shapes_that_do_not_fit_never_reach_a_kernel() -> None:
 def test_dropout_masks_are_the_words_of_the_stream(count: int) -> None:
     for p in (0.0, 0.1, 0.9, 1.0):
         out = torch.full((count,), float("nan"))
-        philox.fill_bernoulli(out, 77, 5, p)
+        fill_mask(out, 77, 5, int(p * 2.0**32))
         assert torch.equal(out, philox.bernoulli(77, 5, count, p).float())
     torch.manual_seed(count)
     state = torch.get_rng_state()

@@ -47,7 +47,7 @@ def test_the_next_process_finds_the_kernels_compiled(tmp_path: Path) -> None:
 
 def test_a_cached_kernel_depends_on_the_files_of_its_helpers() -> None:
     files = {Path(name).name for name in _helpers(_softmax_kernels.log_softmax_rows.py_func)}
-    assert files == {"_pointers.py", "_softmax_kernels.py", "_sum_kernels.py", "_unary_kernels.py"}
+    assert files == {"pointers.py", "softmax_kernels.py", "sum_kernels.py", "function_kernels.py"}
     for kernel in (
         _softmax_kernels.softmax_rows,
         _unary_kernels.UNARY_KERNELS["exp"],

@@ -1,4 +1,4 @@
-"""Direct forms of the loss over classes and of max pooling's gradient for the ``exact`` backend."""
+"""Fused losses over classes, and max pooling's gradient, for ``exact``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
-from monitor.numerics.engines.cpu.fused import gather_kernels as _gather_kernels
-from monitor.numerics.engines.cpu.fused.elementwise import canonical_in_place, is_plain
-from monitor.numerics.engines.cpu.fused.pointwise import Direct
-from monitor.numerics.exact.backend import ExactBackend
-from monitor.numerics.kernels.pointers import is_index
+from monitor.numerics.backend import CountedBackend
+from monitor.numerics.engines.cpu.fused import gather_kernels
+from monitor.numerics.engines.cpu.fused.elementwise import canonical_in_place
+from monitor.numerics.engines.cpu.fused.form import Direct, exact
+from monitor.numerics.kernels.pointers import is_index, is_plain
 from monitor.numerics.kernels.workers import run_pieces
 
-__all__ = ["LOSS_MAKERS"]
+__all__ = ["max_pool_slope", "nll", "nll_slope"]
 
-_aten = torch.ops.aten
+Code = Callable[..., Any]
 _MEAN, _SUM = 1, 2
 
 
@@ -32,14 +31,15 @@ def _require_in_range(bad: int) -> None:
         raise IndexError("target is outside the classes")
 
 
-def _nll(backend: ExactBackend) -> Direct:
+@exact
+def nll(backend: CountedBackend, _: Code) -> Direct:
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, target, weight, reduction, ignored = args
         if kwargs or reduction not in (_MEAN, _SUM) or not _classes(x, target, weight):
             return NotImplemented
         picked = x.new_empty(x.shape[:1])
         places = (*x.shape, target.numpy(), ignored, picked.data_ptr())
-        kept, bad = _gather_kernels.pick_negative(x.data_ptr(), *places)
+        kept, bad = gather_kernels.pick_negative(x.data_ptr(), *places)
         _require_in_range(bad)
         total, mass = backend.sum(picked, [0], False), torch.full((), float(kept))
         backend.count(1)
@@ -48,7 +48,8 @@ def _nll(backend: ExactBackend) -> Direct:
     return call
 
 
-def _nll_slope(_: ExactBackend) -> Direct:
+@exact
+def nll_slope(_: CountedBackend, __: Code) -> Direct:
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         grad, x, target, weight, reduction, ignored, mass = args
         if kwargs or not _classes(x, target, weight) or not is_plain(grad) or not is_plain(mass):
@@ -59,13 +60,14 @@ def _nll_slope(_: ExactBackend) -> Direct:
         share = (torch.div(grad, mass) if reduction == _MEAN else grad).detach().reshape(-1).numpy()
         out = torch.zeros_like(x)
         places = (*x.shape, target.numpy(), ignored, share, 1 if grad.dim() else 0)
-        _require_in_range(_gather_kernels.put_in_rows(out.data_ptr(), *places))
+        _require_in_range(gather_kernels.put_in_rows(out.data_ptr(), *places))
         return out
 
     return call
 
 
-def _max_pool_slope(backend: ExactBackend) -> Direct:
+@exact
+def max_pool_slope(backend: CountedBackend, _: Code) -> Direct:
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         grad, x, index = args[0], args[1], args[-1]
         if kwargs or len(args) != 8 or not is_plain(grad) or not is_plain(x) or not is_index(index):
@@ -75,16 +77,9 @@ def _max_pool_slope(backend: ExactBackend) -> Direct:
         planes, places, size = x.shape[:-2].numel(), grad.shape[-2:].numel(), x.shape[-2:].numel()
         out = x.new_empty(x.shape)
         where = (grad.data_ptr(), places, index.numpy().reshape(planes, places), out.data_ptr(), size)
-        if any(run_pieces(_gather_kernels.scatter_in_planes, planes, 4 * x.numel(), *where)):
+        if any(run_pieces(gather_kernels.scatter_in_planes, planes, 4 * x.numel(), *where)):
             return NotImplemented
         backend.count(x.numel())
         return out
 
     return call
-
-
-LOSS_MAKERS: dict[OpOverload, Callable[[ExactBackend], Direct]] = {
-    _aten.nll_loss_forward.default: _nll,
-    _aten.nll_loss_backward.default: _nll_slope,
-    _aten.max_pool2d_with_indices_backward.default: _max_pool_slope,
-}

@@ -1,15 +1,11 @@
-"""One-pass forms of frequent ATen calls over plain FP32 tensors in the processor's memory.
-
-A direct form gives the bits of the operator's row in the table, or declines with ``NotImplemented`` whatever it is not
-made for: other types, devices, strides, broadcasting, options.
-"""
+"""Fused kernels of operators on each element, the same in every controlled numerics."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,13 +19,22 @@ from monitor.numerics.engines.cpu.fused.elementwise import (
     is_plain,
     overlaps_partly,
 )
-from monitor.numerics.operators.widening import canonical_nan
+from monitor.numerics.engines.cpu.fused.form import Direct, Fused
+from monitor.numerics.kernels.bits import canonical_nan
 
-__all__ = ["Direct", "elementwise_forms"]
+__all__ = [
+    "binary",
+    "copy",
+    "from_constant",
+    "lerp",
+    "native",
+    "slope",
+    "total",
+    "unary",
+    "with_product",
+]
 
-Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-
-_aten = torch.ops.aten
+Run = Callable[..., Tensor]
 _EXACT_INTEGERS = 1 << 53
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -53,7 +58,11 @@ def _fits(x: Tensor, other: Any) -> bool:
     return is_plain(other) and other.shape == x.shape and not overlaps_partly(x, other)
 
 
-def _native(func: OpOverload) -> Direct:
+def _run_of(func: OpOverload) -> Run:
+    return in_place if func._schema.is_mutable else fresh
+
+
+def _natively(func: OpOverload) -> Direct:
     """A single IEEE operation on each element, by PyTorch's own kernel; NaN results are made canonical."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,7 +77,7 @@ def _native(func: OpOverload) -> Direct:
     return call
 
 
-def _binary(tensors: str, constant: str, run: Callable[..., Tensor], native: Direct) -> Direct:
+def _binary(tensors: str, constant: str, run: Run, native: Direct) -> Direct:
     """x ∘ y for a tensor or a number y."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -85,7 +94,7 @@ def _binary(tensors: str, constant: str, run: Callable[..., Tensor], native: Dir
     return call
 
 
-def _sum(run: Callable[..., Tensor], native: Direct) -> Direct:
+def _sum(run: Run, native: Direct) -> Direct:
     """x + alpha·y for a tensor y, x + y for a number y."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,7 +124,7 @@ def _from_constant(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return NotImplemented if number is None else fresh("constant_minus", args[0], None, None, number)
 
 
-def _unary(name: str, run: Callable[..., Tensor], constant: float = 0.0) -> Direct:
+def _unary(name: str, run: Run, constant: float = 0.0) -> Direct:
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != 1 or not is_plain(args[0]):
             return NotImplemented
@@ -124,7 +133,7 @@ def _unary(name: str, run: Callable[..., Tensor], constant: float = 0.0) -> Dire
     return call
 
 
-def _lerp(run: Callable[..., Tensor]) -> Direct:
+def _lerp(run: Run) -> Direct:
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != 3:
             return NotImplemented
@@ -138,7 +147,7 @@ def _lerp(run: Callable[..., Tensor]) -> Direct:
     return call
 
 
-def _with_product(name: str, run: Callable[..., Tensor]) -> Direct:
+def _with_product(name: str, run: Run) -> Direct:
     """x + value·(a ∘ b)."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -171,42 +180,34 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return in_place("copy", args[0], args[1])
 
 
-_NATIVE = ("relu.default", "relu_.default", "threshold_backward.default", "neg.default", "abs.default")
+def native(spelling: Literal["functional", "both"] = "functional") -> Fused:
+    """A single IEEE operation on each element."""
+    return Fused(make=lambda func, *_: _natively(func), spelling=spelling)
 
 
-def _overload(name: str) -> OpOverload:
-    operator, overload = name.split(".")
-    found: OpOverload = getattr(getattr(_aten, operator), overload)
-    return found
+def binary(name: str) -> Fused:
+    """x ∘ y for a tensor or a number y."""
+    make = functools.partial(_binary, name, f"{name}_constant")
+    return Fused(make=lambda func, *_: make(_run_of(func), _natively(func)), spelling="both")
 
 
-@functools.cache
-def elementwise_forms() -> dict[OpOverload, Direct]:
-    """Forms of operators that are the same in every controlled numerics; one table for all sessions."""
-    forms: dict[OpOverload, Direct] = {
-        _aten.copy_.default: _copy,
-        _aten.rsub.Scalar: _from_constant,
-        _aten.sigmoid_backward.default: _slope("sigmoid_slope"),
-        _aten.tanh_backward.default: _slope("tanh_slope"),
-        _aten.reciprocal.default: _unary("constant_over", fresh, 1.0),
-        _aten.reciprocal_.default: _unary("constant_over", in_place, 1.0),
-        _aten.sqrt.default: _unary("sqrt", fresh),
-        _aten.sqrt_.default: _unary("sqrt", in_place),
-        _aten.lerp.Scalar: _lerp(fresh),
-        _aten.lerp_.Scalar: _lerp(in_place),
-        _aten.addcmul.default: _with_product("addcmul", fresh),
-        _aten.addcmul_.default: _with_product("addcmul", in_place),
-        _aten.addcdiv.default: _with_product("addcdiv", fresh),
-        _aten.addcdiv_.default: _with_product("addcdiv", in_place),
-    }
-    for name in _NATIVE:
-        func = _overload(name)
-        forms[func] = _native(func)
-    for suffix, run in (("", fresh), ("_", in_place)):
-        for kind in ("Tensor", "Scalar"):
-            func = _overload(f"add{suffix}.{kind}")
-            forms[func] = _sum(run, _native(func))
-            for name in ("sub", "mul", "div"):
-                func = _overload(f"{name}{suffix}.{kind}")
-                forms[func] = _binary(name, f"{name}_constant", run, _native(func))
-    return forms
+def unary(name: str, constant: float = 0.0) -> Fused:
+    """A function of each element."""
+    return Fused(make=lambda func, *_: _unary(name, _run_of(func), constant), spelling="both")
+
+
+def with_product(name: str) -> Fused:
+    """x + value·(a ∘ b)."""
+    return Fused(make=lambda func, *_: _with_product(name, _run_of(func)), spelling="both")
+
+
+def slope(name: str) -> Fused:
+    """Gradient of a function from the incoming gradient and the function's value."""
+    return Fused(make=lambda *_: _slope(name))
+
+
+total = Fused(make=lambda func, *_: _sum(_run_of(func), _natively(func)), spelling="both")
+"""x + alpha·y."""
+lerp = Fused(make=lambda func, *_: _lerp(_run_of(func)), spelling="both")
+from_constant = Fused(make=lambda *_: _from_constant)
+copy = Fused(make=lambda *_: _copy, spelling="in place")
