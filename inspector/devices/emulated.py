@@ -11,9 +11,8 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from itertools import pairwise, starmap
 from itertools import product as pairs
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,124 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
 from inspector.devices import ORDER
-from inspector.devices import _order_kernels as kernels
 from inspector.devices.emulated_accelerator import NAME, EmulatedAccelerator
+from inspector.devices.orders import EMULATED, Order, added, slices
 from monitor.environment import ACCELERATOR
-from monitor.numerics.kernels.workers import run_pieces
+from monitor.numerics.geometry import ConvolutionShape
 
-__all__ = ["EMULATED", "EmulatedArithmetic", "Order", "install_from_environment"]
-
-
-class Order(Protocol):
-    """An order in which a device adds. Operands lie on the CPU and are not empty."""
-
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
-        """(B, M, K) × (B, K, N) → (B, M, N), all FP32 or all FP64."""
-
-    def total(self, x: Tensor) -> Tensor:
-        """Sums of the rows of (R, n), in their type."""
-
-    def cuts(self, k: int) -> list[int]:
-        """Where K is cut for integer products, from 0 to k."""
-
-
-def _slices(cuts: list[int]) -> list[slice]:
-    return list(starmap(slice, pairwise(cuts)))
-
-
-def _even_cuts(n: int, parts: int) -> list[int]:
-    parts = min(parts, n)
-    return [n * i // parts for i in range(parts + 1)]
-
-
-def _added(parts: Sequence[Tensor]) -> Tensor:
-    result = parts[0]
-    for part in parts[1:]:
-        result = result + part
-    return result
-
-
-class _SplitK:
-    """K in four parts, each the vendor's product; their results are added by rising k."""
-
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
-        return _added([torch.bmm(a[:, :, part], b[:, part]) for part in _slices(self.cuts(a.shape[2]))])
-
-    def total(self, x: Tensor) -> Tensor:
-        return _added([x[:, part].sum(1) for part in _slices(self.cuts(x.shape[1]))])
-
-    def cuts(self, k: int) -> list[int]:
-        return _even_cuts(k, 4)
-
-
-class _Tiles:
-    """Tiles of 96 × 256 results and 96 of K, each the vendor's product; their results are added by falling k."""
-
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
-        out = a.new_empty((a.shape[0], a.shape[1], b.shape[2]))
-        along_k = _slices(self.cuts(a.shape[2]))[::-1]
-        for row, column in pairs(range(0, a.shape[1], 96), range(0, b.shape[2], 256)):
-            rows, columns = slice(row, row + 96), slice(column, column + 256)
-            out[:, rows, columns] = _added([torch.bmm(a[:, rows, part], b[:, part, columns]) for part in along_k])
-        return out
-
-    def total(self, x: Tensor) -> Tensor:
-        return _added([x[:, part].sum(1) for part in _slices(self.cuts(x.shape[1]))[::-1]])
-
-    def cuts(self, k: int) -> list[int]:
-        return [*range(0, k, 96), k]
-
-
-class _Compiled:
-    """Loops of our own over rows."""
-
-    def __init__(self, dot: dict[torch.dtype, Any], total: dict[torch.dtype, Any], chunk: int) -> None:
-        self._dot = dot
-        self._total = total
-        self._chunk = chunk
-
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
-        a, b = a.contiguous(), b.contiguous()
-        out = a.new_zeros((a.shape[0], a.shape[1], b.shape[2]))
-        for one in range(a.shape[0]):
-            arrays = [matrix[one].numpy() for matrix in (a, b, out)]
-            run_pieces(self._dot[a.dtype], a.shape[1], out[one].numel() * a.shape[2], *arrays)
-        return out
-
-    def total(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        out = x.new_empty(x.shape[0])
-        run_pieces(self._total[x.dtype], x.shape[0], x.numel(), x.numpy(), out.numpy())
-        return out
-
-    def cuts(self, k: int) -> list[int]:
-        return [*range(0, k, self._chunk), k]
-
-
-def _one_by_one() -> Order:
-    """By rising k, multiplication and addition rounded separately: no FMA, no vectors along K."""
-    dot = {torch.float32: kernels.running_dot, torch.float64: kernels.running_dot}
-    total = {torch.float32: kernels.running_total, torch.float64: kernels.running_total}
-    return _Compiled(dot, total, chunk=192)
-
-
-def _tensor_core() -> Order:
-    """Chunks of 8 along K. FP32: exact products and sums cut to 24 bits after each chunk; FP64: to nearest.
-
-    NVIDIA's tensor cores add a few exact products at a time and truncate (Fasi et al. 2021); in FP64 they round to
-    nearest.
-    """
-    dot = {torch.float32: kernels.chunked_dot, torch.float64: kernels.chunk_products}
-    total = {torch.float32: kernels.chunked_total, torch.float64: kernels.chunk_sums}
-    return _Compiled(dot, total, chunk=128)
-
-
-EMULATED: dict[str, Callable[[], Order]] = {
-    "split-k": _SplitK,
-    "tiles": _Tiles,
-    "no-fma": _one_by_one,
-    "tensor-core": _tensor_core,
-}
+__all__ = ["EmulatedArithmetic", "install_from_environment"]
 
 
 def _product(order: Order, a: Tensor, b: Tensor) -> Tensor:
@@ -156,8 +43,8 @@ def _product(order: Order, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _integer_product(order: Order, vendor: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    parts = _slices(order.cuts(a.shape[-1]))[::-1]
-    return _added([vendor(a[..., part], b[..., part, :]) for part in parts])
+    parts = slices(order.cuts(a.shape[-1]))[::-1]
+    return added([vendor(a[..., part], b[..., part, :]) for part in parts])
 
 
 def _total(order: Order, x: Tensor, dims: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
@@ -173,7 +60,7 @@ def _total(order: Order, x: Tensor, dims: Sequence[int] | None, keepdim: bool, d
     outer = math.prod(x.shape[dim] for dim in kept)
     rows = x.permute([*kept, *gone]).reshape(outer, -1) if x.numel() else x.new_zeros((outer, 1))
     if not x.is_floating_point():
-        flat = _added([rows[:, part].sum(1) for part in _slices(order.cuts(rows.shape[1]))[::-1]])
+        flat = added([rows[:, part].sum(1) for part in slices(order.cuts(rows.shape[1]))[::-1]])
     else:
         wide = x.dtype if x.dtype == torch.float64 else torch.float32
         flat = order.total(rows.to(wide)).to(x.dtype) if outer else rows.sum(1)
@@ -239,27 +126,23 @@ def _int_mm(order: Order, a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Window:
-    """Geometry of a convolution (not a transposed one), for any number of spatial dimensions."""
+    """A convolution (not a transposed one) with its filter's sizes, for any number of spatial dimensions."""
 
     def __init__(self, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]):
-        n = len(kernel)
         self.kernel = list(kernel)
-        self.stride, self.padding, self.dilation = (
-            list(values) * (n if len(values) == 1 else 1) for values in (stride, padding, dilation)
-        )
+        self.shape = ConvolutionShape.of(len(kernel), stride, padding, dilation, 1)
 
-    def places(self, sizes: Sequence[int]) -> list[int]:
+    def places(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Output sizes."""
-        each = zip(sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        return [(size + 2 * pad - step * (k - 1) - 1) // stride + 1 for size, k, stride, pad, step in each]
+        return self.shape.out_size(sizes, self.kernel)
 
     def padded(self, x: Tensor) -> Tensor:
         """x with a margin of zeros."""
-        return torch.constant_pad_nd(x, [width for pad in reversed(self.padding) for width in (pad, pad)])
+        return torch.constant_pad_nd(x, [width for pad in reversed(self.shape.padding) for width in (pad, pad)])
 
     def at(self, offset: Sequence[int], sizes: Sequence[int]) -> Any:
         """Index into padded memory of what one element of the filter meets at each place."""
-        each = zip(offset, self.dilation, self.stride, self.places(sizes), strict=True)
+        each = zip(offset, self.shape.dilation, self.shape.stride, self.places(sizes), strict=True)
         return (..., *(slice(at * step, at * step + (count - 1) * jump + 1, jump) for at, step, jump, count in each))
 
     def offsets(self) -> list[tuple[int, ...]]:
@@ -292,7 +175,7 @@ def _spread(order: Order, grad: Tensor, sizes: Sequence[int], weight: Tensor, wi
         padded = window.padded(grad.new_zeros((grad.shape[0], weight.shape[1], *sizes)))
         for index, offset in enumerate(window.offsets()):
             padded[window.at(offset, sizes)] += columns[:, :, index]
-        for dim, (pad, size) in enumerate(zip(window.padding, sizes, strict=True), start=2):
+        for dim, (pad, size) in enumerate(zip(window.shape.padding, sizes, strict=True), start=2):
             padded = padded.narrow(dim, pad, size)
         outs.append(padded)
     return torch.cat(outs, 1)
@@ -323,8 +206,7 @@ def _convolution(
     window = _Window(weight.shape[2:], stride, padding, dilation)
     if transposed:
         extra = list(output_padding) * (len(window.kernel) if len(output_padding) == 1 else 1)
-        each = zip(x.shape[2:], window.kernel, window.stride, window.padding, window.dilation, extra, strict=True)
-        sizes = [(n - 1) * jump - 2 * pad + step * (k - 1) + 1 + more for n, k, jump, pad, step, more in each]
+        sizes = window.shape.in_size(x.shape[2:], window.kernel, extra)
         out = _spread(order, x, sizes, weight, window, groups)
     else:
         out = _correlate(order, x, weight, window, groups)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.kernels.pointers import is_host
 
 __all__ = ["Backend", "CountedBackend", "draw_key"]
 
@@ -77,6 +78,6 @@ def draw_key(backend: Backend, generator: torch.Generator | None) -> int:
         if generator is not None:
             raise UnsupportedOperator("a random operator with its own generator", "let it use torch's global one")
         return backend.keys()
-    if generator is not None and generator.device.type != "cpu":
+    if generator is not None and not is_host(generator.device):
         raise UnsupportedOperator("a CUDA generator", "pass a CPU generator or none")
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))

@@ -17,7 +17,7 @@ import torch
 
 from monitor.numerics.kernels.jit import guarded
 
-__all__ = ["run_pieces", "run_tiles", "workers"]
+__all__ = ["edges", "run_pieces", "run_tiles", "workers"]
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -80,6 +80,12 @@ def _shared(count: int, threads: int, task: Callable[[int], Any]) -> list[Any]:
     return results
 
 
+def edges(count: int, each: int) -> list[tuple[int, int]]:
+    """Ranges of at most ``each`` that cover [0, count)."""
+    each = max(each, 1)
+    return [(begin, min(begin + each, count)) for begin in range(0, count, each)]
+
+
 def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any) -> list[Any]:
     """kernel(begin, end, *arguments) over [0, rows) in pieces, and their results in the order of the range.
 
@@ -92,8 +98,8 @@ def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any
     """
     threads = 1 if work < 2 * _GRAIN else min(torch.get_num_threads(), rows, work // _GRAIN)
     pieces = 1 if threads <= 1 else min(rows, _PIECES * threads)
-    edges = [rows * i // pieces for i in range(pieces + 1)]
-    return _shared(pieces, threads, lambda i: guarded(kernel, edges[i], edges[i + 1], arguments))
+    cuts = [rows * i // pieces for i in range(pieces + 1)]
+    return _shared(pieces, threads, lambda i: guarded(kernel, cuts[i], cuts[i + 1], arguments))
 
 
 def _is_watched() -> bool:

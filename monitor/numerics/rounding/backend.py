@@ -15,8 +15,8 @@ from monitor.numerics.engines.eager.rounded import convolution
 from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound, exact_bits_of, product_bound
 from monitor.numerics.engines.eager.rounded.functions import FUNCTIONS, STEEP
 from monitor.numerics.engines.eager.rounded.grid import round_to_grid
+from monitor.numerics.engines.engine import Tiles
 from monitor.numerics.engines.results import Near, Rounding, Settled
-from monitor.numerics.engines.tiles import Tiles
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.rounding import codec, elements

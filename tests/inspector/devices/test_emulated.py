@@ -16,7 +16,8 @@ from analysis.bench.battery import run_battery
 from firmware_sim.errors import DeviceError
 from inspector import devices
 from inspector.devices import ORDER
-from inspector.devices.emulated import EMULATED, EmulatedArithmetic, install_from_environment
+from inspector.devices.emulated import EmulatedArithmetic, install_from_environment
+from inspector.devices.orders import EMULATED
 from monitor.environment import fingerprint
 from monitor.numerics import recording, replaying
 

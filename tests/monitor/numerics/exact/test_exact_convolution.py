@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.cpu import engine
 from monitor.numerics.engines.cpu.exact import convolution as cpu
 from monitor.numerics.engines.eager.exact import convolution as eager
 from monitor.numerics.exact import convolution
@@ -52,10 +51,10 @@ def test_tiles_of_patches_give_the_bits_of_im2col(
     stride, padding, dilation = window
     truth = torch.conv2d(x.double(), weight.double(), None, stride, padding, dilation)
     grad = torch.randn(truth.shape, generator=generator)
-    monkeypatch.setattr(engine, "INT8_WORK", 1 << 60)
+    monkeypatch.setattr(cpu, "INT8_WORK", 1 << 60)
     monkeypatch.setattr(eager, "_TILE_ELEMENTS", 100)
     expected = run(x, weight, grad, tuple(window))
-    monkeypatch.setattr(engine, "INT8_WORK", 0)
+    monkeypatch.setattr(cpu, "INT8_WORK", 0)
     monkeypatch.setattr(cpu, "_GATHERED_ELEMENTS", 1 << 12)
     found = run(x, weight, grad, tuple(window))
     for one, other in zip(found, expected, strict=True):

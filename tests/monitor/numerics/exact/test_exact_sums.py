@@ -165,7 +165,7 @@ def test_scattered_rows_are_exact_sums(kind: str) -> None:
     assert same(scatter_rows(9, index[order], source[order]), got)
     base = torch.randn(9, 3, generator=generator)
     added = index_add(base, 0, index, source)
-    assert same(added, eager.accumulate(base, index, source))
+    assert same(added, eager.accumulate(base, len(base), index, source))
     assert same(added[7:], base[7:])
     assert same(index_add(base.t(), 1, index, source.t()), added.t())
 

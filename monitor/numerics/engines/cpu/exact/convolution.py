@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from monitor.numerics.engines.capability import INT8_WORK, int8_serves
 from monitor.numerics.engines.cpu.exact.int8 import Gathered, Vectors, multiply
-from monitor.numerics.engines.cpu.exact.matmul import is_sampled
+from monitor.numerics.engines.cpu.exact.matmul import cpu_matmul, is_sampled
+from monitor.numerics.engines.eager.exact import convolution as eager
 from monitor.numerics.engines.eager.exact.convolution import Borders, Correlation, Pair, bordered
 from monitor.numerics.kernels.workers import workers
 
@@ -54,8 +56,14 @@ def _parts(samples: int, lines: int, places: int, threads: int) -> list[tuple[sl
     ]
 
 
+def _takes_int8(x: Tensor, work: int) -> bool:
+    return work >= INT8_WORK and int8_serves(x.device)
+
+
 def correlate(task: Correlation) -> Tensor:
     """(n, o, oh, ow)."""
+    if not _takes_int8(task.x, task.work):
+        return eager.correlate(task, cpu_matmul)
     samples, filters, out_size = task.x.shape[0], task.weight.shape[0], task.out_size
     parts = _parts(samples, *out_size, workers(task.work))
     if task.pointwise:
@@ -85,6 +93,8 @@ def _tap_pieces(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, out_size:
 def weight_sums(grad: Tensor, x: Tensor, weight_shape: Sequence[int], stride: Pair, dilation: Pair) -> Tensor:
     """Gradient of a correlation in its weight, from bordered x."""
     filters, channels, *kernel = weight_shape
+    if not _takes_int8(x, math.prod(weight_shape) * grad[:, 0].numel()):
+        return eager.weight_sums(grad, x, weight_shape, stride, dilation, cpu_matmul)
     left = grad.transpose(0, 1).reshape(filters, -1)
     pieces = _tap_pieces(x, kernel, stride, dilation, grad.shape[2:])
     out = torch.empty((1, filters, math.prod(kernel) * channels), dtype=torch.float32)

@@ -35,9 +35,9 @@ def exact_value(values: NDArray[np.float32], divisor: int) -> float:
 
 
 def sum_blocks(x: Tensor, divisor: int) -> Tensor:
-    """Sums of a contiguous CPU FP32 tensor (O, N, I) over N, each divided by `divisor` before the one rounding."""
+    """Sums of FP32 (O, N, I) over N, each divided by `divisor` before the one rounding."""
     outer, count, inner = x.shape
-    source = x.numpy()
+    source = x.contiguous().numpy()
     out = np.empty((outer, inner), np.float32)
     undecided = np.empty((outer, inner), np.bool_)
     work = x.numel() * _WORK

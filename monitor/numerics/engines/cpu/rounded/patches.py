@@ -16,7 +16,7 @@ from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, flat, se
 from monitor.numerics.engines.results import Integers, Near, Reals, Rounding, Settled
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.kernels.scratch import scratch
-from monitor.numerics.kernels.workers import run_tiles, workers
+from monitor.numerics.kernels.workers import edges, run_tiles, workers
 
 __all__ = ["forward", "grad_input", "grad_weight", "has"]
 
@@ -88,11 +88,6 @@ def _plan(
 
 def _image(x: Tensor, height: int, wide: int) -> Tensor:
     return x.detach().contiguous().reshape(x.shape[0], x.shape[1], height, wide)
-
-
-def _edges(count: int, each: int) -> list[tuple[int, int]]:
-    each = max(each, 1)
-    return [(begin, min(begin + each, count)) for begin in range(0, count, each)]
 
 
 def _norms(x: Tensor, plan: _Plan, reach: bool) -> tuple[Reals, Integers]:
@@ -183,8 +178,8 @@ def _sample_tiles(plan: _Plan, terms: int) -> list[tuple[tuple[int, int], tuple[
     per_sample = terms * plan.places
     if per_sample <= _TILE_ELEMENTS:
         fit = min(_TILE_ELEMENTS // per_sample, -(-plan.samples // 2))
-        return [(samples, (0, plan.lines)) for samples in _edges(plan.samples, fit)]
-    lines = _edges(plan.lines, _TILE_ELEMENTS // (terms * plan.width))
+        return [(samples, (0, plan.lines)) for samples in edges(plan.samples, fit)]
+    lines = edges(plan.lines, _TILE_ELEMENTS // (terms * plan.width))
     return [((sample, sample + 1), part) for sample in range(plan.samples) for part in lines]
 
 
@@ -205,8 +200,8 @@ def grad_input(grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: Co
     tasks = [
         (group, samples, channels)
         for group in range(plan.groups)
-        for samples in _edges(plan.samples, fit)
-        for channels in _edges(own, _TILE_ELEMENTS // per_channel)
+        for samples in edges(plan.samples, fit)
+        for channels in edges(own, _TILE_ELEMENTS // per_channel)
     ]
 
     def tile(i: int) -> list[Any]:
@@ -253,8 +248,8 @@ def grad_weight(grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: C
     threads = workers(plan.work)
     parts = 4 * threads if threads > 1 else 1
     by_samples = outputs * per_result <= _PARTIAL_ELEMENTS
-    channel_tiles = [(0, own)] if by_samples else _edges(own, max(own // parts, -(-64 // plan.taps)))
-    sample_tiles = _edges(plan.samples, -(-plan.samples // parts)) if by_samples else [(0, plan.samples)]
+    channel_tiles = [(0, own)] if by_samples else edges(own, max(own // parts, -(-64 // plan.taps)))
+    sample_tiles = edges(plan.samples, -(-plan.samples // parts)) if by_samples else [(0, plan.samples)]
     tasks = [(g, c, s) for g in range(plan.groups) for c in channel_tiles for s in sample_tiles]
 
     def tile(i: int) -> Tensor:
@@ -288,7 +283,7 @@ def _weight_sum(arrays: Any, plan: _Plan, group: int, channels: tuple[int, int],
     terms = (channels[1] - channels[0]) * plan.taps
     total = torch.zeros((outputs, terms), dtype=torch.float64)
     fit = max(_TILE_ELEMENTS // (max(terms, outputs) * plan.places), 1)
-    for part in _edges(samples[1] - samples[0], fit):
+    for part in edges(samples[1] - samples[0], fit):
         some = (samples[0] + part[0], samples[0] + part[1])
         columns = _columns(image, plan, some, mine, (0, plan.lines), "patches")
         gradients = _plain_columns(gradient, some, theirs, "gradients")
@@ -300,10 +295,10 @@ def _channel_bounds(x: Tensor) -> tuple[Reals, Integers]:
     """Norm and span of each channel of (n, c, …) over samples and places."""
     images = flat(x).reshape(x.shape[0], x.shape[1], -1)
     norms, spans = np.empty(x.shape[1]), np.empty(x.shape[1], dtype=np.int32)
-    edges = _edges(x.shape[1], math.ceil((1 << 16) * x.shape[1] / x.numel()))
+    ranges = edges(x.shape[1], math.ceil((1 << 16) * x.shape[1] / x.numel()))
 
     def measure(i: int) -> None:
-        kernels.channel_bounds(*edges[i], images, images.view(np.int32), POWERS, norms, spans)
+        kernels.channel_bounds(*ranges[i], images, images.view(np.int32), POWERS, norms, spans)
 
-    run_tiles(len(edges), 8 * x.numel(), measure)
+    run_tiles(len(ranges), 8 * x.numel(), measure)
     return norms, spans

@@ -11,7 +11,7 @@ from torch import Tensor
 from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, flat, settle
 from monitor.numerics.engines.results import Integers, Near, Reals, Rounding, Settled
 from monitor.numerics.kernels.scratch import scratch
-from monitor.numerics.kernels.workers import run_tiles, workers
+from monitor.numerics.kernels.workers import edges, run_tiles, workers
 
 __all__ = ["multiply"]
 
@@ -22,10 +22,6 @@ _MOST_VECTORS = 512
 _TILE_ELEMENTS = 1 << 20
 _PIECE_ELEMENTS = 1 << 18
 _TILE_WORK = 1 << 22
-
-
-def _edges(count: int, each: int) -> list[tuple[int, int]]:
-    return [(begin, min(begin + each, count)) for begin in range(0, count, each)]
 
 
 def _bounds(left: Widened, right: Widened, factor: float) -> Bounds:
@@ -40,7 +36,7 @@ def _bounds(left: Widened, right: Widened, factor: float) -> Bounds:
 
 def _whole(operand: Operand, batch: int, threads: int) -> Widened:
     """All vectors of one matrix, widened by all threads."""
-    pieces = _edges(operand.count, max(_PIECE_ELEMENTS // operand.terms, 16))
+    pieces = edges(operand.count, max(_PIECE_ELEMENTS // operand.terms, 16))
     if len(pieces) == 1 or threads == 1:
         return operand.widened((batch, batch + 1), (0, operand.count), "whole")
     wide = torch.empty((1, operand.count, operand.terms), dtype=torch.float64)
@@ -66,7 +62,7 @@ def multiply(a: Tensor, b: Tensor, factor: float, rounding: Rounding) -> Settled
     per_matrix = work // left.batch
     pieces: list[Piece] = []
     if left.batch > 1 and per_matrix < _TILE_WORK:
-        groups = _edges(left.batch, max(_TILE_WORK // per_matrix, 1))
+        groups = edges(left.batch, max(_TILE_WORK // per_matrix, 1))
         pieces = run_tiles(len(groups), work, lambda i: _batch_tile(left, right, groups[i], factor, rounding, target))
     else:
         for batch in range(left.batch):
@@ -98,12 +94,12 @@ def _matrix_tiles(
     fixed, split = (left, right) if by_columns else (right, left)
     fit = _TILE_ELEMENTS // max(terms, fixed.count)
     each = min(_MOST_VECTORS, fit, split.count // (4 * threads) if threads > 1 else split.count)
-    edges = _edges(split.count, max(each, 64))
+    ranges = edges(split.count, max(each, 64))
     kept = _whole(fixed, batch, threads)
 
     def tile(i: int) -> Piece:
-        part = split.widened((batch, batch + 1), edges[i], "split")
-        begin = edges[i][0]
+        part = split.widened((batch, batch + 1), ranges[i], "split")
+        begin = ranges[i][0]
         wide_left, wide_right = (kept, part) if by_columns else (part, kept)
         v = scratch("product", (wide_left[0].shape[1], wide_right[0].shape[1]), torch.float64)
         torch.mm(wide_left[0][0], wide_right[0][0].mT, out=v)
@@ -111,4 +107,4 @@ def _matrix_tiles(
         base = batch * rows * columns + (begin if by_columns else begin * columns)
         return settle(flat(v), v.shape[0], v.shape[1], bounds, rounding, target, out_base=base, out_stride=columns)
 
-    return run_tiles(len(edges), work, tile)
+    return run_tiles(len(ranges), work, tile)

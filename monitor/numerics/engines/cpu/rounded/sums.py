@@ -10,9 +10,10 @@ from torch import Tensor
 
 from monitor.numerics.engines.cpu.rounded import sum_kernels as _kernels
 from monitor.numerics.engines.cpu.rounded.settle_kernels import POWERS
+from monitor.numerics.engines.eager.rounded import sums
 from monitor.numerics.kernels.workers import run_pieces
 
-__all__ = ["order_free_sum_64"]
+__all__ = ["order_free_sum_64", "order_free_total"]
 
 
 def _views(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -40,3 +41,9 @@ def order_free_sum_64(x: Tensor, dims: list[int]) -> Tensor | None:
     else:
         finite = run_pieces(_kernels.row_sums, count, x.numel(), values, bits, width, powers, out)
     return torch.from_numpy(out).reshape(shape) if all(finite) else None
+
+
+def order_free_total(x: Tensor, dims: list[int]) -> Tensor:
+    """FP64 sums over ``dims``, which are kept with length 1."""
+    found = order_free_sum_64(x, dims) if x.dtype == torch.float32 else None
+    return sums.order_free_total(x, dims) if found is None else found

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from monitor.numerics.engines.eager.exact.matmul import eager_matmul
 from monitor.numerics.geometry import places
 
 __all__ = ["Borders", "Correlation", "Pair", "bordered", "correlate", "weight_sums"]
@@ -18,7 +19,7 @@ _TILE_ELEMENTS = 1 << 24
 
 Pair = Sequence[int]
 Borders = tuple[int, int, int, int]
-Product = Callable[[Tensor, Tensor], Tensor]
+Batched = Callable[[Tensor, Tensor], Tensor]
 
 
 def bordered(x: Tensor, borders: Borders) -> Tensor:
@@ -71,24 +72,35 @@ def _im2col(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
     return patches
 
 
-def correlate(task: Correlation, multiply: Product) -> Tensor:
-    """(n, o, oh, ow), by a product of FP32 matrices."""
+def _product(a: Tensor, b: Tensor, matmul: Batched) -> Tensor:
+    """(M, K) × (K, N) of any size."""
+    return matmul(a[None], b[None])[0] if a.numel() and b.numel() else a.new_zeros((a.shape[0], b.shape[1]))
+
+
+def correlate(task: Correlation, matmul: Batched = eager_matmul) -> Tensor:
+    """(n, o, oh, ow), by an engine's product of batches of matrices."""
     count, filters, out_size = task.x.shape[0], task.weight.reshape(task.weight.shape[0], -1), task.out_size
     if task.pointwise:
-        out = multiply(filters, task.image.reshape(task.x.shape[1], -1))
+        out = _product(filters, task.image.reshape(task.x.shape[1], -1), matmul)
         return out.reshape(len(filters), count, *out_size).transpose(0, 1).contiguous()
     x, turned = bordered(task.x, task.borders), filters.t()
     per_sample = max(turned.shape[0] * math.prod(out_size), 1)
     tiles = []
     for part in torch.split(x, max(_TILE_ELEMENTS // per_sample, 1)):
         patches = _im2col(part, task.weight.shape[2:], task.stride, task.dilation).transpose(1, 2)
-        product = multiply(patches.reshape(-1, turned.shape[0]), turned).reshape(part.shape[0], -1, len(filters))
-        tiles.append(product.transpose(1, 2).reshape(part.shape[0], len(filters), *out_size))
+        product = _product(patches.reshape(-1, turned.shape[0]), turned, matmul)
+        product = product.reshape(part.shape[0], -1, len(filters)).transpose(1, 2)
+        tiles.append(product.reshape(part.shape[0], len(filters), *out_size))
     return torch.cat(tiles)
 
 
 def weight_sums(
-    grad: Tensor, x: Tensor, weight_shape: Sequence[int], stride: Pair, dilation: Pair, multiply: Product
+    grad: Tensor,
+    x: Tensor,
+    weight_shape: Sequence[int],
+    stride: Pair,
+    dilation: Pair,
+    matmul: Batched = eager_matmul,
 ) -> Tensor:
     """Gradient of a correlation in its weight, from bordered x: a product over samples and places."""
     filters, _, *kernel = weight_shape
@@ -97,5 +109,5 @@ def weight_sums(
     tiles = []
     for part in torch.split(x, max(_TILE_ELEMENTS // per_channel, 1), dim=1):
         columns = _im2col(part, kernel, stride, dilation).transpose(1, 2)
-        tiles.append(multiply(left, columns.reshape(left.shape[1], -1)))
+        tiles.append(_product(left, columns.reshape(left.shape[1], -1), matmul))
     return torch.cat(tiles, dim=1).reshape(tuple(weight_shape))

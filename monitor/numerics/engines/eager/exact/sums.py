@@ -8,7 +8,7 @@ from torch import Tensor
 from monitor.numerics.kernels.bits import canonical, check_subnormals
 from monitor.numerics.reference.resolve import rounded_sum
 
-__all__ = ["accumulate", "sum_rows"]
+__all__ = ["accumulate", "sum_blocks", "sum_rows"]
 
 _UNIT = 2.0**-52
 """Twice the unit roundoff of FP64: covers the rounding of the bound itself."""
@@ -49,13 +49,19 @@ def sum_rows(rows: Tensor, divisor: int) -> Tensor:
     return result.index_copy(0, positions, torch.tensor(values, dtype=torch.float32, device=rows.device))
 
 
-def accumulate(base: Tensor, slots: Tensor, source: Tensor) -> Tensor:
-    """base (R, D) plus source (n, D) added to the rows `slots` (n,): one rounding for each element.
+def sum_blocks(blocks: Tensor, divisor: int) -> Tensor:
+    """Sums of (O, N, I) over N, each divided by ``divisor`` before the one rounding: O·I numbers."""
+    return sum_rows(blocks.transpose(1, 2).reshape(-1, blocks.shape[1]), divisor)
+
+
+def accumulate(base: Tensor | None, rows: int, slots: Tensor, source: Tensor) -> Tensor:
+    """base (R, D), or zeros, plus source (n, D) added to the rows `slots` (n,): one rounding for each element.
 
     Rows that receive nothing keep their bits. The touched rows are gathered first, so that FP64 accumulators exist for
     them alone.
     """
-    check_subnormals(base.device, source.numel())
+    check_subnormals(source.device, source.numel())
+    base = source.new_zeros((rows, source.shape[1])) if base is None else base
     touched, inverse = torch.unique(slots, return_inverse=True)
     old = base[touched].to(torch.float64)
     wide = source.to(torch.float64)
