@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ def bordered(x: Tensor, borders: Borders) -> Tensor:
     return x[:, :, top : x.shape[2] - bottom, left : x.shape[3] - right]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Correlation:
     """Cross-correlation of FP32 x (n, c, h, w) within borders of zeros and weight (o, c, kh, kw)."""
 
@@ -42,7 +43,7 @@ class Correlation:
     borders: Borders
     dilation: Pair
 
-    @property
+    @functools.cached_property
     def out_size(self) -> tuple[int, int]:
         """Height and width of the result."""
         top, bottom, left, right = self.borders
