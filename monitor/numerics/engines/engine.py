@@ -47,11 +47,10 @@ class Engine:
         weight_sums: gradient of a correlation in its weight, from grad, x with its borders, the weight's shape, stride
             and dilation.
         sum: of blocks (O, N, I) over N, each divided by a whole number before the one rounding: O·I numbers.
-        accumulate: a base of so many rows, or zeros for None, plus a source (n, D) at the rows of slots (n,).
+        scatter_rows: so many rows, each the sum of the rows of a source (n, D) whose slot (n,) it is.
         unary: a function of ``exact.UNARY_FUNCTIONS`` by name.
         power: x**y, for y of x's shape or of one element.
         bits: words of a Philox stream, int64, from key, counter, count and device.
-        normal: normal numbers from an even number of words.
         order_free_total: FP64 sums over dimensions, which are kept with length 1, as ``rounding.sums`` says.
         clamps: torch's own clamp keeps a number that equals a limit, and so the sign of a zero.
         tiles: for ``rounded``; None where FP64 results are rounded whole.
@@ -61,11 +60,10 @@ class Engine:
     correlate: Callable[..., Tensor]
     weight_sums: Callable[..., Tensor]
     sum: Callable[[Tensor, int], Tensor]
-    accumulate: Callable[[Tensor | None, int, Tensor, Tensor], Tensor]
+    scatter_rows: Callable[[int, Tensor, Tensor], Tensor]
     unary: Callable[[str, Tensor], Tensor]
     power: Callable[[Tensor, Tensor], Tensor]
     bits: Callable[[int, int, int, torch.device], Tensor]
-    normal: Callable[[Tensor], Tensor]
     order_free_total: Callable[[Tensor, list[int]], Tensor]
     clamps: bool = False
     tiles: Tiles | None = None

@@ -19,7 +19,7 @@ from monitor.numerics.engines import engine_of
 from monitor.numerics.exact.operands import require_fp32
 from monitor.numerics.kernels.bits import canonical
 
-__all__ = ["embedding_backward", "index_add", "mean", "scatter_add", "scatter_rows", "sum"]
+__all__ = ["mean", "scatter_rows", "sum"]
 
 
 def _reduce(x: Tensor, dims: Sequence[int] | None, keepdim: bool, average: bool) -> Tensor:
@@ -88,62 +88,4 @@ def scatter_rows(rows: int, index: Tensor, source: Tensor) -> Tensor:
         raise CallerError(
             f"scatter_rows needs index (n,) and source (n, d), not {tuple(index.shape)}, {tuple(source.shape)}"
         )
-    return engine_of(source.device).accumulate(None, rows, _require_index(index, rows, "scatter_rows"), source)
-
-
-def embedding_backward(grad: Tensor, indices: Tensor, rows: int, padding_idx: int = -1) -> Tensor:
-    """Gradient (rows, d) of an embedding table from grad (…, d) at indices (…): exact sums, rounded once.
-
-    Occurrences of `padding_idx` are left out. Errors as in `scatter_rows`.
-    """
-    flat, positions = grad.reshape(-1, grad.shape[-1]), indices.reshape(-1)
-    if padding_idx >= 0:
-        keep = positions != padding_idx
-        flat, positions = flat[keep], positions[keep]
-    return scatter_rows(rows, positions, flat)
-
-
-def index_add(base: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """FP32 of base + Σ of the slices of `source` along `dim`, one rounding for each element of the touched slices.
-
-    Raises:
-        CallerError: shapes, dtypes or an index out of range.
-        DeviceError: the device flushes subnormal numbers.
-    """
-    base, source = require_fp32(base, "index_add"), require_fp32(source, "index_add")
-    if index.dim() != 1 or source.dim() != base.dim() or index.shape[0] != source.shape[dim]:
-        raise CallerError("index_add needs a 1-D index with one entry for each slice of the source")
-    front, front_source = base.movedim(dim, 0), source.movedim(dim, 0)
-    if front.shape[1:] != front_source.shape[1:]:
-        raise CallerError(f"index_add can't add slices {tuple(front_source.shape[1:])} to {tuple(front.shape[1:])}")
-    size = front.shape[0]
-    width = math.prod(front.shape[1:])
-    slots = _require_index(index, size, "index_add")
-    result = engine_of(source.device).accumulate(
-        front.reshape(size, width), size, slots, front_source.reshape(index.shape[0], width)
-    )
-    return result.reshape(front.shape).movedim(0, dim).contiguous()
-
-
-def scatter_add(base: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """FP32 of base + Σ source scattered along `dim` (the meaning of `torch.Tensor.scatter_add`), rounded once.
-
-    Raises:
-        CallerError: shapes, dtypes or an index out of range.
-        DeviceError: the device flushes subnormal numbers.
-    """
-    base, source = require_fp32(base, "scatter_add"), require_fp32(source, "scatter_add")
-    if not (base.dim() == index.dim() == source.dim()):
-        raise CallerError("scatter_add needs base, index and source of one rank")
-    if any(i > s for i, s in zip(index.shape, source.shape, strict=True)):
-        raise CallerError(f"scatter_add index {tuple(index.shape)} exceeds source {tuple(source.shape)}")
-    source = source[tuple(slice(0, n) for n in index.shape)]
-    index = _require_index(index, base.shape[dim] if base.dim() else 1, "scatter_add")
-    slots = torch.arange(base.numel(), device=base.device).reshape(base.shape)
-    slots = slots[tuple(slice(0, n) if d != dim % base.dim() else slice(None) for d, n in enumerate(index.shape))]
-    flat = torch.gather(slots, dim, index).reshape(-1)
-    return (
-        engine_of(source.device)
-        .accumulate(base.reshape(-1, 1), base.numel(), flat, source.reshape(-1, 1))
-        .reshape(base.shape)
-    )
+    return engine_of(source.device).scatter_rows(rows, _require_index(index, rows, "scatter_rows"), source)

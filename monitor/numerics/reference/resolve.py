@@ -97,13 +97,6 @@ def _gelu_tanh(x: Any) -> Any:
     return x * _sigmoid(2 * inner)
 
 
-def _normal(radius_bits: Any, angle_bits: Any, quarter: Any) -> Any:
-    """Box-Muller on two 32-bit words: √(-2 ln u)·cos(2π(w + quarter/4)) with u = (radius + ½)/2^32."""
-    u = (2 * radius_bits + 1) / mpmath.mpf(2) ** 33
-    turns = (2 * angle_bits + 1) / mpmath.mpf(2) ** 33 - quarter / 4
-    return mpmath.sqrt(-2 * mpmath.log(u)) * mpmath.cospi(2 * turns)
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": mpmath.exp,
     "expm1": mpmath.expm1,
@@ -121,7 +114,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sin": mpmath.sin,
     "cos": mpmath.cos,
     "pow": lambda x, y: mpmath.power(x, y),
-    "normal": _normal,
 }
 
 

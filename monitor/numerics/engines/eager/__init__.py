@@ -13,10 +13,9 @@ EAGER = Engine(
     correlate=convolution.correlate,
     weight_sums=convolution.weight_sums,
     sum=sums.sum_blocks,
-    accumulate=sums.accumulate,
+    scatter_rows=sums.scatter_rows,
     unary=functions.unary,
     power=functions.power,
     bits=philox.bits,
-    normal=philox.normal,
     order_free_total=order_free_total,
 )

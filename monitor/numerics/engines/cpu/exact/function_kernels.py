@@ -14,7 +14,7 @@ from monitor.numerics.engines.eager.exact.functions import EPSILON
 from monitor.numerics.kernels import coefficients as c
 from monitor.numerics.kernels.jit import compiled, inlined
 
-__all__ = ["CIRCULAR_LIMIT", "NORMAL_KERNEL", "POWER_KERNEL", "UNARY_KERNELS", "exp64", "log64"]
+__all__ = ["CIRCULAR_LIMIT", "POWER_KERNEL", "UNARY_KERNELS", "exp64", "log64"]
 
 _MAGIC = 1.5 * 2.0**52
 _LN2_HIGH, _LN2_LOW, _INVERSE_LN2 = c.LN2_HIGH, c.LN2_LOW, c.INVERSE_LN2
@@ -26,7 +26,6 @@ _TWO_OVER_PI, _TWO_OVER_ROOT_PI = c.TWO_OVER_PI, c.TWO_OVER_ROOT_PI
 _PI_1, _PI_2, _PI_3 = c.PI_HALF_PARTS
 _INFINITY, _NAN = np.inf, np.nan
 _CHUNK = 1024
-_HALF_PI = 0.5 * np.pi
 
 CIRCULAR_LIMIT = 2.0**20
 """Arguments of sin and cos from here on need Payne-Hanek and go to the reference."""
@@ -198,22 +197,6 @@ def _power(x: Any, y: Any) -> Any:
     return 1.0 if y == 0.0 or x == 1.0 else value
 
 
-@inlined
-def _box_muller(radius: Any, angle: Any, turn: Any) -> Any:
-    """√(-2 ln u)·cos(2πw - turn·π/2) with u = (radius + ½)/2^32 and w = (angle + ½)/2^32."""
-    u = (np.float64(radius) + 0.5) * 2.0**-32
-    quarters = (np.float64(angle) + 0.5) * 2.0**-30
-    nearest = np.rint(quarters)
-    rest = (quarters - nearest) * _HALF_PI
-    square = rest * rest
-    quadrant = np.int64(nearest) - turn
-    sine = rest * (1.0 + square * _horner(_SINE, square))
-    cosine = 1.0 + square * _horner(_COSINE, square)
-    value = cosine if quadrant & 1 == 0 else sine
-    value = -value if (quadrant + 1) & 2 != 0 else value
-    return np.sqrt(-2.0 * _log_positive(u)) * value
-
-
 _NAMES = (
     *("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "silu", "erf", "erfc", "gelu", "gelu_tanh"),
     *("sqrt", "rsqrt", "sin", "cos"),
@@ -304,27 +287,6 @@ def _power_kernel(epsilon: float) -> Any:
     return compiled(kernel)
 
 
-def _normal_kernel(epsilon: float) -> Any:
-    down, up = 1.0 - epsilon, 1.0 + epsilon
-
-    def kernel(begin: Any, end: Any, words: Any, out: Any, found: Any) -> Any:
-        """Normal numbers 2p and 2p + 1 for p in [begin, end) from the words (pairs, 2), into out (pairs, 2)."""
-        count = 0
-        for p in range(begin, end):
-            for turn in range(2):
-                value = _box_muller(words[p, 0], words[p, 1], turn)
-                low, high = np.float32(value * down), np.float32(value * up)
-                out[p, turn] = high
-                if (low < high) | (low > high):
-                    if count < found.shape[0]:
-                        found[count] = 2 * p + turn
-                    count += 1
-        return count
-
-    return compiled(kernel)
-
-
 UNARY_KERNELS: dict[str, Any] = {name: _unary_kernel(which, EPSILON[name]) for which, name in enumerate(_NAMES)}
 
-NORMAL_KERNEL = _normal_kernel(EPSILON["normal"])
 POWER_KERNEL = _power_kernel(EPSILON["pow"])

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from monitor.numerics.engines.cpu.exact.function_kernels import (
     CIRCULAR_LIMIT,
-    NORMAL_KERNEL,
     POWER_KERNEL,
     UNARY_KERNELS,
 )
 from monitor.numerics.engines.eager.exact import functions as eager
-from monitor.numerics.engines.eager.exact import philox as eager_philox
 from monitor.numerics.kernels.workers import run_pieces
 
-__all__ = ["normal", "power", "unary"]
+__all__ = ["power", "unary"]
 
 _WORK = 32
 _FIRST_FOUND = 256
@@ -65,14 +63,3 @@ def power(x: Tensor, y: Tensor) -> Tensor:
         positions = torch.from_numpy(found)
         out[positions] = eager.power(flat[positions], exponents[positions] if step else exponents)
     return out.reshape(x.shape)
-
-
-def normal(words: Tensor) -> Tensor:
-    """Normal numbers of an even number of words."""
-    if not words.numel():
-        return torch.empty(0)
-    out = torch.empty(words.shape, dtype=torch.float32)
-    for position in _run(NORMAL_KERNEL, words.reshape(-1, 2), (), out.view(-1, 2), ()).tolist():
-        pair = position // 2 * 2
-        out[position] = eager_philox.normal(words[pair : pair + 2])[position - pair]
-    return out

@@ -153,10 +153,8 @@ def sum_middle(begin: Any, end: Any, x: Any, divisor: Any, out: Any, undecided: 
 
 
 @compiled
-def sum_groups(
-    begin: Any, end: Any, order: Any, starts: Any, slots: Any, source: Any, out: Any, add: Any, undecided: Any
-) -> Any:
-    """Group g sums rows order[starts[g]:starts[g+1]] of source (n, D), and row slots[g] of out if `add`, into that row.
+def sum_groups(begin: Any, end: Any, order: Any, starts: Any, slots: Any, source: Any, out: Any, undecided: Any) -> Any:
+    """Group g sums rows order[starts[g]:starts[g+1]] of source (n, D) into row slots[g] of out.
 
     Groups with an undecided element keep their row of `out` and are flagged.
     """
@@ -164,20 +162,15 @@ def sum_groups(
     total, magnitude, result = np.empty(width), np.empty(width), np.empty(width, np.float32)
     for g in range(begin, end):
         first, last, slot = starts[g], starts[g + 1], slots[g]
-        if add:
-            for i in range(width):
-                total[i] = np.float64(out[slot, i])
-                magnitude[i] = abs(total[i])
-        else:
-            total[:] = 0.0
-            magnitude[:] = 0.0
+        total[:] = 0.0
+        magnitude[:] = 0.0
         for p in range(first, last):
             row = source[order[p]]
             for i in range(width):
                 value = np.float64(row[i])
                 total[i] += value
                 magnitude[i] += abs(value)
-        count = last - first + (1 if add else 0)
+        count = last - first
         open_elements = 0
         for i in range(width):
             value, unknown = rounded(total[i], magnitude[i], count, 1.0)
@@ -185,8 +178,6 @@ def sum_groups(
                 terms = np.empty(count, np.float32)
                 for p in range(first, last):
                     terms[p - first] = source[order[p], i]
-                if add:
-                    terms[count - 1] = out[slot, i]
                 value, unknown = settle(terms, 1.0)
             result[i] = value
             open_elements += unknown

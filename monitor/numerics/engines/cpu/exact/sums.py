@@ -13,7 +13,7 @@ from monitor.numerics.engines.cpu.exact import sum_kernels as kernels
 from monitor.numerics.kernels.workers import run_pieces
 from monitor.numerics.reference.resolve import rounded_sum
 
-__all__ = ["accumulate", "exact_value", "sum_blocks"]
+__all__ = ["exact_value", "scatter_rows", "sum_blocks"]
 
 _WORK = 2
 
@@ -52,9 +52,9 @@ def sum_blocks(x: Tensor, divisor: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def accumulate(base: Tensor | None, rows: int, slots: Tensor, source: Tensor) -> Tensor:
-    """A copy of base (R, D), or zeros, with source (n, D) added to the rows `slots` (n,), one rounding per element."""
-    out = torch.zeros((rows, source.shape[1])) if base is None else base.clone(memory_format=torch.contiguous_format)
+def scatter_rows(rows: int, slots: Tensor, source: Tensor) -> Tensor:
+    """(rows, D) sums of those rows of source (n, D) whose slot (n,) each row is, one rounding for each element."""
+    out = torch.zeros((rows, source.shape[1]))
     n = slots.numel()
     if n == 0 or source.shape[1] == 0:
         return out
@@ -65,12 +65,10 @@ def accumulate(base: Tensor | None, rows: int, slots: Tensor, source: Tensor) ->
     starts = np.append(heads, n)
     targets, values, undecided = arranged[heads], source.contiguous().numpy(), np.empty(len(heads), np.bool_)
     result = out.numpy()
-    arguments = (order, starts, targets, values, result, base is not None, undecided)
+    arguments = (order, starts, targets, values, result, undecided)
     run_pieces(kernels.sum_groups, len(heads), values.size * _WORK, *arguments)
     for group in np.flatnonzero(undecided):
         terms = values[order[starts[group] : starts[group + 1]]]
-        if base is not None:
-            terms = np.concatenate([result[targets[group]][None], terms])
         for column in range(terms.shape[1]):
             chosen = np.ascontiguousarray(terms[:, column])
             if np.isfinite(chosen).all():

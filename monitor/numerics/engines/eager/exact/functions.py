@@ -19,7 +19,7 @@ from monitor.numerics.kernels import coefficients as c
 from monitor.numerics.kernels.bits import check_subnormals, exponent_and_significand, power_of_two, round_or_flag
 from monitor.numerics.reference.resolve import resolve
 
-__all__ = ["EPSILON", "KERNELS", "box_muller", "power", "power_kernel", "resolve_elements", "unary"]
+__all__ = ["EPSILON", "KERNELS", "power", "power_kernel", "resolve_elements", "unary"]
 
 _WIDE = 2.0**-42
 _NARROW = 2.0**-48
@@ -41,7 +41,6 @@ EPSILON: dict[str, float] = {
     "sin": _NARROW,
     "cos": _NARROW,
     "pow": _WIDE,
-    "normal": _NARROW,
 }
 """Relative error bound of each FP64 kernel.
 
@@ -256,18 +255,6 @@ def power_kernel(x: Tensor, y: Tensor) -> Tensor:
     nan = (x != x) | (y != y) | invalid
     one = (y == 0) | (x == 1)
     return torch.where(one, 1.0, torch.where(nan, torch.nan, value))
-
-
-def box_muller(radius_bits: Tensor, angle_bits: Tensor, quarter: Tensor) -> Tensor:
-    """√(-2 ln u)·cos(2πw - quarter·π/2) with u = (radius_bits + ½)/2^32 and w likewise from angle_bits, in FP64."""
-    u = (radius_bits.to(torch.float64) + 0.5) * 2.0**-32
-    quarters = (angle_bits.to(torch.float64) + 0.5) * 2.0**-30
-    nearest = torch.round(quarters)
-    sine, cosine = _sine_cosine((quarters - nearest) * (0.5 * torch.pi))
-    quadrant = (nearest.to(torch.int64) - quarter.to(torch.int64)) & 3
-    value = torch.where((quadrant & 1) == 0, cosine, sine)
-    value = torch.where((quadrant == 1) | (quadrant == 2), -value, value)
-    return torch.sqrt(-2.0 * _log_positive(u)) * value
 
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {

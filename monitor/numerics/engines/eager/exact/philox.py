@@ -1,14 +1,11 @@
-"""The Philox cipher and Box-Muller in eager PyTorch on any device."""
+"""The Philox cipher in eager PyTorch on any device."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from monitor.numerics.engines.eager.exact.functions import EPSILON, box_muller, resolve_elements
-from monitor.numerics.kernels.bits import round_or_flag
-
-__all__ = ["bits", "normal", "philox_rounds"]
+__all__ = ["bits", "philox_rounds"]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -42,11 +39,3 @@ def bits(key: int, counter: int, count: int, device: torch.device) -> Tensor:
     zero = torch.zeros_like(block)
     words = philox_rounds([low & _WORD, high & _WORD, zero, zero], key)
     return torch.stack(words, dim=1).reshape(-1)[:count]
-
-
-def normal(words: Tensor) -> Tensor:
-    """The normal numbers of an even number of words."""
-    radius, angle = words[0::2].repeat_interleave(2), words[1::2].repeat_interleave(2)
-    quarter = torch.arange(words.numel(), device=words.device) & 1
-    result, undecided = round_or_flag(box_muller(radius, angle, quarter), EPSILON["normal"])
-    return resolve_elements("normal", result, undecided, radius, angle, quarter)

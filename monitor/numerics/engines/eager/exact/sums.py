@@ -8,7 +8,7 @@ from torch import Tensor
 from monitor.numerics.kernels.bits import canonical, check_subnormals
 from monitor.numerics.reference.resolve import rounded_sum
 
-__all__ = ["accumulate", "sum_blocks", "sum_rows"]
+__all__ = ["scatter_rows", "sum_blocks", "sum_rows"]
 
 _UNIT = 2.0**-52
 """Twice the unit roundoff of FP64: covers the rounding of the bound itself."""
@@ -54,23 +54,18 @@ def sum_blocks(blocks: Tensor, divisor: int) -> Tensor:
     return sum_rows(blocks.transpose(1, 2).reshape(-1, blocks.shape[1]), divisor)
 
 
-def accumulate(base: Tensor | None, rows: int, slots: Tensor, source: Tensor) -> Tensor:
-    """base (R, D), or zeros, plus source (n, D) added to the rows `slots` (n,): one rounding for each element.
+def scatter_rows(rows: int, slots: Tensor, source: Tensor) -> Tensor:
+    """(rows, D) sums of those rows of source (n, D) whose slot (n,) each row is, one rounding for each element.
 
-    Rows that receive nothing keep their bits. The touched rows are gathered first, so that FP64 accumulators exist for
-    them alone.
+    The touched rows come first, so that FP64 accumulators exist for them alone.
     """
     check_subnormals(source.device, source.numel())
-    base = source.new_zeros((rows, source.shape[1])) if base is None else base
     touched, inverse = torch.unique(slots, return_inverse=True)
-    old = base[touched].to(torch.float64)
     wide = source.to(torch.float64)
-    total = old.index_add(0, inverse, wide)
-    magnitude = old.abs().index_add(0, inverse, wide.abs())
-    count = torch.ones_like(touched).index_add(0, inverse, torch.ones_like(inverse)).to(torch.float64)
-    zero = (old == 0).all(dim=1)
-    result, undecided = _decide(total, magnitude, (count - zero.to(torch.float64)).unsqueeze(1), 1)
+    zeros = wide.new_zeros((len(touched), source.shape[1]))
+    total, magnitude = zeros.index_add(0, inverse, wide), zeros.index_add(0, inverse, wide.abs())
+    count = torch.bincount(inverse, minlength=len(touched)).to(torch.float64)
+    result, undecided = _decide(total, magnitude, count.unsqueeze(1), 1)
     for row, column in torch.nonzero(undecided).tolist():
-        terms = torch.cat([base[touched[row], column].reshape(1), source[inverse == row, column]])
-        result[row, column] = rounded_sum(terms.tolist())
-    return base.index_copy(0, touched, result)
+        result[row, column] = rounded_sum(source[inverse == row, column].tolist())
+    return source.new_zeros((rows, source.shape[1])).index_copy(0, touched, result)
