@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monitor.numerics import recording
-from monitor.numerics.operators import product_operands
+from monitor.numerics.operators import row_named
 from monitor.presets import preset
 from monitor.task import Task, draw_order
 from monitor.training import Training
@@ -43,7 +43,7 @@ class _ShortOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        places = product_operands(func)
+        places = row_named(str(func)).factors
         args = tuple(shorten(value) if place in places else value for place, value in enumerate(args))
         return func(*args, **(kwargs or {}))
 

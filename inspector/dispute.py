@@ -27,7 +27,7 @@ from inspector.verdict import Outcome, Reason, Verdict
 from monitor import numerics
 from monitor.loops.program import operator_of
 from monitor.loops.tracing import ABSENT
-from monitor.numerics.operators import is_unset
+from monitor.numerics.operators import row_named
 from monitor.prover import Prover
 from monitor.sharding import ShardedMemory, StateDigest
 from monitor.trace import COMMIT_STATE, Node, gather, layout_of, restore_arguments, tensor_digest, written_arguments
@@ -283,7 +283,7 @@ def _outputs(node: Node, inputs: list[Tensor], task: Disputed, step: int, entrie
     func = operator_of(node.operator)
     keys = task.keys(step, node.index)
     out = numerics.execute(task.numerics, func, args, kwargs, entries=entries, keys=keys)
-    if is_unset(node.operator):
+    if row_named(node.operator).unset:
         out.zero_()
     written = written_arguments(func, args, kwargs)
     results = [tensor for tensor in _flat(out) if not any(tensor is other for other in written)]

@@ -22,7 +22,7 @@ from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_tensor
 from monitor.numerics import strides
-from monitor.numerics.operators import hidden_writes
+from monitor.numerics.operators import row_named
 
 __all__ = [
     "COMMIT_STATE",
@@ -294,7 +294,7 @@ def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[s
 @lru_cache(maxsize=4096)
 def written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
     """Place and name of each argument that the operator writes."""
-    hidden = hidden_writes(func)
+    hidden = row_named(str(func)).writes
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(func._schema.arguments)

@@ -47,7 +47,9 @@ def _integer_product(order: Order, vendor: Callable[[Tensor, Tensor], Tensor], a
     return added([vendor(a[..., part], b[..., part, :]) for part in parts])
 
 
-def _total(order: Order, x: Tensor, dims: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+def _sum(
+    order: Order, x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
     """Sum over dimensions, all where none is given; integers become int64, as torch has it."""
     if dtype is not None:
         x = x.to(dtype)
@@ -67,25 +69,11 @@ def _total(order: Order, x: Tensor, dims: Sequence[int] | None, keepdim: bool, d
     return flat.reshape([1 if dim in gone else size for dim, size in enumerate(x.shape) if keepdim or dim in kept])
 
 
-def _sum(
-    order: Order, x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor:
-    return _total(order, x, dims, keepdim, dtype)
-
-
-def _sum_all(order: Order, x: Tensor, *, dtype: Any = None) -> Tensor:
-    return _total(order, x, None, False, dtype)
-
-
 def _mean(
     order: Order, x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
     terms = math.prod(x.shape[dim] for dim in dims) if dims else x.numel()
-    return _total(order, x, dims, keepdim, dtype) / terms
-
-
-def _mean_all(order: Order, x: Tensor, *, dtype: Any = None) -> Tensor:
-    return _mean(order, x, dtype=dtype)
+    return _sum(order, x, dims, keepdim, dtype=dtype) / terms
 
 
 def _mm(order: Order, a: Tensor, b: Tensor) -> Tensor:
@@ -237,7 +225,7 @@ def _convolution_backward(
         small, large = (x, grad) if transposed else (grad, x)
         to_weight = _filters(order, small, large, weight.shape, window, groups)
     if mask[2]:
-        to_bias = _total(order, grad, [0, *range(2, grad.dim())], False, None)
+        to_bias = _sum(order, grad, [0, *range(2, grad.dim())])
     return to_input, to_weight, to_bias
 
 
@@ -252,10 +240,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "_int_mm": _int_mm,
     "sum.dim_IntList": _sum,
     "sum.IntList_out": _sum,
-    "sum": _sum_all,
+    "sum": _sum,
     "mean.dim": _mean,
     "mean.out": _mean,
-    "mean": _mean_all,
+    "mean": _mean,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
 }

@@ -13,7 +13,7 @@ from monitor import numerics
 from monitor.loops.capture import read_value
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import ITEM, Program, build_arguments, operator_of
-from monitor.numerics.operators import is_unset
+from monitor.numerics.operators import row_named
 from monitor.sharding import ShardedMemory
 from monitor.trace import layout_of, result_tensors, written_arguments
 
@@ -107,7 +107,7 @@ def _call(
     if [layout_of(tensor) for tensor in outputs] != call["results"]:
         raise EvidenceError(f"call {number} ({func}) returns tensors of another layout than its program says")
     with session.aside():
-        if is_unset(call["operator"]):
+        if row_named(call["operator"]).unset:
             out.zero_()
         if watch is not None:
             watch.after(outputs)

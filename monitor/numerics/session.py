@@ -23,7 +23,7 @@ from monitor.numerics.exact.backend import ExactBackend
 from monitor.numerics.kernels.bits import HALF, canonical_nan, check_subnormals
 from monitor.numerics.operators import Row, find, functional_name, is_counted, operator_table, remedy_for
 from monitor.numerics.operators.compositions import composition
-from monitor.numerics.operators.lookup import fused_kernels
+from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs
 from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
 from monitor.numerics.rounding.backend import RoundedBackend
@@ -289,30 +289,15 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operator that PyTorch itself defines by other operators, each of which comes back here."""
         self._depth += 1
+        TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
         try:
-            with self._again():
-                out = definition(*args, **kwargs)
+            out = definition(*args, **kwargs)
         finally:
+            TorchDispatchMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
             self._depth -= 1
         if out is NotImplemented:
             raise UnsupportedOperator(str(func), remedy_for(str(func)))
         return out
-
-    def _again(self) -> _Reentered:
-        return _Reentered(self)
-
-
-class _Reentered:
-    """Pushes the mode again while one of its own calls runs."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __enter__(self) -> None:
-        TorchDispatchMode.__enter__(self._session)  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        TorchDispatchMode.__exit__(self._session, *error)  # type: ignore[no-untyped-call]
 
 
 def _build(
@@ -392,9 +377,8 @@ def resolve(func_name: str) -> OpOverload:
     known = operator_table()
     if len(parts) != 3 or not (func_name in known or functional_name(func_name) in known):
         raise UnsupportedOperator(func_name, "a referee executes operators of the table only")
-    packet = getattr(torch.ops.aten, parts[1], None)
-    overload = getattr(packet, parts[2], None)
-    if not isinstance(overload, OpOverload):
+    overload = overload_named(func_name)
+    if overload is None:
         raise UnsupportedOperator(func_name, "this PyTorch has no such operator")
     return overload
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from firmware_sim.errors import DeviceError
 from monitor.numerics.kernels.pointers import is_host
+from monitor.numerics.reference.convolution import convolution_by_integers
 
 __all__ = [
     "INT8_WORK",
@@ -105,21 +106,12 @@ def require_fp64(device: torch.device) -> None:
 
 
 def fp64_convolution_is_exact(device: torch.device) -> bool:
-    """Whether FP64 convolution, with both gradients, adds integers up to 2^53 exactly; three samples, strided, padded.
-
-    The expected sums run over the elements of the filter, in int64.
-    """
+    """Whether FP64 convolution, with both gradients, adds integers up to 2^53 exactly, strided and padded."""
     generator = torch.Generator().manual_seed(11)
     x = torch.randint(-(1 << 22), 1 << 22, (3, 4, 9, 8), generator=generator)
     w = torch.randint(-(1 << 22), 1 << 22, (6, 4, 3, 3), generator=generator)
     grad = torch.randint(-(1 << 22), 1 << 22, (3, 6, 5, 4), generator=generator)
-    padded = torch.constant_pad_nd(x, [1, 1, 1, 1])
-    out, to_padded, to_w = torch.zeros_like(grad), torch.zeros_like(padded), torch.zeros_like(w)
-    for i, j in itertools.product(range(3), repeat=2):
-        seen = (slice(None), slice(None), slice(i, i + 9, 2), slice(j, j + 7, 2))
-        out += (padded[seen].unsqueeze(1) * w[:, :, i, j, None, None]).sum(2)
-        to_padded[seen] += (grad.unsqueeze(2) * w[:, :, i, j, None, None]).sum(1)
-        to_w[:, :, i, j] = (grad.unsqueeze(2) * padded[seen].unsqueeze(1)).sum((0, 3, 4))
+    out, to_x, to_w = convolution_by_integers(x, w, grad, stride=2, padding=1)
     geometry = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)
     images, filters, gradients = (value.to(device, torch.float64) for value in (x, w, grad))
     with torch.backends.cudnn.flags(enabled=False):
@@ -127,5 +119,5 @@ def fp64_convolution_is_exact(device: torch.device) -> bool:
         to_images, to_filters, _ = torch.ops.aten.convolution_backward.default(
             gradients, images, filters, None, *geometry, [True, True, False]
         )
-    pairs = ((found, out), (to_images, to_padded[:, :, 1:-1, 1:-1]), (to_filters, to_w))
+    pairs = ((found, out), (to_images, to_x), (to_filters, to_w.sum(0)))
     return all(torch.equal(value.cpu().to(torch.int64), expected) for value, expected in pairs)

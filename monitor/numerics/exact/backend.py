@@ -36,12 +36,12 @@ class ExactBackend:
         self._operator = operator
 
     def count(self, elements: int) -> None:
-        """Elements that a direct form of the current operator has rounded."""
+        """Elements that a fused kernel of the current operator has rounded."""
         if elements:
             self._statistics.rounded(self._operator, elements, 0)
 
     def uncounted(self) -> ExactBackend:
-        """The same functions beside the counts, for what a direct form counts itself."""
+        """The same functions beside the counts, for what a fused kernel counts itself."""
         return ExactBackend(Statistics())
 
     def _counted(self, out: Tensor) -> Tensor:

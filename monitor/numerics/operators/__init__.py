@@ -10,11 +10,10 @@ from monitor.numerics.operators.lookup import (
     find,
     functional_name,
     functional_of_out,
-    hidden_writes,
     is_counted,
-    is_unset,
-    product_operands,
+    overload_named,
     remedy_for,
+    row_named,
 )
 from monitor.numerics.operators.row import Kind, Row
 from monitor.numerics.operators.table import operator_table
@@ -25,10 +24,9 @@ __all__ = [
     "find",
     "functional_name",
     "functional_of_out",
-    "hidden_writes",
     "is_counted",
-    "is_unset",
     "operator_table",
-    "product_operands",
+    "overload_named",
     "remedy_for",
+    "row_named",
 ]

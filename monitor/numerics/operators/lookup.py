@@ -21,11 +21,10 @@ __all__ = [
     "functional_name",
     "functional_of_out",
     "fused_kernels",
-    "hidden_writes",
     "is_counted",
-    "is_unset",
-    "product_operands",
+    "overload_named",
     "remedy_for",
+    "row_named",
 ]
 
 Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -97,26 +96,12 @@ def find(func: OpOverload) -> Found | None:
 @functools.cache
 def is_counted(func: OpOverload) -> bool:
     """Tell whether a call is part of a step."""
-    row = operator_table().get(str(func))
-    return func.namespace != "profiler" and (row is None or row.counted)
+    return func.namespace != "profiler" and row_named(str(func)).counted
 
 
-def hidden_writes(func: OpOverload) -> tuple[int, ...]:
-    """Places of arguments that an operator overwrites although its schema does not say so."""
-    row = operator_table().get(str(func))
-    return () if row is None else row.writes
-
-
-def is_unset(name: str) -> bool:
-    """Whether an operator's results hold whatever lay in memory."""
-    row = operator_table().get(name)
-    return row is not None and row.unset
-
-
-def product_operands(func: OpOverload) -> tuple[int, ...]:
-    """Places of the operands that a product multiplies and sums; empty for any other operator."""
-    row = operator_table().get(str(func))
-    return () if row is None else row.factors
+def row_named(name: str) -> Row:
+    """The row of a functional overload; one without any fact where the table has none."""
+    return operator_table().get(name) or Row(name=name, kind="decomposed")
 
 
 def remedy_for(name: str) -> str:
@@ -127,23 +112,20 @@ def remedy_for(name: str) -> str:
     return "write it with operators listed by `chipwitness operators`, or train with native numerics"
 
 
-def _overload(name: str) -> OpOverload:
+def overload_named(name: str) -> OpOverload | None:
+    """The overload of ATen of a name such as ``aten.mm.default``; None where this PyTorch has none."""
     _, operator, overload = name.split(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, operator), overload)
-    return found
+    found = getattr(getattr(torch.ops.aten, operator, None), overload, None)
+    return found if isinstance(found, OpOverload) else None
 
 
 @functools.cache
 def _fused_rows(exact: bool) -> tuple[tuple[OpOverload, Row], ...]:
-    """Overloads that have fused kernels, in every controlled numerics or under ``exact`` alone."""
-    found = []
-    for row in operator_table().values():
-        if row.fused is not None and row.fused.exact == exact:
-            if row.fused.spelling != "in place":
-                found.append((_overload(row.name), row))
-            if row.fused.spelling != "functional":
-                found.append((_overload(row.overload_in_place), row))
-    return tuple(found)
+    """Overloads of this PyTorch that have fused kernels, in every controlled numerics or under ``exact`` alone."""
+    fused = [row for row in operator_table().values() if row.fused is not None and row.fused.exact == exact]
+    named = [(row.name, row) for row in fused if row.fused and row.fused.spelling != "in place"]
+    named += [(row.overload_in_place, row) for row in fused if row.fused and row.fused.spelling != "functional"]
+    return tuple((func, row) for name, row in named if (func := overload_named(name)) is not None)
 
 
 @functools.cache

@@ -54,13 +54,17 @@ class _Plan:
         return self.lines * self.width
 
     @property
+    def window(self) -> tuple[int, tuple[int, ...]]:
+        return self.width, self.geometry
+
+    @property
     def work(self) -> int:
         return self.samples * self.places * self.outputs * (self.channels // self.groups) * self.taps
 
     @property
     def direct(self) -> bool:
         """Patches are the input itself."""
-        return self.geometry == (1, 1, 1, 1, 0, 0, 1, 1)
+        return self.geometry == _PLAIN
 
 
 def _plan(
@@ -82,7 +86,7 @@ def _plan(
         wide=wide,
         lines=lines,
         width=width,
-        geometry=(1, 1, 1, 1, 0, 0, 1, 1) if plain else geometry,
+        geometry=_PLAIN if plain else geometry,
     )
 
 
@@ -109,18 +113,16 @@ def _norms(x: Tensor, plan: _Plan, reach: bool) -> tuple[Reals, Integers]:
     return norms, spans
 
 
-def _columns(x: Any, plan: _Plan, samples: Any, channels: Any, lines: Any, name: str) -> Tensor:
-    count = (samples[1] - samples[0]) * (lines[1] - lines[0]) * plan.width
-    columns = scratch(name, ((channels[1] - channels[0]) * plan.taps, count), torch.float64)
-    kernels.patches(x, samples, channels, lines, plan.width, plan.geometry, columns.numpy())
-    return columns
+_PLAIN = (1, 1, 1, 1, 0, 0, 1, 1)
+"""Geometry whose patches are the input itself."""
 
 
-def _plain_columns(x: Any, samples: tuple[int, int], channels: tuple[int, int], name: str) -> Tensor:
-    """(channels, samples·places) FP64 of (n, c, 1, places)."""
-    count = (samples[1] - samples[0]) * x.shape[3]
-    columns = scratch(name, (channels[1] - channels[0], count), torch.float64)
-    kernels.patches(x, samples, channels, (0, 1), x.shape[3], (1, 1, 1, 1, 0, 0, 1, 1), columns.numpy())
+def _columns(x: Any, window: tuple[int, Any], samples: Any, channels: Any, lines: Any, name: str) -> Tensor:
+    """(channels·taps, samples·lines·width) FP64 of (n, c, h, w), for a window (width of the output, geometry)."""
+    width, geometry = window
+    count = (samples[1] - samples[0]) * (lines[1] - lines[0]) * width
+    columns = scratch(name, ((channels[1] - channels[0]) * geometry[0] * geometry[1], count), torch.float64)
+    kernels.patches(x, samples, channels, lines, width, geometry, columns.numpy())
     return columns
 
 
@@ -149,7 +151,7 @@ def forward(x: Tensor, weight: Tensor, shape: ConvolutionShape, factor: float, r
     def tile(i: int) -> list[Any]:
         group, samples, lines = tasks[i]
         channels = (group * plan.channels // plan.groups, (group + 1) * plan.channels // plan.groups)
-        columns = _columns(array, plan, samples, channels, lines, "patches")
+        columns = _columns(array, plan.window, samples, channels, lines, "patches")
         v = scratch("product", (own, columns.shape[1]), torch.float64)
         torch.mm(filters[group], columns, out=v)
         memory, count = flat(v), (lines[1] - lines[0]) * plan.width
@@ -206,7 +208,9 @@ def grad_input(grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: Co
 
     def tile(i: int) -> list[Any]:
         group, samples, (first, last) = tasks[i]
-        gradients = _plain_columns(array, samples, (group * outputs, (group + 1) * outputs), "gradients")
+        gradients = _columns(
+            array, (plan.places, _PLAIN), samples, (group * outputs, (group + 1) * outputs), (0, 1), "gradients"
+        )
         left = filters[group].reshape(own * plan.taps, outputs)[first * plan.taps : last * plan.taps]
         columns = scratch("product", (len(left), gradients.shape[1]), torch.float64)
         torch.mm(left, gradients, out=columns)
@@ -285,8 +289,8 @@ def _weight_sum(arrays: Any, plan: _Plan, group: int, channels: tuple[int, int],
     fit = max(_TILE_ELEMENTS // (max(terms, outputs) * plan.places), 1)
     for part in edges(samples[1] - samples[0], fit):
         some = (samples[0] + part[0], samples[0] + part[1])
-        columns = _columns(image, plan, some, mine, (0, plan.lines), "patches")
-        gradients = _plain_columns(gradient, some, theirs, "gradients")
+        columns = _columns(image, plan.window, some, mine, (0, plan.lines), "patches")
+        gradients = _columns(gradient, (plan.places, _PLAIN), some, theirs, (0, 1), "gradients")
         torch.addmm(total, gradients, columns.t(), out=total)
     return total
 
