@@ -49,7 +49,7 @@ class ExactBackend:
         return out
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Integer products of scaled operands (DESIGN 4.1)."""
+        """Integer products of scaled operands, as ``exact.matmul`` says."""
         return self._counted(exact.matmul(a, b))
 
     def sum(self, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:

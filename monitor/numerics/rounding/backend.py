@@ -96,12 +96,12 @@ class RoundedBackend:
             relative=relative,
         )
 
-    def _tiles(self, x: Tensor, shape: ConvolutionShape | None = None) -> Tiles | None:
+    def tiles_for(self, x: Tensor, shape: ConvolutionShape | None = None) -> Tiles | None:
         """What rounds tile by tile there, and has convolutions of that shape; None where results are rounded whole."""
         tiles = engine_of(x.device).tiles if self._wide == torch.float64 else None
         return tiles if tiles is None or shape is None or tiles.has(shape) else None
 
-    def _whole(self, v: Tensor, error: ProductBound | RelativeBound, rounding: Rounding) -> Settled:
+    def round_whole(self, v: Tensor, error: ProductBound | RelativeBound, rounding: Rounding) -> Settled:
         """Round one result in eager PyTorch, on any device."""
         v = v.to(torch.float64).contiguous()
         out, near, up = round_to_grid(v, error.dense(v), rounding.grid_bits, rounding.multiple)
@@ -160,7 +160,7 @@ class RoundedBackend:
         factor = self._bound.of_products(terms, self._policy, kind)
         rounding = self._rounding(terms=max(terms, 1))
         bounds = functools.cache(lambda: bound(factor, rounding.exact_bits))
-        settled = self._whole(whole(), bounds(), rounding) if tiles is None else tiles(factor, rounding)
+        settled = self.round_whole(whole(), bounds(), rounding) if tiles is None else tiles(factor, rounding)
         shape = tuple(settled.out.shape)
         work = Work(
             value=lambda i: value(shape, i),
@@ -173,7 +173,7 @@ class RoundedBackend:
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Product in the compute format."""
-        tiles = self._tiles(a)
+        tiles = self.tiles_for(a)
         return self._sums(
             "product",
             a.shape[-1],
@@ -210,13 +210,13 @@ class RoundedBackend:
             return function(self._widen(x))
 
         bound = RelativeBound(factor=relative)
-        tiles = self._tiles(x)
-        settled = tiles.apply(function, x, rounding) if tiles else self._whole(whole(), bound, rounding)
+        tiles = self.tiles_for(x)
+        settled = tiles.apply(function, x, rounding) if tiles else self.round_whole(whole(), bound, rounding)
         return self._conclude(settled, Work(value=value, whole=whole, bound=lambda: bound))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """Cross-correlation in the compute format: patches by filters."""
-        tiles = self._tiles(x, shape)
+        tiles = self.tiles_for(x, shape)
         return self._sums(
             "convolution",
             weight[0].numel(),
@@ -230,7 +230,7 @@ class RoundedBackend:
         self, grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: ConvolutionShape
     ) -> Tensor:
         """Transposed cross-correlation in the compute format."""
-        tiles, task = self._tiles(grad, shape), (grad, x_shape, weight, shape)
+        tiles, task = self.tiles_for(grad, shape), (grad, x_shape, weight, shape)
         return self._sums(
             "grad-input",
             weight[:, 0].numel() // shape.groups,
@@ -244,7 +244,7 @@ class RoundedBackend:
         self, grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape
     ) -> Tensor:
         """Sum over samples and places in the compute format."""
-        tiles, task = self._tiles(grad, shape), (grad, x, weight_shape, shape)
+        tiles, task = self.tiles_for(grad, shape), (grad, x, weight_shape, shape)
         return self._sums(
             "grad-weight",
             grad[:, 0].numel(),

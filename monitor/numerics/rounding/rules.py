@@ -1,4 +1,4 @@
-"""What an entry may say (DESIGN 4.2): the 2β and 6β rules, and a second opinion where β is not a worst case.
+"""What an entry may say: the 2β and 6β rules, and a second opinion where β is not a worst case.
 
 An honest recorder lists every element with |v − m| ≤ 4β for its midpoint m, and its v lies within β of the truth. A
 replayer whose own v contradicts that beyond 2β knows that one of the two devices broke β. Under a bound that is not a
