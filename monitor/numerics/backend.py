@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -61,7 +61,6 @@ class Backend(Protocol):
         """``count`` uniform 32-bit numbers as int64 in [0, 2^32), a function of the seed, on ``like``'s device."""
 
 
-@runtime_checkable
 class CountedBackend(Backend, Protocol):
     """A backend that a fused kernel tells what it has rounded."""
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch._ops import OpOverload
 
-from monitor.numerics.backend import Backend, CountedBackend
+from monitor.numerics.backend import CountedBackend
 from monitor.numerics.operators.row import Row
 from monitor.numerics.operators.table import operator_table
 from monitor.numerics.operators.variants import functional_variant
@@ -133,11 +133,9 @@ def _shared_kernels() -> Mapping[OpOverload, Direct]:
     return {func: row.fused.make(func, None, row.code) for func, row in _fused_rows(False) if row.fused}
 
 
-def fused_kernels(backend: Backend | None) -> Mapping[OpOverload, Direct]:
-    """The fused kernels of a session's calls; none without controlled numerics."""
-    if backend is None:
-        return {}
-    if not isinstance(backend, CountedBackend):
+def fused_kernels(exact: CountedBackend | None) -> Mapping[OpOverload, Direct]:
+    """The fused kernels of a session's calls: those of every controlled numerics, and with an exact backend its own."""
+    if exact is None:
         return _shared_kernels()
-    own = {func: row.fused.make(func, backend, row.code) for func, row in _fused_rows(True) if row.fused}
+    own = {func: row.fused.make(func, exact, row.code) for func, row in _fused_rows(True) if row.fused}
     return {**_shared_kernels(), **own}
