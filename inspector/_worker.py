@@ -13,11 +13,11 @@ from firmware_sim.errors import DeviceError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
 from inspector.curve import run_curve
 from inspector.devices import current_device, device
+from inspector.devices.emulated import install_from_environment
 from inspector.drift import native_weights, replay_decisions
 from inspector.replay import replay_segment
 from inspector.trial import run_trial
 from monitor.environment import accelerator, check_subnormals, fingerprint, settings, versions
-from monitor.numerics.emulated import install_from_environment
 from monitor.numerics.known_answers import require_engines
 from monitor.transcript import RunFolder
 

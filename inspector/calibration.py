@@ -91,9 +91,9 @@ def _measured(operator: str, inputs: str, terms: int, plan: Plan) -> float:
     """Largest error of one operator class on one distribution, with the engine that records and replays."""
     import torch
 
-    from monitor.numerics._backend import ConvolutionShape
-    from monitor.numerics.rounding import patches, products
-    from monitor.numerics.rounding.tiles import Rounding
+    from monitor.numerics.engines.cpu.rounded import patches, products
+    from monitor.numerics.engines.results import Rounding
+    from monitor.numerics.geometry import ConvolutionShape
 
     generator = np.random.Generator(np.random.Philox(key=[plan.seed, terms]))
     every = Rounding(multiple=64.0, grid_bits=24)

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monitor.numerics import recording
+from monitor.numerics.operators import row_named
 from monitor.presets import preset
 from monitor.task import Task, draw_order
 from monitor.training import Training
@@ -24,15 +25,6 @@ CONTROL_BITS = 11
 
 CONTROL = f"native-{CONTROL_BITS}-bit-operands"
 """A control that is meant to be worse: native FP32, but for the operands of every matrix product and convolution."""
-
-_OPERANDS = {
-    "aten.mm.default": (0, 1),
-    "aten.bmm.default": (0, 1),
-    "aten.addmm.default": (1, 2),
-    "aten.convolution.default": (0, 1),
-    "aten.convolution_backward.default": (0, 1, 2),
-}
-"""Positions of the operands among the arguments; a bias is added in full."""
 
 _DROPPED = 24 - CONTROL_BITS
 
@@ -51,7 +43,7 @@ class _ShortOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        places = _OPERANDS.get(str(func), ())
+        places = row_named(str(func)).factors
         args = tuple(shorten(value) if place in places else value for place, value in enumerate(args))
         return func(*args, **(kwargs or {}))
 

@@ -25,9 +25,9 @@ from inspector.messages import Failure, Party, Traffic
 from inspector.trust import Trust
 from inspector.verdict import Outcome, Reason, Verdict
 from monitor import numerics
-from monitor.loops.interpreter import UNSET
 from monitor.loops.program import operator_of
 from monitor.loops.tracing import ABSENT
+from monitor.numerics.operators import row_named
 from monitor.prover import Prover
 from monitor.sharding import ShardedMemory, StateDigest
 from monitor.trace import COMMIT_STATE, Node, gather, layout_of, restore_arguments, tensor_digest, written_arguments
@@ -283,7 +283,7 @@ def _outputs(node: Node, inputs: list[Tensor], task: Disputed, step: int, entrie
     func = operator_of(node.operator)
     keys = task.keys(step, node.index)
     out = numerics.execute(task.numerics, func, args, kwargs, entries=entries, keys=keys)
-    if node.operator in UNSET:
+    if row_named(node.operator).unset:
         out.zero_()
     written = written_arguments(func, args, kwargs)
     results = [tensor for tensor in _flat(out) if not any(tensor is other for other in written)]

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor.numerics import Bound, Observer, Policy, Session, Statistics
-from monitor.numerics.rounding.bounds import ProductBound, RelativeBound
+from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound
+from monitor.numerics.engines.eager.rounded.grid import decide
+from monitor.numerics.engines.results import Rounding as Reach
+from monitor.numerics.engines.results import Settled
+from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.rounding.backend import RoundedBackend
 from monitor.numerics.rounding.codec import Group, decode, encode
-from monitor.numerics.rounding.engine import RoundedBackend
-from monitor.numerics.rounding.grid import decide
-from monitor.numerics.rounding.tiles import Rounding as Reach
-from monitor.numerics.rounding.tiles import Settled
 
 __all__ = ["EditKind", "LogEdit", "Rounding", "Survey", "apply_edit", "far_additions"]
 
@@ -68,11 +69,10 @@ class Survey(RoundedBackend):
         survey = cls(statistics, keys)
         return survey, Session("rounded", survey, statistics, observer)
 
-    def _tiled(self, x: Tensor) -> bool:
-        """Every result as a whole, so that it can be looked at."""
-        return False
+    def tiles_for(self, x: Tensor, shape: ConvolutionShape | None = None) -> None:
+        """None: every result is rounded as a whole, so that it can be looked at."""
 
-    def _whole(self, v: Tensor, error: ProductBound | RelativeBound, rounding: Reach) -> Settled:
+    def round_whole(self, v: Tensor, error: ProductBound | RelativeBound, rounding: Reach) -> Settled:
         call, part, operator = self._judge.call, self._part, self._judge.operator
         wide = v.to(torch.float64).contiguous()
         finite = wide.isfinite()
@@ -89,7 +89,7 @@ class Survey(RoundedBackend):
                 upward=found.up.reshape(-1).numpy(),
             )
         )
-        return super()._whole(v, error, rounding)
+        return super().round_whole(v, error, rounding)
 
 
 class EditKind(enum.Enum):

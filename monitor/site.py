@@ -181,16 +181,16 @@ class Site:
         chips: list[Chip] = []
         for number, chip_id in enumerate([*chip_ids(config), *idle_chip_ids(config)]):
             lie = _chip_lie(config, number)
-            clone_of = chip_ids(config)[1] if lie is ChipLie.CLONE_IDENTITY else None
+            secrets_of = {"clone_of": chip_ids(config)[1]} if lie is ChipLie.CLONE_IDENTITY else {}
             chips.append(
                 make_chip(
                     lie,
                     folder / "chips" / chip_id,
                     maker=maker,
                     chip_id=chip_id,
-                    seed=_chip_seed(config, clone_of or chip_id),
+                    seed=_chip_seed(config, secrets_of.get("clone_of", chip_id)),
                     snapshot_rate=rate,
-                    clone_of=clone_of,
+                    **secrets_of,
                 )
             )
         return cls(folder, config, chips)

@@ -22,6 +22,7 @@ from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_tensor
 from monitor.numerics import strides
+from monitor.numerics.operators import row_named
 
 __all__ = [
     "COMMIT_STATE",
@@ -43,9 +44,6 @@ COMMIT_STATE = "chipwitness.commit_state"
 
 DIGEST_LAYOUT: dict[str, Any] = {"dtype": "digest", "shape": [], "stride": []}
 """What stands for the layout of that node's result."""
-
-_HIDDEN_WRITES = {"aten.native_batch_norm.default": (3, 4)}
-"""Arguments that an operator writes although its schema does not say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +294,7 @@ def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[s
 @lru_cache(maxsize=4096)
 def written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
     """Place and name of each argument that the operator writes."""
-    hidden = _HIDDEN_WRITES.get(str(func), ())
+    hidden = row_named(str(func)).writes
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(func._schema.arguments)

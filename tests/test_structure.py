@@ -56,3 +56,98 @@ def test_public_names_exist(name):
         assert package.__all__
         for public in package.__all__:
             getattr(package, public)
+
+
+NUMERICS = ROOT / "monitor" / "numerics"
+LAYERS = (
+    {"errors", "statistics", "strides", "geometry"},
+    {"kernels"},
+    {"backend"},
+    {"reference"},
+    {"engines"},
+    {"exact"},
+    {"rounding"},
+    {"operators"},
+    {"_known_convolutions"},
+    {"session", "known_answers"},
+)
+"""Folders and modules of ``monitor.numerics``, each of which imports none that comes after it."""
+ENGINES = (
+    {"results", "capability"},
+    {"engine"},
+    {"eager"},
+    {"cpu"},
+)
+
+
+def modules_imported(path: Path) -> list[str]:
+    """Full names of everything that a module imports, of a package what is taken from it."""
+    found = []
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            found += [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
+    return found
+
+
+def inside(name: str, folder: str) -> str | None:
+    """The part of an imported name that lies in a folder of the numerics; None for any other name."""
+    return name.removeprefix(f"{folder}.").split(".")[0] if name.startswith(f"{folder}.") else None
+
+
+@pytest.mark.parametrize(
+    ("folder", "layers"),
+    [
+        ("monitor.numerics", LAYERS),
+        ("monitor.numerics.engines", ENGINES),
+        ("monitor.numerics.engines.eager", ({"exact"}, {"rounded"})),
+        ("monitor.numerics.engines.cpu", ({"exact"}, {"rounded"}, {"fused"})),
+    ],
+)
+def test_folders_of_the_numerics_have_one_direction(folder, layers):
+    root = ROOT.joinpath(*folder.split("."))
+    rank = {name: number for number, layer in enumerate(layers) for name in layer}
+    there = {path.stem for path in root.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {"__init__"} == set(rank)
+    for path in sorted(root.rglob("*.py")):
+        own = path.relative_to(root).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        for name in modules_imported(path):
+            other = inside(name, folder)
+            assert other is None or other not in rank or rank[other] < rank[own] or other == own, (path, name)
+
+
+def test_no_module_with_an_underscore_is_imported_from_another_folder():
+    seen = 0
+    for floor in FLOORS:
+        for path in sorted((ROOT / floor).rglob("*.py")):
+            here = ".".join(path.relative_to(ROOT).parent.parts)
+            for name in modules_imported(path):
+                if name.startswith(("monitor.numerics.", "inspector.devices.")):
+                    public = name.split("._", 1)[0]
+                    assert public in (name, here), (path, name)
+                    seen += 1
+    assert seen
+
+
+def test_the_numerics_import_nothing_by_a_string():
+    for path in sorted(NUMERICS.rglob("*.py")):
+        called = {ast.unparse(n.func) for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Call)}
+        assert not called & {"__import__", "import_module", "importlib.import_module", "eval", "exec"}, path
+
+
+def test_one_place_asks_where_a_tensor_lies():
+    for path in sorted(NUMERICS.rglob("*.py")):
+        if path != NUMERICS / "kernels" / "pointers.py":
+            source = path.read_text(encoding="utf-8")
+            assert ".is_cpu" not in source, path
+            assert "device.type" not in source, path
+
+
+def test_folders_of_the_numerics_say_their_idea():
+    for path in sorted(NUMERICS.rglob("__init__.py")):
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path

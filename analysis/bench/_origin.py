@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
 import torch
 
-from monitor.numerics.exact.sweep import machine
+from monitor.environment import processor
 
-__all__ = ["DATA", "commit", "hardware"]
+__all__ = ["DATA", "commit", "hardware", "machine"]
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 """Measurements that come with the program."""
+
+
+def machine() -> dict[str, str]:
+    """What the result depends on: processor, C library and versions."""
+    return {
+        "processor": processor(),
+        "c_library": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+        "torch": torch.__version__,
+    }
 
 
 def hardware() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from monitor.numerics import execute, recording
-from monitor.numerics.exact._cpu_engine import cpu_matmul
+from monitor.numerics.engines.cpu.exact.matmul import cpu_matmul
 from monitor.presets import initialise, preset
 from monitor.transcript import to_batch
 

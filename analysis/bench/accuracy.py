@@ -24,10 +24,10 @@ from torch._ops import OpOverload
 
 from analysis.bench import _products
 from analysis.bench._origin import hardware
+from analysis.bench.battery import row_of
+from analysis.bench.battery_cases import _edges as odd_shapes
+from analysis.bench.battery_cases import cases
 from monitor.numerics import execute, recording
-from monitor.numerics._battery_cases import _edges as odd_shapes
-from monitor.numerics._battery_cases import cases
-from monitor.numerics.battery import row_of
 from monitor.numerics.operators import operator_table
 
 __all__ = ["MODES", "measured_rows", "operator_rows", "run", "table", "unmeasured", "write"]

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from analysis.bench._origin import commit, hardware
+from analysis.bench.published import encode_dense
 from firmware_sim.errors import CallerError
+from inspector.devices.emulated_accelerator import NAME as ACCELERATOR
 from monitor.environment import accelerator, device_name
 from monitor.numerics import Session, recording, replaying
-from monitor.numerics.emulated_accelerator import NAME as ACCELERATOR
-from monitor.numerics.rounding.published import encode_dense
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.transcript import to_batch
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from analysis.bench.published import encode_dense
 from monitor.numerics import recording
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import BOUNDS, Policy, bound_named
-from monitor.numerics.rounding.published import encode_dense
 from monitor.presets import preset
 from monitor.task import Task
 from monitor.training import Training

@@ -29,7 +29,7 @@ from monitor import Recorder
 from monitor.loops.declaration import Declaration, StateEntry
 from monitor.sharding import StateDigest
 from monitor.transcript import Execution, Leaf, Metadata, TranscriptWriter
-from monitor.transcript.layout import JOURNAL, SALT, log_path
+from monitor.transcript.layout import JOURNAL, SALT, log_path, program_path
 
 __all__ = ["run", "table", "verdict", "write"]
 
@@ -152,14 +152,18 @@ def _synthetic(folder: Path, leaves: int, tell: Callable[[int], object]) -> list
             execution=_EXECUTION,
         )
         meter.before(step)
-        writer.append(leaf, {log_path(step + 1): b""})
+        program = {} if step else {program_path(_EXECUTION.program): _PROGRAM}
+        writer.append(leaf, {log_path(step + 1): b"", **program})
         if step % _WINDOW == _WINDOW - 1:
             tell(_WINDOW)
     meter.before(leaves)
     return [*meter.rows("leaves"), _reading("leaves", folder, "lab", key.verifying, leaves)]
 
 
-_EXECUTION = Execution(program="0" * 64, slots={}, hyper=({},), reads=str(digest_bytes("reads", b"[]")))
+_PROGRAM = b"{}"
+_EXECUTION = Execution(
+    program=hashlib.sha256(_PROGRAM).hexdigest(), slots={}, hyper=({},), reads=str(digest_bytes("reads", b"[]"))
+)
 """What each synthetic step says that it ran."""
 
 

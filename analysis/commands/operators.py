@@ -52,7 +52,7 @@ def _digests(name: str, numerics: str) -> dict[str, str]:
     from inspector.devices import device
 
     done = subprocess.run(
-        [sys.executable, "-m", "monitor.numerics.battery", numerics],
+        [sys.executable, "-m", "analysis.bench.battery", numerics],
         env=device(name).process_environment(),
         capture_output=True,
         text=True,

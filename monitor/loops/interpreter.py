@@ -13,19 +13,11 @@ from monitor import numerics
 from monitor.loops.capture import read_value
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import ITEM, Program, build_arguments, operator_of
+from monitor.numerics.operators import row_named
 from monitor.sharding import ShardedMemory
 from monitor.trace import layout_of, result_tensors, written_arguments
 
-__all__ = ["UNSET", "Watch", "execute", "loss_bits"]
-
-UNSET = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("empty.memory_format", "empty_like.default", "empty_strided.default"),
-        *("new_empty.default", "new_empty_strided.default"),
-    )
-)
-"""Operators whose results hold whatever lay in memory; here they read as zeros, so that all traces are equal."""
+__all__ = ["Watch", "execute", "loss_bits"]
 
 _PROGRAM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What operators raise on arguments that do not fit them; a program brings its own."""
@@ -123,7 +115,7 @@ def _call(
     if [layout_of(tensor) for tensor in outputs] != call["results"]:
         raise EvidenceError(f"call {number} ({func}) returns tensors of another layout than its program says")
     with session.aside():
-        if call["operator"] in UNSET:
+        if row_named(call["operator"]).unset:
             out.zero_()
         if watch is not None:
             watch.after(outputs)

@@ -19,7 +19,7 @@ from monitor.loops.declaration import Declaration
 from monitor.loops.keys import RecordedKeys
 from monitor.loops.program import Program
 from monitor.loops.watching import WriteWatch
-from monitor.numerics.session import is_counted
+from monitor.numerics.operators import is_counted
 
 __all__ = ["CLASSES", "IMPLEMENTATION", "SCHEDULES", "NotBound", "ReferenceOptimizer", "Update"]
 

@@ -7,13 +7,14 @@ the filter and rounded once to FP32.
 
 from __future__ import annotations
 
-import itertools
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ._backend import Backend, ConvolutionShape
+from monitor.numerics.backend import Backend
+from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.reference.convolution import convolution_by_integers
 
 __all__ = ["BATCHES", "one_channel_is_exact"]
 
@@ -42,16 +43,7 @@ def _operands() -> tuple[Tensor, Tensor, Tensor]:
 def _answers() -> tuple[Tensor, Tensor, Tensor]:
     """Results (n, o, h, w), and gradients in images (n, 1, h, w) and in filters, sample by sample (n, o, 1, k, k)."""
     x, w, grad = (value.to(torch.int64) for value in _operands())
-    padded = torch.constant_pad_nd(x, [_PADDING] * 4)
-    out, to_padded = torch.zeros_like(grad), torch.zeros_like(padded)
-    to_w = torch.zeros((len(x), *w.shape), dtype=torch.int64)
-    for i, j in itertools.product(range(_KERNEL), repeat=2):
-        seen = (slice(None), slice(None), slice(i, i + _SIZE), slice(j, j + _SIZE))
-        taps = w[:, 0, i, j].reshape(1, -1, 1, 1)
-        out += padded[seen] * taps
-        to_padded[seen] += (grad * taps).sum(1, keepdim=True)
-        to_w[:, :, 0, i, j] = (grad * padded[seen]).sum((2, 3))
-    return out, to_padded[:, :, _PADDING:-_PADDING, _PADDING:-_PADDING], to_w
+    return convolution_by_integers(x, w, grad, stride=1, padding=_PADDING)
 
 
 def one_channel_is_exact(backend: Backend, device: torch.device) -> bool:

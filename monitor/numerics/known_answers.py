@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import DeviceError
-
-from . import exact
-from ._exact_backend import ExactBackend
-from ._known_convolutions import one_channel_is_exact
-from .exact._known_answers import fp64_convolution_is_exact, fp64_gemm_is_exact, int8_gemm_is_exact
-from .exact._resolve import resolve, round_fraction
-from .exact.matmul_reference import matmul_by_integers
-from .rounding.engine import RoundedBackend
-from .rounding.policy import Bound, Policy
-from .rounding.sums import order_free_sum
-from .statistics import Statistics
+from monitor.numerics import exact
+from monitor.numerics._known_convolutions import one_channel_is_exact
+from monitor.numerics.engines.capability import fp64_convolution_is_exact, fp64_gemm_is_exact, int8_gemm_is_exact
+from monitor.numerics.exact.backend import ExactBackend
+from monitor.numerics.reference.matmul import matmul_by_integers
+from monitor.numerics.reference.resolve import resolve, round_fraction
+from monitor.numerics.rounding.backend import RoundedBackend
+from monitor.numerics.rounding.policy import Bound, Policy
+from monitor.numerics.rounding.sums import order_free_sum
+from monitor.numerics.statistics import Statistics
 
 __all__ = ["ENGINES", "Engine", "require_engines"]
 

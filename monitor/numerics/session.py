@@ -17,20 +17,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError, EvidenceError
-
-from ._backend import Backend
-from ._direct_exact import direct_forms
-from ._exact_backend import ExactBackend
-from ._variants import functional_variant, split_outputs
-from ._widening import HALF, apply_widened, canonical_nan, takes_half, types_of
-from .errors import UnsupportedOperator
-from .exact._bits import check_subnormals
-from .operators import Rule, functional_name, operator_table, remedy_for
-from .operators.decomposed import decomposition
-from .rounding.engine import RoundedBackend
-from .rounding.policy import Bound, Policy, bound_named
-from .statistics import Statistics
-from .strides import with_canonical_strides
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.exact.backend import ExactBackend
+from monitor.numerics.kernels.bits import HALF, canonical_nan, check_subnormals
+from monitor.numerics.operators import Row, find, functional_name, is_counted, operator_table, remedy_for
+from monitor.numerics.operators.compositions import composition
+from monitor.numerics.operators.lookup import fused_kernels, overload_named
+from monitor.numerics.operators.variants import split_outputs
+from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
+from monitor.numerics.rounding.backend import RoundedBackend
+from monitor.numerics.rounding.policy import Bound, Policy, bound_named
+from monitor.numerics.statistics import Statistics
+from monitor.numerics.strides import with_canonical_strides
 
 __all__ = ["DECLARABLE", "NUMERICS", "Numerics", "Observer", "Session", "execute", "recording", "replaying"]
 
@@ -40,17 +39,6 @@ DECLARABLE = (*NUMERICS, "rounded-probabilistic", "rounded-calibrated")
 """What a run may declare: ``rounded`` alone has worst-case bounds."""
 
 _ITEM = "aten._local_scalar_dense.default"
-_CAST = "aten._to_copy.default"
-_NEEDS_ELEMENTS = frozenset(
-    f"aten.{name}.default"
-    for name in (
-        *("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "convolution_backward"),
-        *("_softmax", "_log_softmax", "logsumexp", "embedding_dense_backward"),
-    )
-)
-"""Rows that run natively where an operand has no elements: nothing is added then, so nothing depends on an order."""
-_UNCOUNTED = frozenset({"aten.detach.default", "aten.alias.default"})
-"""Aliases without arithmetic that autograd makes or spares as references to saved tensors come and go."""
 
 
 class Observer(Protocol):
@@ -80,22 +68,13 @@ def _name(func: OpOverload) -> str:
     return str(func)
 
 
-def is_counted(func: OpOverload) -> bool:
-    """Tell whether a call is part of a step."""
-    return _name(func) not in _UNCOUNTED and func.namespace != "profiler"
+def _has_empty(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(value, Tensor) and not value.numel() for value in args)
 
 
 def _require_real(name: str, value: Any) -> None:
     if isinstance(value, Tensor) and value.dtype.is_complex:
         raise UnsupportedOperator(name, "complex operands; use real ones")
-
-
-def _refuse_autocast(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Autocast shows itself below by its casts alone, which are to a type of its own choice, operator by operator."""
-    if name == _CAST and kwargs.get("dtype") in HALF and args[0].dtype not in HALF:
-        torch.autocast_increment_nesting()
-        if torch.autocast_decrement_nesting() > 0:
-            raise UnsupportedOperator(name, "autocast narrows here; switch it off and keep parameters in one format")
 
 
 def _write(target: Any, result: Any) -> None:
@@ -167,8 +146,8 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.statistics = statistics
         self._backend = backend
         self._observer = observer
-        self._table: dict[str, Rule] = operator_table()
-        self._direct = direct_forms(backend)
+        exact = backend if isinstance(backend, ExactBackend) else None
+        self._fused = {} if backend is None else fused_kernels(exact)
         self._depth = 0
         self._is_aside = False
         self._state: Literal["new", "open", "closed", "failed"] = "new"
@@ -255,60 +234,54 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return value
         if self._backend is None:
             return func(*args, **kwargs)
-        _refuse_autocast(name, args, kwargs)
-        direct = self._direct.get(func)
-        if direct is not None:
-            out = direct(args, kwargs)
+        fused = self._fused.get(func)
+        if fused is not None:
+            out = fused(args, kwargs)
             if out is not NotImplemented:
                 return out
-        if name in self._table:
-            return self._functional(self._table[name], func, args, kwargs)
-        row = functional_name(name)
-        if row is not None and row in self._table:
-            out = self._functional(self._table[row], func, args, kwargs, types=types_of(args[0]))
+        found = find(func)
+        if found is None:
+            return self._compose(func, args, kwargs, func.decompose)
+        if found.spelling == "functional":
+            return self._functional(found.row, func, args, kwargs)
+        if found.spelling == "in place":
+            out = self._functional(found.row, func, args, kwargs, types=types_of(args[0]))
             if out is not args[0]:
                 _write(args[0], out)
             return None if isinstance(args[0], list) else args[0]
-        functional = functional_variant(func)
-        if functional is not None and str(functional) in self._table:
-            inputs, outputs = split_outputs(func, functional, kwargs)
-            out = self._functional(self._table[str(functional)], functional, args, inputs)
-            return _write_outputs(name, outputs, out)
-        return self._compose(func, args, kwargs, func.decompose)
+        inputs, outputs = split_outputs(func, found.functional, kwargs)
+        return _write_outputs(name, outputs, self._functional(found.row, found.functional, args, inputs))
 
     def _functional(
-        self, rule: Rule, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any = None
+        self, row: Row, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any = None
     ) -> Any:
         """Result of a row of the table; only native in-place kernels write to their argument here."""
-        name = _name(func)
-        if rule.kind == "refused":
-            raise UnsupportedOperator(name, rule.remedy)
-        if rule.kind == "exact":
+        if row.kind == "exact":
             return func(*args, **kwargs)
-        if takes_half(functional_name(name) or name, args, kwargs):
-            return apply_widened(func, functools.partial(self._in_fp32, rule, func), args, kwargs, types)
-        return self._in_fp32(rule, func, *args, **kwargs)
+        if takes_half(row, args, kwargs):
+            return apply_widened(row, func, functools.partial(self._in_fp32, row, func), args, kwargs, types)
+        return self._in_fp32(row, func, *args, **kwargs)
 
-    def _in_fp32(self, rule: Rule, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    def _in_fp32(self, row: Row, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Result of a row whose half-precision operands, if any, have been widened."""
         name = _name(func)
-        if rule.kind == "arithmetic":
+        if row.kind == "arithmetic":
             for value in args:
                 _require_real(name, value)
             out = func(*args, **kwargs)
-        elif rule.kind == "decomposed":
-            found = decomposition(func)
-            if found is None:
+        elif row.kind == "decomposed":
+            definition = composition(row, func)
+            if definition is None:
                 raise UnsupportedOperator(name, remedy_for(name))
-            out = self._compose(func, args, kwargs, found)
+            out = self._compose(func, args, kwargs, definition)
         else:
-            if not rule.any_format:
+            if row.formats == "FP32":
                 _require_float32(name, args)
-            if name in _NEEDS_ELEMENTS and any(isinstance(value, Tensor) and not value.numel() for value in args):
+            if row.native_if_empty and name == row.name and _has_empty(args):
                 return func(*args, **kwargs)
             assert self._backend is not None
-            out = rule.run(self._backend, *args, **kwargs)
-        if not rule.settled:
+            out = row.run(self._backend, *args, **kwargs)
+        if not row.settled:
             canonical_nan(out)
         return out
 
@@ -317,30 +290,15 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operator that PyTorch itself defines by other operators, each of which comes back here."""
         self._depth += 1
+        TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
         try:
-            with self._again():
-                out = definition(*args, **kwargs)
+            out = definition(*args, **kwargs)
         finally:
+            TorchDispatchMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
             self._depth -= 1
         if out is NotImplemented:
             raise UnsupportedOperator(str(func), remedy_for(str(func)))
         return out
-
-    def _again(self) -> _Reentered:
-        return _Reentered(self)
-
-
-class _Reentered:
-    """Pushes the mode again while one of its own calls runs."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __enter__(self) -> None:
-        TorchDispatchMode.__enter__(self._session)  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        TorchDispatchMode.__exit__(self._session, *error)  # type: ignore[no-untyped-call]
 
 
 def _build(
@@ -420,9 +378,8 @@ def resolve(func_name: str) -> OpOverload:
     known = operator_table()
     if len(parts) != 3 or not (func_name in known or functional_name(func_name) in known):
         raise UnsupportedOperator(func_name, "a referee executes operators of the table only")
-    packet = getattr(torch.ops.aten, parts[1], None)
-    overload = getattr(packet, parts[2], None)
-    if not isinstance(overload, OpOverload):
+    overload = overload_named(func_name)
+    if overload is None:
         raise UnsupportedOperator(func_name, "this PyTorch has no such operator")
     return overload
 

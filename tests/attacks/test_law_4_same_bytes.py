@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+from torch import nn
 
 from inspector.guards import Settings
 from inspector.session import inspect
 from inspector.verdict import Outcome
+from monitor.site import new_site_config
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
+DECLARED, USED = 5, 6
+
+
+def body(model, optimizer, batch):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
 
 
 @pytest.fixture
-def swapping(make_run, devices, tmp_path):
-    """A run that trains with twice its declared rate, and a worker before whose start the lab swaps folders.
+def dropout(record_loop, monkeypatch):
+    """A function that records a loop with dropout, by a lab whose keys and chips are always the same."""
 
-    The other folder, signed by the same lab, declares the rate that was really used, and so replays as committed.
+    def record(name, seed, used):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 2))
+        batches = [torch.randn(4, 6, generator=torch.Generator().manual_seed(step)) for step in range(6)]
+        monkeypatch.setattr(
+            "monitor.loops.recorder.new_site_config", lambda **options: new_site_config(**{**options, "seed": DECLARED})
+        )
+
+        def other_masks(recorder):
+            recorder._declared = replace(recorder._declared, seed=used)
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return record_loop(model, optimizer, batches, body, name=name, seed=seed, prepare=other_masks)
+
+    return record
+
+
+@pytest.fixture
+def swapping(dropout, devices, tmp_path):
+    """A run with other masks than its declared seed gives, and a worker before whose start the lab swaps folders.
+
+    The other folder, signed by the same lab, declares the seed that was really used, and so replays as committed.
     """
-    cheat = make_run("cheat", lie="other-learning-rate", lie_step=1, learning_rate=0.01)
-    clean = make_run("clean", learning_rate=0.02)
+    cheat, clean = dropout("cheat", DECLARED, USED), dropout("clean", USED, USED)
 
     def swap_and_work(name, job):
         if clean.run.exists():
@@ -44,7 +76,7 @@ def test_a3_guard_off_the_clean_folder_is_replayed_for_the_cheat(swapping):
     assert verdict.outcome is Outcome.ACCEPT
 
 
-def test_the_cheat_is_rejected_without_a_swap(make_run, devices):
-    recorded = make_run(lie="other-learning-rate", lie_step=1, learning_rate=0.01)
+def test_the_cheat_is_rejected_without_a_swap(dropout, devices):
+    recorded = dropout("cheat", DECLARED, USED)
     verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT

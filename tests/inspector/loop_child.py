@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from inspector.devices.emulated import install_from_environment
 from monitor import Recorder
 from monitor.environment import accelerator
-from monitor.numerics.emulated import install_from_environment
 
 
 class Model(nn.Module):

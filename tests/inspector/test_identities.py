@@ -136,12 +136,12 @@ def test_stolen_evidence_convicts_the_thief_alone(make_run, devices, monkeypatch
     """A lab shows another lab's chip as one of its own: the identity is the victim's, the place the thief's."""
     victim = make_run("victim", lab="lab-a")
     stolen = {name: (victim.run / "chips" / "lab-a-chip-0000" / name).read_bytes() for name in CHIP_FILES}
-    genuine = monitor.lab._answer
+    genuine = monitor.loops.evidence._answer
 
     def answer(chip, config):
         return stolen if chip.chip_id == "lab-b-chip-0000" else genuine(chip, config)
 
-    monkeypatch.setattr("monitor.lab._answer", answer)
+    monkeypatch.setattr("monitor.loops.evidence._answer", answer)
     thief = make_run("thief", lab="lab-b")
     for runs in ((victim, thief), (thief, victim)):
         trust = victim.trust.merge(thief.trust)

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from monitor.numerics.exact import convolution, philox
 from monitor.numerics.exact.matmul import matmul
-from monitor.numerics.exact.sums import embedding_backward, index_add, mean, scatter_add, scatter_rows, sum
+from monitor.numerics.exact.sums import mean, scatter_rows, sum
 from monitor.numerics.exact.unary import UNARY_FUNCTIONS, power, unary
 
 __all__ = [
     "UNARY_FUNCTIONS",
     "convolution",
-    "embedding_backward",
-    "index_add",
     "matmul",
     "mean",
     "philox",
     "power",
-    "scatter_add",
     "scatter_rows",
     "sum",
     "unary",

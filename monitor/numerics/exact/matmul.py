@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.exact._bits import check_subnormals
-from monitor.numerics.exact._cpu_engine import cpu_matmul
-from monitor.numerics.exact._eager_engine import eager_matmul
-from monitor.numerics.exact.unary import require_fp32
+from monitor.numerics.engines import engine_of
+from monitor.numerics.exact.operands import require_fp32
 
 __all__ = ["matmul"]
 
@@ -65,7 +63,4 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         return matmul(a.reshape(-1, a.shape[-1]), b).reshape(shape)
     left = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:]) if batch else a[None]
     right = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:]) if batch else b[None]
-    if a.device.type == "cpu":
-        return cpu_matmul(left, right).reshape(shape)
-    check_subnormals(a.device, a.numel() + b.numel())
-    return eager_matmul(left, right).reshape(shape)
+    return engine_of(a.device).matmul(left, right).reshape(shape)

@@ -11,47 +11,14 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics.exact._bits import canonical, check_subnormals, round_or_flag
-from monitor.numerics.exact._functions import EPSILON, KERNELS, power_kernel
-from monitor.numerics.exact._resolve import resolve
-from monitor.numerics.exact._unary_engine import power_engine, unary_engine
+from monitor.numerics.engines import engine_of
+from monitor.numerics.engines.eager.exact.functions import KERNELS
+from monitor.numerics.exact.operands import require_fp32
+from monitor.numerics.kernels.bits import canonical, check_subnormals
 
 __all__ = ["UNARY_FUNCTIONS", "power", "unary"]
 
 UNARY_FUNCTIONS = tuple(KERNELS)
-_CHUNK = 1 << 15
-
-
-def require_fp32(x: Tensor, what: str) -> Tensor:
-    """`x` as FP32: BF16 and FP16 are embedded exactly, anything else is the caller's mistake."""
-    if x.dtype in (torch.bfloat16, torch.float16):
-        return x.detach().to(torch.float32)
-    if x.dtype != torch.float32:
-        raise CallerError(f"{what} needs float32, bfloat16 or float16, not {x.dtype}")
-    return x.detach()
-
-
-def resolve_elements(name: str, result: Tensor, undecided: Tensor, *arguments: Tensor) -> Tensor:
-    """`result` (1-D FP32) with the elements marked in `undecided` rounded correctly from their arguments (1-D FP64)."""
-    positions = torch.nonzero(undecided).reshape(-1)
-    if positions.numel() == 0:
-        return result
-    columns = [argument[positions].tolist() for argument in arguments]
-    values = [resolve(name, *row) for row in zip(*columns, strict=True)]
-    return result.index_copy(0, positions, torch.tensor(values, dtype=torch.float32, device=result.device))
-
-
-def unary_reference(name: str, x: Tensor) -> Tensor:
-    """The specification of `unary` in eager PyTorch on any device, in pieces that stay in a processor's cache."""
-    check_subnormals(x.device, x.numel())
-    flat = x.reshape(-1)
-    pieces = []
-    size = _CHUNK if x.device.type == "cpu" else max(flat.numel(), 1)
-    for start in range(0, flat.numel(), size):
-        argument = flat[start : start + size].to(torch.float64)
-        result, undecided = round_or_flag(KERNELS[name](argument), EPSILON[name])
-        pieces.append(resolve_elements(name, result, undecided, argument))
-    return torch.cat(pieces).reshape(x.shape) if pieces else torch.empty_like(x)
 
 
 def unary(name: str, x: Tensor) -> Tensor:
@@ -69,18 +36,9 @@ def unary(name: str, x: Tensor) -> Tensor:
         DeviceError: the device flushes subnormal numbers.
     """
     x = require_fp32(x, name)
-    if name not in KERNELS:
+    if name not in UNARY_FUNCTIONS:
         raise CallerError(f"no exact function {name!r}; there are {', '.join(UNARY_FUNCTIONS)}")
-    if x.device.type == "cpu":
-        return unary_engine(name, x, unary_reference)
-    return unary_reference(name, x)
-
-
-def power_reference(x: Tensor, y: Tensor) -> Tensor:
-    """The specification of `power` on FP32 tensors of one shape."""
-    flat_x, flat_y = x.reshape(-1).to(torch.float64), y.reshape(-1).to(torch.float64)
-    result, undecided = round_or_flag(power_kernel(flat_x, flat_y), EPSILON["pow"])
-    return resolve_elements("pow", result, undecided, flat_x, flat_y).reshape(x.shape)
+    return engine_of(x.device).unary(name, x)
 
 
 def power(x: Tensor, y: Tensor | float) -> Tensor:
@@ -102,9 +60,7 @@ def power(x: Tensor, y: Tensor | float) -> Tensor:
         return canonical(x * x)
     if y == -1.0:
         return canonical(torch.ones_like(x) / x)
-    if x.device.type == "cpu":
-        return power_engine(x, torch.tensor([y], dtype=torch.float32), power_reference)
-    return power_reference(x, torch.full_like(x, y))
+    return engine_of(x.device).power(x, torch.tensor([y], dtype=torch.float32, device=x.device))
 
 
 def _power_tensor(x: Tensor, y: Tensor) -> Tensor:
@@ -114,8 +70,4 @@ def _power_tensor(x: Tensor, y: Tensor) -> Tensor:
         shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
     except ValueError:
         raise CallerError(f"pow can't broadcast {tuple(x.shape)} with {tuple(y.shape)}") from None
-    x, y = x.expand(shape), y.expand(shape)
-    if x.device.type == "cpu":
-        return power_engine(x, y, power_reference)
-    check_subnormals(x.device, x.numel())
-    return power_reference(x, y)
+    return engine_of(x.device).power(x.expand(shape), y.expand(shape))

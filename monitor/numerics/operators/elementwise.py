@@ -9,11 +9,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from ..errors import UnsupportedOperator
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.kernels.bits import HALF
 
-__all__ = ["combine", "quotient", "rules", "square_root"]
+__all__ = [
+    "add",
+    "addcdiv",
+    "addcmul",
+    "arange",
+    "cast",
+    "combine",
+    "copy",
+    "div",
+    "div_mode",
+    "elu",
+    "function",
+    "gelu",
+    "gelu_backward",
+    "integer",
+    "lerp",
+    "ordered",
+    "power",
+    "power_of_constant",
+    "power_of_integers",
+    "quotient",
+    "reciprocal",
+    "rsub",
+    "sigmoid_backward",
+    "silu_backward",
+    "softplus",
+    "sqrt",
+    "square_root",
+    "sub",
+    "tanh_backward",
+]
 
 Number = int | float | bool
 
@@ -51,28 +81,28 @@ def square_root(x: Tensor) -> Tensor:
     return torch.sqrt(x.to(torch.float64)).to(torch.float32)
 
 
-def _sqrt(_: Backend, x: Tensor) -> Tensor:
+def sqrt(_: Backend, x: Tensor) -> Tensor:
     return square_root(x)
 
 
-def _add(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
+def add(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
     return combine(a, b, alpha, 1)
 
 
-def _sub(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
+def sub(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
     return combine(a, b, alpha, -1)
 
 
-def _rsub(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
+def rsub(_: Backend, a: Tensor, b: Tensor | Number, alpha: Number = 1) -> Tensor:
     scaled = a if alpha == 1 else a * _constant(alpha, a)
     return torch.sub(b if isinstance(b, Tensor) else _constant(b, a), scaled)
 
 
-def _div(_: Backend, a: Tensor, b: Tensor | Number) -> Tensor:
+def div(_: Backend, a: Tensor, b: Tensor | Number) -> Tensor:
     return quotient(a, b)
 
 
-def _div_mode(_: Backend, a: Tensor, b: Tensor | Number, rounding_mode: str | None = None) -> Tensor:
+def div_mode(_: Backend, a: Tensor, b: Tensor | Number, rounding_mode: str | None = None) -> Tensor:
     if rounding_mode is None:
         return quotient(a, b)
     floating = a.dtype.is_floating_point or (
@@ -83,11 +113,11 @@ def _div_mode(_: Backend, a: Tensor, b: Tensor | Number, rounding_mode: str | No
     return torch.div(a, b, rounding_mode=rounding_mode)
 
 
-def _reciprocal(_: Backend, x: Tensor) -> Tensor:
+def reciprocal(_: Backend, x: Tensor) -> Tensor:
     return torch.div(_constant(1, x), x)
 
 
-def _lerp(_: Backend, start: Tensor, end: Tensor, weight: Tensor | Number) -> Tensor:
+def lerp(_: Backend, start: Tensor, end: Tensor, weight: Tensor | Number) -> Tensor:
     if isinstance(weight, Tensor):
         ahead = start + weight * (end - start)
         return torch.where(weight.abs() < 0.5, ahead, end - (1 - weight) * (end - start))
@@ -97,17 +127,17 @@ def _lerp(_: Backend, start: Tensor, end: Tensor, weight: Tensor | Number) -> Te
     return end - difference * _constant(1 - weight, start)
 
 
-def _addcmul(_: Backend, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
+def addcmul(_: Backend, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
     product = a * b
     return x + (product if value == 1 else product * _constant(value, product))
 
 
-def _addcdiv(_: Backend, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
+def addcdiv(_: Backend, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
     ratio = quotient(a, b)
     return x + (ratio if value == 1 else ratio * _constant(value, ratio))
 
 
-def _pow(backend: Backend, x: Tensor, y: Number) -> Tensor:
+def power(backend: Backend, x: Tensor, y: Number) -> Tensor:
     if not x.dtype.is_floating_point:
         if isinstance(y, float) or y < 0:
             raise UnsupportedOperator("aten.pow.Tensor_Scalar", "convert the integer base to floating point first")
@@ -117,25 +147,25 @@ def _pow(backend: Backend, x: Tensor, y: Number) -> Tensor:
     if y in (1, 2):
         return x.clone() if y == 1 else x * x
     if y == -1:
-        return _reciprocal(backend, x)
+        return reciprocal(backend, x)
     if y == 0.5:
         return square_root(x)
     return backend.power(x, float(y))
 
 
-def _pow_tensor(backend: Backend, x: Tensor, y: Tensor) -> Tensor:
+def power_of_integers(backend: Backend, x: Tensor, y: Tensor) -> Tensor:
     if x.dtype.is_floating_point or y.dtype.is_floating_point:
         raise UnsupportedOperator("aten.pow.Tensor_Tensor", "use a constant exponent, or exp and log")
     return torch.pow(x, y)
 
 
-def _power_of_constant(backend: Backend, base: Number, exponent: Tensor) -> Tensor:
+def power_of_constant(backend: Backend, base: Number, exponent: Tensor) -> Tensor:
     if not exponent.dtype.is_floating_point or not base > 0:
         raise UnsupportedOperator("aten.pow.Scalar", "use a positive base and a floating-point exponent")
     return backend.unary("exp", exponent * _constant(math.log(base), exponent))
 
 
-def _ordered(larger: bool) -> Callable[..., Tensor]:
+def ordered(larger: bool) -> Callable[..., Tensor]:
     """maximum or minimum with −0 below +0 and canonical NaN."""
 
     def pick(_: Backend, a: Tensor, b: Tensor) -> Tensor:
@@ -148,23 +178,23 @@ def _ordered(larger: bool) -> Callable[..., Tensor]:
     return pick
 
 
-def _function(name: str) -> Callable[..., Tensor]:
+def function(name: str) -> Callable[..., Tensor]:
     def apply(backend: Backend, x: Tensor) -> Tensor:
         return backend.unary(name, x if x.dtype.is_floating_point else x.to(torch.get_default_dtype()))
 
     return apply
 
 
-def _silu_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
+def silu_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
     s = backend.unary("sigmoid", x)
     return grad * (s * (x * (1.0 - s) + 1.0))
 
 
-def _sigmoid_backward(_: Backend, grad: Tensor, y: Tensor) -> Tensor:
+def sigmoid_backward(_: Backend, grad: Tensor, y: Tensor) -> Tensor:
     return grad * ((1.0 - y) * y)
 
 
-def _tanh_backward(_: Backend, grad: Tensor, y: Tensor) -> Tensor:
+def tanh_backward(_: Backend, grad: Tensor, y: Tensor) -> Tensor:
     return grad * ((1.0 - y) * (1.0 + y))
 
 
@@ -172,7 +202,7 @@ _ROOT_HALF = math.sqrt(0.5)
 _ROOT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
-def _gelu(backend: Backend, x: Tensor, *, approximate: str = "none") -> Tensor:
+def gelu(backend: Backend, x: Tensor, *, approximate: str = "none") -> Tensor:
     return backend.unary("gelu" if approximate == "none" else "gelu_tanh", x)
 
 
@@ -180,7 +210,7 @@ def _gelu_inner(x: Tensor) -> Tensor:
     return (x + (x * x * x) * 0.044715) * _ROOT_2_OVER_PI
 
 
-def _gelu_backward(backend: Backend, grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+def gelu_backward(backend: Backend, grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate == "none":
         cdf = backend.unary("erfc", x * -_ROOT_HALF) * 0.5
         density = backend.unary("exp", (x * x) * -0.5) * (_ROOT_2_OVER_PI * 0.5)
@@ -190,18 +220,27 @@ def _gelu_backward(backend: Backend, grad: Tensor, x: Tensor, *, approximate: st
     return grad * ((t + 1.0) * 0.5 + ((x * 0.5) * (1.0 - t * t)) * slope)
 
 
-def _elu(backend: Backend, x: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
+def elu(backend: Backend, x: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
     low = backend.unary("expm1", x * input_scale) * alpha
     return torch.where(x > 0, x, low) * scale
 
 
-def _softplus(backend: Backend, x: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
+def softplus(backend: Backend, x: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
     scaled = x * beta
     return torch.where(scaled > threshold, x, quotient(backend.unary("log1p", backend.unary("exp", scaled)), beta))
 
 
-def _cast(_: Backend, x: Tensor, **kwargs: Any) -> Tensor:
+def _refuse_autocast(name: str) -> None:
+    """Autocast shows itself below by its casts alone, which are to a type of its own choice, operator by operator."""
+    torch.autocast_increment_nesting()
+    if torch.autocast_decrement_nesting() > 0:
+        raise UnsupportedOperator(name, "autocast narrows here; switch it off and keep parameters in one format")
+
+
+def cast(_: Backend, x: Tensor, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype")
+    if dtype in HALF and x.dtype not in HALF:
+        _refuse_autocast("aten._to_copy.default")
     if dtype is not None and x.dtype.is_floating_point and not (dtype.is_floating_point or dtype == torch.bool):
         _check_integer_range(x, dtype)
     return torch.ops.aten._to_copy.default(x, **kwargs)  # type: ignore[no-any-return]
@@ -214,13 +253,13 @@ def _check_integer_range(x: Tensor, dtype: torch.dtype) -> None:
         raise UnsupportedOperator("aten._to_copy", f"a value outside {dtype} has no defined result; clamp it first")
 
 
-def _copy(_: Backend, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+def copy(_: Backend, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if source.dtype.is_floating_point and not (x.dtype.is_floating_point or x.dtype == torch.bool):
         _check_integer_range(source, x.dtype)
     return torch.ops.aten.copy.default(x, source)  # type: ignore[no-any-return]
 
 
-def _integer(name: str) -> Callable[..., Tensor]:
+def integer(name: str) -> Callable[..., Tensor]:
     """An operator that is exact on integers and not shown to be on anything else."""
     packet, _, overload = name.partition(".")
 
@@ -233,86 +272,7 @@ def _integer(name: str) -> Callable[..., Tensor]:
     return apply
 
 
-_INTEGER = (
-    "remainder.Scalar",
-    "remainder.Tensor",
-    "fmod.Scalar",
-    "fmod.Tensor",
-    "floor_divide.default",
-    "__rshift__.Scalar",
-)
-
-
-def _arange(_: Backend, *args: Any, **kwargs: Any) -> Tensor:
+def arange(_: Backend, *args: Any, **kwargs: Any) -> Tensor:
     if not all(isinstance(value, int) for value in args):
         raise UnsupportedOperator("aten.arange", "use integer limits and scale the result")
     return torch.arange(*args, **kwargs)
-
-
-_ANY_FORMAT = (
-    "add.Tensor",
-    "add.Scalar",
-    "sub.Tensor",
-    "sub.Scalar",
-    "rsub.Scalar",
-    "rsub.Tensor",
-    "div.Tensor",
-    "div.Scalar",
-    "div.Tensor_mode",
-    "reciprocal.default",
-    "maximum.default",
-    "minimum.default",
-    "_to_copy.default",
-    "copy.default",
-    "arange.default",
-    "arange.start",
-    "arange.start_step",
-    *_INTEGER,
-)
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table: dict[str, Callable[..., Any]] = {
-        "add.Tensor": _add,
-        "add.Scalar": _add,
-        "sub.Tensor": _sub,
-        "sub.Scalar": _sub,
-        "rsub.Scalar": _rsub,
-        "rsub.Tensor": _rsub,
-        "div.Tensor": _div,
-        "div.Scalar": _div,
-        "div.Tensor_mode": _div_mode,
-        "div.Scalar_mode": _div_mode,
-        "sqrt.default": _sqrt,
-        "reciprocal.default": _reciprocal,
-        "lerp.Scalar": _lerp,
-        "lerp.Tensor": _lerp,
-        "addcmul.default": _addcmul,
-        "addcdiv.default": _addcdiv,
-        "pow.Tensor_Scalar": _pow,
-        "pow.Scalar": _power_of_constant,
-        "pow.Tensor_Tensor": _pow_tensor,
-        "maximum.default": _ordered(True),
-        "minimum.default": _ordered(False),
-        "silu_backward.default": _silu_backward,
-        "sigmoid_backward.default": _sigmoid_backward,
-        "tanh_backward.default": _tanh_backward,
-        "gelu.default": _gelu,
-        "gelu_backward.default": _gelu_backward,
-        "elu.default": _elu,
-        "softplus.default": _softplus,
-        "_to_copy.default": _cast,
-        "copy.default": _copy,
-        "arange.default": _arange,
-        "arange.start": _arange,
-        "arange.start_step": _arange,
-    }
-    for name in _INTEGER:
-        table[name] = _integer(name)
-    for name in ("exp", "log", "log1p", "expm1", "tanh", "erf", "erfc", "sigmoid", "rsqrt", "sin", "cos", "silu"):
-        table[f"{name}.default"] = _function(name)
-    return {
-        f"aten.{name}": Rule(kind="implemented", implementation=code, any_format=name in _ANY_FORMAT)
-        for name, code in table.items()
-    }

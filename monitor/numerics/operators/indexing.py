@@ -8,14 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from ..errors import UnsupportedOperator
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.geometry import places
 
-__all__ = ["rules"]
+__all__ = [
+    "adaptive_pool_backward",
+    "avg_pool",
+    "avg_pool_backward",
+    "embedding_backward",
+    "index",
+    "index_add",
+    "index_put",
+    "max_pool",
+    "max_pool_backward",
+    "scatter_add",
+    "scatter_src",
+    "scatter_value",
+]
 
 
-def _embedding_backward(
+def embedding_backward(
     backend: Backend, grad: Tensor, indices: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
     if scale_grad_by_freq:
@@ -43,7 +56,7 @@ def _flat_targets(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return positions.reshape(-1)
 
 
-def _scatter_add(backend: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def scatter_add(backend: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if x.dim() == 0:
         return x + source
     cut = source[tuple(slice(0, size) for size in index.shape)]
@@ -53,7 +66,7 @@ def _scatter_add(backend: Backend, x: Tensor, dim: int, index: Tensor, source: T
     return x + summed
 
 
-def _index_add(
+def index_add(
     backend: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: int | float = 1
 ) -> Tensor:
     if not x.dtype.is_floating_point:
@@ -69,7 +82,7 @@ def _has_duplicates(targets: Tensor) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     if x.dim() and index.numel():
         targets = _flat_targets(x, dim, index)
         if _has_duplicates(targets):
@@ -77,21 +90,21 @@ def _scatter_src(_: Backend, x: Tensor, dim: int, index: Tensor, source: Tensor)
     return torch.scatter(x, dim, index, source)
 
 
-def _scatter_value(_: Backend, x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+def scatter_value(_: Backend, x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.scatter(x, dim, index, value)
 
 
-def _index(_: Backend, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+def index(_: Backend, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return torch.ops.aten.index.Tensor(x, indices)  # type: ignore[no-any-return]
 
 
-def _index_put(
+def index_put(
     backend: Backend, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     if not x.dtype.is_floating_point and accumulate:
         return torch.ops.aten.index_put.default(x, indices, values, True)  # type: ignore[no-any-return]
-    places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
-    targets = torch.ops.aten.index.Tensor(places, indices)
+    positions = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    targets = torch.ops.aten.index.Tensor(positions, indices)
     spread = values.expand(targets.shape).reshape(-1)
     targets = targets.reshape(-1)
     if accumulate:
@@ -113,7 +126,7 @@ def _windows(
         raise UnsupportedOperator(operator, "only 4-D inputs without ceil_mode are built")
     (kh, kw), (ph, pw), (sh, sw) = _pair(kernel), _pair(padding), _pair(stride or kernel)
     n, c, h, w = x.shape
-    out = ((h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
+    out = places(h, kh, sh, 1, 2 * ph), places(w, kw, sw, 1, 2 * pw)
     patches = torch.ops.aten.im2col.default(x.reshape(n * c, 1, h, w), [kh, kw], [1, 1], [ph, pw], [sh, sw])
     return patches, out
 
@@ -134,7 +147,7 @@ def _divisor(
     return torch.full((), size, dtype=x.dtype, device=x.device)
 
 
-def _avg_pool(
+def avg_pool(
     backend: Backend,
     x: Tensor,
     kernel: Sequence[int],
@@ -154,14 +167,14 @@ def _spread_windows(
 ) -> Tensor:
     """Add (n·c, kh·kw, places) values at the input places that their windows cover."""
     n, c, h, w = x_shape
-    places = torch.arange(1, h * w + 1, dtype=torch.float64, device=values.device).reshape(1, 1, h, w)
-    target = _windows(places, kernel, stride, padding, False, "aten.avg_pool2d_backward")[0].reshape(-1).long()
+    numbers = torch.arange(1, h * w + 1, dtype=torch.float64, device=values.device).reshape(1, 1, h, w)
+    target = _windows(numbers, kernel, stride, padding, False, "aten.avg_pool2d_backward")[0].reshape(-1).long()
     rows = values.reshape(n * c, -1).t()
     summed = backend.scatter_rows(h * w + 1, target, rows)
     return summed[1:].t().reshape(n, c, h, w)
 
 
-def _avg_pool_backward(
+def avg_pool_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -179,7 +192,7 @@ def _avg_pool_backward(
     return _spread_windows(backend, share[:, None].expand_as(patches), x.shape, kernel, stride, padding)
 
 
-def _adaptive_pool_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
+def adaptive_pool_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor:
     """Output cell i covers inputs ⌊i·n/m⌋ … ⌈(i+1)·n/m⌉ − 1 of n; cells may overlap."""
     height, width = x.shape[-2:]
     rows, columns = grad.shape[-2:]
@@ -201,7 +214,7 @@ def _adaptive_pool_backward(backend: Backend, grad: Tensor, x: Tensor) -> Tensor
     return summed.t().reshape(x.shape)
 
 
-def _max_pool(
+def max_pool(
     _: Backend,
     x: Tensor,
     kernel: Sequence[int],
@@ -215,7 +228,7 @@ def _max_pool(
     return out, index
 
 
-def _max_pool_backward(
+def max_pool_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -231,30 +244,3 @@ def _max_pool_backward(
     offsets = torch.arange(planes, device=x.device).reshape(-1, 1) * size
     target = (indices.reshape(planes, -1) + offsets).reshape(-1)
     return backend.scatter_rows(planes * size, target, grad.reshape(-1, 1)).reshape(x.shape)
-
-
-_ANY_FORMAT = frozenset(("scatter.src", "scatter.value", "index.Tensor", "_unsafe_index.Tensor"))
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table: dict[str, Any] = {
-        "embedding_dense_backward.default": _embedding_backward,
-        "scatter_add.default": _scatter_add,
-        "index_add.default": _index_add,
-        "scatter.src": _scatter_src,
-        "scatter.value": _scatter_value,
-        "index.Tensor": _index,
-        "_unsafe_index.Tensor": _index,
-        "index_put.default": _index_put,
-        "_unsafe_index_put.default": _index_put,
-        "avg_pool2d.default": _avg_pool,
-        "avg_pool2d_backward.default": _avg_pool_backward,
-        "_adaptive_avg_pool2d_backward.default": _adaptive_pool_backward,
-        "max_pool2d_with_indices.default": _max_pool,
-        "max_pool2d_with_indices_backward.default": _max_pool_backward,
-    }
-    return {
-        f"aten.{name}": Rule(kind="implemented", implementation=code, any_format=name in _ANY_FORMAT)
-        for name, code in table.items()
-    }

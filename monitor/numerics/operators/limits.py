@@ -6,7 +6,6 @@ memory, and graphics cards take the larger one: those kernels are not used.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.engines import engine_of
 
-__all__ = ["rules"]
+__all__ = ["clamp", "clamp_max", "hardtanh", "relu"]
 
 Limit = Tensor | float | None
 
@@ -29,38 +28,23 @@ def _beyond(x: Tensor, limit: Tensor | float, compare: Callable[[Tensor, Any], T
     return torch.full_like(x, limit) if math.isnan(limit) else torch.where(compare(x, limit), limit, x)
 
 
-def _clamp(_: Backend, x: Tensor, low: Limit = None, high: Limit = None) -> Tensor:
-    is_native = x.is_cpu and not isinstance(low, Tensor) and not isinstance(high, Tensor)
+def clamp(_: Backend, x: Tensor, low: Limit = None, high: Limit = None) -> Tensor:
+    is_native = engine_of(x.device).clamps and not isinstance(low, Tensor) and not isinstance(high, Tensor)
     if is_native or not x.dtype.is_floating_point or (low is None and high is None):
         return torch.clamp(x, low, high)  # type: ignore[arg-type]
     out = x if low is None else _beyond(x, low, torch.lt)
     return out if high is None else _beyond(out, high, torch.gt)
 
 
-def _from_above(backend: Backend, x: Tensor, high: Limit) -> Tensor:
-    return _clamp(backend, x, None, high)
+def clamp_max(backend: Backend, x: Tensor, high: Limit) -> Tensor:
+    return clamp(backend, x, None, high)
 
 
-def _relu(backend: Backend, x: Tensor) -> Tensor:
-    return _clamp(backend, x, 0.0 if x.dtype.is_floating_point else 0)
+def relu(backend: Backend, x: Tensor) -> Tensor:
+    return clamp(backend, x, 0.0 if x.dtype.is_floating_point else 0)
 
 
-def _hardtanh(backend: Backend, x: Tensor, low: float = -1.0, high: float = 1.0) -> Tensor:
+def hardtanh(backend: Backend, x: Tensor, low: float = -1.0, high: float = 1.0) -> Tensor:
     if not x.dtype.is_floating_point:
         return torch.ops.aten.hardtanh.default(x, low, high)  # type: ignore[no-any-return]
-    return _clamp(backend, x, low, high)
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    row = functools.partial(Rule, kind="implemented", any_format=True)
-    return {
-        "aten.clamp.default": row(implementation=_clamp),
-        "aten.clamp.Tensor": row(implementation=_clamp),
-        "aten.clamp_min.default": row(implementation=_clamp),
-        "aten.clamp_min.Tensor": row(implementation=_clamp),
-        "aten.clamp_max.default": row(implementation=_from_above),
-        "aten.clamp_max.Tensor": row(implementation=_from_above),
-        "aten.hardtanh.default": row(implementation=_hardtanh),
-        "aten.relu.default": row(implementation=_relu),
-    }
+    return clamp(backend, x, low, high)

@@ -3,56 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
-from .._backend import Backend, ConvolutionShape
-from ..errors import UnsupportedOperator
-from .elementwise import combine
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.operators.elementwise import combine
 
-__all__ = ["rules"]
+__all__ = ["addmm", "baddbmm", "convolution", "convolution_backward", "dot", "mv", "product"]
 
 Number = int | float
 
 
-def _mm(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
+def product(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     return backend.matmul(a, b)
 
 
-def _addmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+def addmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     product = backend.matmul(a, b)
     if alpha != 1:
         product = product * alpha
     return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
 
 
-def _mv(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
+def mv(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     return backend.matmul(a, b[:, None])[:, 0]
 
 
-def _dot(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
+def dot(backend: Backend, a: Tensor, b: Tensor) -> Tensor:
     return backend.matmul(a[None], b[:, None])[0, 0]
-
-
-def _shape(
-    x: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> ConvolutionShape:
-    count = x.dim() - 2
-    return ConvolutionShape(
-        stride=tuple(stride) if len(stride) == count else tuple(stride) * count,
-        padding=tuple(padding) if len(padding) == count else tuple(padding) * count,
-        dilation=tuple(dilation) if len(dilation) == count else tuple(dilation) * count,
-        groups=groups,
-    )
-
-
-def _lifted(shape: ConvolutionShape) -> ConvolutionShape:
-    """A 1-D convolution as a 2-D one of height 1."""
-    return ConvolutionShape(
-        stride=(1, *shape.stride), padding=(0, *shape.padding), dilation=(1, *shape.dilation), groups=shape.groups
-    )
 
 
 def _require_plane(x: Tensor) -> None:
@@ -60,23 +40,7 @@ def _require_plane(x: Tensor) -> None:
         raise UnsupportedOperator("aten.convolution", "only 1-D and 2-D convolutions are built")
 
 
-def _transposed_shape(
-    x: Tensor, weight: Tensor, shape: ConvolutionShape, output_padding: Sequence[int]
-) -> tuple[int, ...]:
-    """Shape of a transposed convolution's result, which is the input of the convolution whose gradient it is."""
-    extra = (
-        tuple(output_padding) if len(output_padding) == 2 else (0,) * (2 - len(output_padding)) + tuple(output_padding)
-    )
-    size = [
-        (n - 1) * stride - 2 * pad + step * (k - 1) + 1 + more
-        for n, k, stride, pad, step, more in zip(
-            x.shape[2:], weight.shape[2:], shape.stride, shape.padding, shape.dilation, extra, strict=True
-        )
-    ]
-    return (x.shape[0], weight.shape[1] * shape.groups, *size)
-
-
-def _convolution(
+def convolution(
     backend: Backend,
     x: Tensor,
     weight: Tensor,
@@ -89,12 +53,13 @@ def _convolution(
     groups: int,
 ) -> Tensor:
     _require_plane(x)
-    shape = _shape(x, stride, padding, dilation, groups)
+    shape = ConvolutionShape.of(x.dim() - 2, stride, padding, dilation, groups)
     flat = x.dim() == 3
     if flat:
-        x, weight, shape = x[:, :, None], weight[:, :, None], _lifted(shape)
+        x, weight, shape = x[:, :, None], weight[:, :, None], shape.lifted()
     if transposed:
-        out = backend.convolution_grad_input(x, _transposed_shape(x, weight, shape, output_padding), weight, shape)
+        size = shape.in_size(x.shape[2:], weight.shape[2:], output_padding)
+        out = backend.convolution_grad_input(x, (len(x), weight.shape[1] * groups, *size), weight, shape)
     else:
         out = backend.convolution(x, weight, shape)
     # The strides are part of an operator's result: later operators, and a trace of the step, depend on them.
@@ -102,7 +67,7 @@ def _convolution(
     return out if bias is None else out + bias.reshape(1, -1, *(1,) * (out.dim() - 2))
 
 
-def _convolution_backward(
+def convolution_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -117,11 +82,11 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     _require_plane(x)
-    shape = _shape(x, stride, padding, dilation, groups)
+    shape = ConvolutionShape.of(x.dim() - 2, stride, padding, dilation, groups)
     grad_bias = backend.sum(grad, [0, *range(2, x.dim())], False) if output_mask[2] else None
     flat = x.dim() == 3
     if flat:
-        grad, x, weight, shape = grad[:, :, None], x[:, :, None], weight[:, :, None], _lifted(shape)
+        grad, x, weight, shape = grad[:, :, None], x[:, :, None], weight[:, :, None], shape.lifted()
     grad_x = grad_weight = None
     if output_mask[0] and transposed:
         grad_x = backend.convolution(grad, weight, shape)
@@ -137,23 +102,8 @@ def _convolution_backward(
     return grad_x, None if grad_weight is None else grad_weight.contiguous(), grad_bias
 
 
-def _baddbmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+def baddbmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     product = backend.matmul(a, b)
     if beta == 0:
         return product if alpha == 1 else product * alpha
     return combine(bias if beta == 1 else bias * beta, product, alpha, 1)
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table: dict[str, Any] = {
-        "mm.default": _mm,
-        "bmm.default": _mm,
-        "addmm.default": _addmm,
-        "baddbmm.default": _baddbmm,
-        "mv.default": _mv,
-        "dot.default": _dot,
-        "convolution.default": _convolution,
-        "convolution_backward.default": _convolution_backward,
-    }
-    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

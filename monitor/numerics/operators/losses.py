@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from .._widening import canonical_nan
-from ..errors import UnsupportedOperator
-from .elementwise import quotient
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.kernels.bits import canonical_nan
+from monitor.numerics.operators.elementwise import quotient
 
-__all__ = ["nll_backward", "rules"]
+__all__ = ["item", "mse", "mse_backward", "nll", "nll_backward"]
 
 _NONE, _MEAN = 0, 1
 
@@ -28,7 +27,7 @@ def _target_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignore_ind
     return safe, torch.where(kept, weights, torch.zeros_like(weights))
 
 
-def _nll(
+def nll(
     backend: Backend, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
     if x.dim() == 1:
@@ -64,7 +63,7 @@ def nll_backward(
     return torch.zeros_like(x).scatter_(1, safe.unsqueeze(1), value.unsqueeze(1)).reshape(shape)
 
 
-def _mse(backend: Backend, x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def mse(backend: Backend, x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
     rest = x - target
     squares = rest * rest
     if reduction == _NONE:
@@ -73,26 +72,12 @@ def _mse(backend: Backend, x: Tensor, target: Tensor, reduction: int = _MEAN) ->
     return quotient(total, squares.numel()) if reduction == _MEAN else total
 
 
-def _mse_backward(_: Backend, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+def mse_backward(_: Backend, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
     slope = (x - target) * 2.0
     if reduction == _MEAN:
         slope = quotient(slope, x.numel())
     return slope * grad
 
 
-def _item(_: Backend, x: Tensor) -> Any:
+def item(_: Backend, x: Tensor) -> Any:
     raise UnsupportedOperator("aten._local_scalar_dense", "no value may be read inside a replayed operator")
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table: dict[str, Any] = {
-        "nll_loss_forward.default": _nll,
-        "nll_loss_backward.default": nll_backward,
-        "nll_loss2d_forward.default": _nll,
-        "nll_loss2d_backward.default": nll_backward,
-        "mse_loss.default": _mse,
-        "mse_loss_backward.default": _mse_backward,
-        "_local_scalar_dense.default": _item,
-    }
-    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from ..errors import UnsupportedOperator
-from .elementwise import quotient, square_root
-from .reductions import mean
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.operators.elementwise import quotient, square_root
+from monitor.numerics.operators.reductions import mean
 
-__all__ = ["log_softmax", "log_softmax_backward", "rules", "softmax", "softmax_backward"]
+__all__ = [
+    "batch_norm",
+    "batch_norm_backward",
+    "group_norm",
+    "group_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "log_softmax",
+    "log_softmax_backward",
+    "safe_softmax",
+    "softmax",
+    "softmax_backward",
+]
 
 
 def _shifted(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
@@ -61,7 +71,7 @@ def _inverse_root(x: Tensor, eps: float) -> Tensor:
     return torch.div(torch.ones_like(root), root)
 
 
-def _layer_norm(
+def layer_norm(
     backend: Backend, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dims = list(range(x.dim() - len(shape), x.dim()))
@@ -74,7 +84,7 @@ def _layer_norm(
     return (out if bias is None else out + bias), centre, rstd
 
 
-def _layer_norm_backward(
+def layer_norm_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -105,7 +115,7 @@ def _per_channel(values: Tensor, x: Tensor) -> Tensor:
     return values.reshape(1, -1, *(1,) * (x.dim() - 2))
 
 
-def _batch_norm(
+def batch_norm(
     backend: Backend,
     x: Tensor,
     weight: Tensor | None,
@@ -139,7 +149,7 @@ def _batch_norm(
     return (hat if bias is None else hat + _per_channel(bias, x)), saved, rstd
 
 
-def _batch_norm_backward(
+def batch_norm_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -173,7 +183,7 @@ def _batch_norm_backward(
     return grad_x, projected if mask[1] else None, total if mask[2] else None
 
 
-def _safe_softmax(backend: Backend, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def safe_softmax(backend: Backend, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     if dtype is not None:
         x = x.to(dtype)
     masked = (x == float("-inf")).all(dim, keepdim=True)
@@ -184,7 +194,7 @@ def _grouped(x: Tensor, n: int, groups: int) -> Tensor:
     return x.reshape(n, groups, -1)
 
 
-def _group_norm(
+def group_norm(
     backend: Backend,
     x: Tensor,
     weight: Tensor | None,
@@ -205,7 +215,7 @@ def _group_norm(
     return (out if bias is None else out + _per_channel(bias, x)), centre.squeeze(2), rstd.squeeze(2)
 
 
-def _group_norm_backward(
+def group_norm_backward(
     backend: Backend,
     grad: Tensor,
     x: Tensor,
@@ -229,21 +239,3 @@ def _group_norm_backward(
         grad_x = (((inner - first) - hat * second) * rstd.reshape(n, groups, 1)).reshape(x.shape)
     grad_weight = backend.sum(flat * by_channel, [0, 2], False) if mask[1] else None
     return grad_x, grad_weight, backend.sum(flat, [0, 2], False) if mask[2] else None
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table: dict[str, Any] = {
-        "_softmax.default": softmax,
-        "_log_softmax.default": log_softmax,
-        "_softmax_backward_data.default": softmax_backward,
-        "_log_softmax_backward_data.default": log_softmax_backward,
-        "_safe_softmax.default": _safe_softmax,
-        "native_group_norm.default": _group_norm,
-        "native_group_norm_backward.default": _group_norm_backward,
-        "native_layer_norm.default": _layer_norm,
-        "native_layer_norm_backward.default": _layer_norm_backward,
-        "native_batch_norm.default": _batch_norm,
-        "native_batch_norm_backward.default": _batch_norm_backward,
-    }
-    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

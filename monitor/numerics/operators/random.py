@@ -13,39 +13,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from ..errors import UnsupportedOperator
-from .elementwise import quotient, square_root
-from .rule import Rule
+from monitor.numerics.backend import Backend, draw_key
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.operators.elementwise import quotient, square_root
 
-__all__ = ["draw_key", "rules"]
+__all__ = [
+    "bernoulli",
+    "bernoulli_p",
+    "dropout",
+    "dropout_backward",
+    "normal",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_low",
+    "randn",
+    "randn_like",
+    "random_between",
+    "random_to",
+    "randperm",
+    "uniform",
+]
 
 _UNIFORM_STEP = 2.0**-24
-
-
-def draw_key(backend: Backend, generator: torch.Generator | None) -> int:
-    """The next 63-bit key: from the session's own source, or from torch's CPU generator, whose state moves on."""
-    if backend.keys is not None:
-        if generator is not None:
-            raise UnsupportedOperator("a random operator with its own generator", "let it use torch's global one")
-        return backend.keys()
-    if generator is not None and generator.device.type != "cpu":
-        raise UnsupportedOperator("a CUDA generator", "pass a CPU generator or none")
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
 
 
 def _bits(backend: Backend, like: Tensor, generator: torch.Generator | None) -> Tensor:
     return backend.random_bits(draw_key(backend, generator), like.numel(), like).reshape(like.shape)
 
 
-def _uniform(
+def uniform(
     backend: Backend, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
     unit = (_bits(backend, x, generator) >> 8).to(torch.float32) * _UNIFORM_STEP
     return (unit * (high - low) + low).to(x.dtype)
 
 
-def _normal(
+def normal(
     backend: Backend, x: Tensor, centre: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
     words = backend.random_bits(draw_key(backend, generator), 2 * x.numel(), x)
@@ -61,22 +65,22 @@ def _below(backend: Backend, like: Tensor, p: float, generator: torch.Generator 
     return _bits(backend, like, generator) < math.floor(p * 2.0**32)
 
 
-def _bernoulli_p(backend: Backend, x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
+def bernoulli_p(backend: Backend, x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
     return _below(backend, x, p, generator).to(x.dtype)
 
 
-def _bernoulli(backend: Backend, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+def bernoulli(backend: Backend, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     return (_bits(backend, x, generator).to(torch.float64) < x.to(torch.float64) * 2.0**32).to(x.dtype)
 
 
-def _dropout(backend: Backend, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+def dropout(backend: Backend, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p == 0.0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = _below(backend, x, 1.0 - p, None)
     return _thinned(x, mask, 1.0 / (1.0 - p) if p < 1.0 else 0.0), mask
 
 
-def _dropout_backward(_: Backend, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+def dropout_backward(_: Backend, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     return _thinned(grad, mask, scale)
 
 
@@ -105,15 +109,15 @@ def _generator(options: dict[str, Any]) -> torch.Generator | None:
     return options.get("generator")
 
 
-def _randint(backend: Backend, high: int, size: Sequence[int], **options: Any) -> Tensor:
+def randint(backend: Backend, high: int, size: Sequence[int], **options: Any) -> Tensor:
     return _integers(backend, _empty(size, options, torch.int64), 0, high, _generator(options))
 
 
-def _randint_low(backend: Backend, low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
+def randint_low(backend: Backend, low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
     return _integers(backend, _empty(size, options, torch.int64), low, high, _generator(options))
 
 
-def _random_between(
+def random_between(
     backend: Backend, x: Tensor, low: int, high: int | None, *, generator: torch.Generator | None = None
 ) -> Tensor:
     if high is None:
@@ -121,61 +125,28 @@ def _random_between(
     return _integers(backend, x, low, high, generator)
 
 
-def _random_to(backend: Backend, x: Tensor, high: int, *, generator: torch.Generator | None = None) -> Tensor:
+def random_to(backend: Backend, x: Tensor, high: int, *, generator: torch.Generator | None = None) -> Tensor:
     return _integers(backend, x, 0, high, generator)
 
 
-def _rand(backend: Backend, size: Sequence[int], **options: Any) -> Tensor:
-    return _uniform(backend, _empty(size, options, torch.get_default_dtype()), generator=_generator(options))
+def rand(backend: Backend, size: Sequence[int], **options: Any) -> Tensor:
+    return uniform(backend, _empty(size, options, torch.get_default_dtype()), generator=_generator(options))
 
 
-def _randn(backend: Backend, size: Sequence[int], **options: Any) -> Tensor:
-    return _normal(backend, _empty(size, options, torch.get_default_dtype()), generator=_generator(options))
+def randn(backend: Backend, size: Sequence[int], **options: Any) -> Tensor:
+    return normal(backend, _empty(size, options, torch.get_default_dtype()), generator=_generator(options))
 
 
-def _rand_like(backend: Backend, x: Tensor, **options: Any) -> Tensor:
-    return _uniform(backend, x.to(options.get("dtype") or x.dtype))
+def rand_like(backend: Backend, x: Tensor, **options: Any) -> Tensor:
+    return uniform(backend, x.to(options.get("dtype") or x.dtype))
 
 
-def _randn_like(backend: Backend, x: Tensor, **options: Any) -> Tensor:
-    return _normal(backend, x.to(options.get("dtype") or x.dtype))
+def randn_like(backend: Backend, x: Tensor, **options: Any) -> Tensor:
+    return normal(backend, x.to(options.get("dtype") or x.dtype))
 
 
-def _randperm(backend: Backend, count: int, **options: Any) -> Tensor:
+def randperm(backend: Backend, count: int, **options: Any) -> Tensor:
     like = _empty((2 * count,), options, torch.int64)
     words = backend.random_bits(draw_key(backend, _generator(options)), 2 * count, like)
     keys = ((words[0::2] >> 1) << 32) | words[1::2]
     return torch.sort(keys, stable=True).indices.to(like.dtype)
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table: dict[str, Any] = {
-        "uniform.default": _uniform,
-        "normal_functional.default": _normal,
-        "normal.default": _normal,
-        "bernoulli.default": _bernoulli,
-        "bernoulli.p": _bernoulli_p,
-        "bernoulli.float": _bernoulli_p,
-        "native_dropout.default": _dropout,
-        "native_dropout_backward.default": _dropout_backward,
-        "randint.default": _randint,
-        "randint.generator": _randint,
-        "randint.low": _randint_low,
-        "randint.low_generator": _randint_low,
-        "random.from": _random_between,
-        "random.to": _random_to,
-        "rand.default": _rand,
-        "rand.generator": _rand,
-        "randn.default": _randn,
-        "randn.generator": _randn,
-        "rand_like.default": _rand_like,
-        "randn_like.default": _randn_like,
-        "randperm.default": _randperm,
-        "randperm.generator": _randperm,
-    }
-    half = ("native_dropout.default", "native_dropout_backward.default")
-    return {
-        f"aten.{name}": Rule(kind="implemented", implementation=code, any_format=name in half)
-        for name, code in table.items()
-    }

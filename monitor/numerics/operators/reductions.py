@@ -8,13 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._backend import Backend
-from ..errors import UnsupportedOperator
-from ..rounding.sums import order_free_cumsum
-from .elementwise import quotient, square_root
-from .rule import Rule
+from monitor.numerics.backend import Backend
+from monitor.numerics.errors import UnsupportedOperator
+from monitor.numerics.operators.elementwise import quotient, square_root
+from monitor.numerics.rounding.sums import order_free_cumsum
 
-__all__ = ["all_dims", "mean", "rules", "vector_norm"]
+__all__ = [
+    "all_dims",
+    "along",
+    "arg",
+    "cumsum",
+    "extreme",
+    "extreme_all",
+    "logsumexp",
+    "mean",
+    "sort",
+    "std",
+    "sum_over",
+    "topk",
+    "var",
+    "var_mean",
+    "vector_norm",
+]
 
 Dims = Sequence[int] | int | None
 
@@ -35,7 +50,7 @@ def _sum_float(backend: Backend, x: Tensor, dims: Dims, keepdim: bool) -> Tensor
     return backend.sum(x, listed, keepdim)
 
 
-def _sum(
+def sum_over(
     backend: Backend, x: Tensor, dims: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     if dtype is not None:
@@ -43,10 +58,6 @@ def _sum(
     if not x.dtype.is_floating_point:
         return torch.sum(x, all_dims(x, dims), keepdim=keepdim) if x.dim() else torch.sum(x)
     return _sum_float(backend, x, dims, keepdim)
-
-
-def _sum_all(backend: Backend, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    return _sum(backend, x, None, False, dtype=dtype)
 
 
 def _count(x: Tensor, dims: Dims) -> int:
@@ -65,11 +76,7 @@ def mean(
     return quotient(_sum_float(backend, x, dims, keepdim), _count(x, dims))
 
 
-def _mean_all(backend: Backend, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    return mean(backend, x, None, False, dtype=dtype)
-
-
-def _var_mean(
+def var_mean(
     backend: Backend, x: Tensor, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     centre = mean(backend, x, dims, True)
@@ -79,12 +86,12 @@ def _var_mean(
     return variance, centre if keepdim else centre.reshape(variance.shape)
 
 
-def _var(backend: Backend, x: Tensor, dims: Dims = None, **kwargs: Any) -> Tensor:
-    return _var_mean(backend, x, dims, **kwargs)[0]
+def var(backend: Backend, x: Tensor, dims: Dims = None, **kwargs: Any) -> Tensor:
+    return var_mean(backend, x, dims, **kwargs)[0]
 
 
-def _std(backend: Backend, x: Tensor, dims: Dims = None, **kwargs: Any) -> Tensor:
-    return square_root(_var_mean(backend, x, dims, **kwargs)[0])
+def std(backend: Backend, x: Tensor, dims: Dims = None, **kwargs: Any) -> Tensor:
+    return square_root(var_mean(backend, x, dims, **kwargs)[0])
 
 
 def vector_norm(
@@ -117,11 +124,7 @@ def vector_norm(
     return root * (scale if keepdim else scale.reshape(root.shape))
 
 
-def _norm_all(backend: Backend, x: Tensor, order: float = 2) -> Tensor:
-    return vector_norm(backend, x, order)
-
-
-def _extreme(largest: bool) -> Any:
+def extreme(largest: bool) -> Any:
     def amax(_: Backend, x: Tensor, dims: Dims = (), keepdim: bool = False) -> Tensor:
         listed = all_dims(x, dims)
         out = (x.amax(listed, keepdim=keepdim) if largest else x.amin(listed, keepdim=keepdim)) if listed else x.clone()
@@ -130,7 +133,7 @@ def _extreme(largest: bool) -> Any:
     return amax
 
 
-def _extreme_all(largest: bool) -> Any:
+def extreme_all(largest: bool) -> Any:
     def reduce(_: Backend, x: Tensor) -> Tensor:
         out = x.amax() if largest else x.amin()
         return out + 0.0 if x.dtype.is_floating_point else out
@@ -138,7 +141,7 @@ def _extreme_all(largest: bool) -> Any:
     return reduce
 
 
-def _logsumexp(backend: Backend, x: Tensor, dims: Dims, keepdim: bool = False) -> Tensor:
+def logsumexp(backend: Backend, x: Tensor, dims: Dims, keepdim: bool = False) -> Tensor:
     listed = all_dims(x, dims)
     top = x.amax(listed, keepdim=True) + 0.0
     top = torch.where(top.isfinite(), top, torch.zeros_like(top))
@@ -160,15 +163,14 @@ def _lowest_index(x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Te
     return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
 
 
-def _max_dim(_: Backend, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _lowest_index(x, dim, keepdim, True)
+def along(largest: bool) -> Any:
+    def find(_: Backend, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        return _lowest_index(x, dim, keepdim, largest)
+
+    return find
 
 
-def _min_dim(_: Backend, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _lowest_index(x, dim, keepdim, False)
-
-
-def _arg(largest: bool) -> Any:
+def arg(largest: bool) -> Any:
     def find(_: Backend, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
             index = _lowest_index(x.reshape(-1), 0, False, largest)[1]
@@ -178,56 +180,24 @@ def _arg(largest: bool) -> Any:
     return find
 
 
-def _sort(_: Backend, x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    return _sort_stable(_, x, dim=dim, descending=descending)
-
-
-def _sort_stable(
-    _: Backend, x: Tensor, *, stable: bool | None = True, dim: int = -1, descending: bool = False
+def sort(
+    _: Backend, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = True
 ) -> tuple[Tensor, Tensor]:
+    """Always stable."""
     values, index = torch.sort(x, dim=dim, descending=descending, stable=True)
     return values, index
 
 
-def _topk(
+def topk(
     _: Backend, x: Tensor, k: int, dim: int = -1, largest: bool = True, ordered: bool = True
 ) -> tuple[Tensor, Tensor]:
     values, index = torch.sort(x, dim=dim, descending=largest, stable=True)
     return values.narrow(dim, 0, k).contiguous(), index.narrow(dim, 0, k).contiguous()
 
 
-def _cumsum(_: Backend, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+def cumsum(_: Backend, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if dtype is not None:
         x = x.to(dtype)
     if not x.dtype.is_floating_point:
         return torch.cumsum(x, dim)
     return order_free_cumsum(x, dim)
-
-
-def rules() -> dict[str, Rule]:
-    """Rows of the operator table for this file."""
-    table = {
-        "sum.default": _sum_all,
-        "sum.dim_IntList": _sum,
-        "mean.default": _mean_all,
-        "mean.dim": mean,
-        "var.correction": _var,
-        "std.correction": _std,
-        "var_mean.correction": _var_mean,
-        "linalg_vector_norm.default": vector_norm,
-        "norm.Scalar": _norm_all,
-        "amax.default": _extreme(True),
-        "amin.default": _extreme(False),
-        "max.default": _extreme_all(True),
-        "min.default": _extreme_all(False),
-        "logsumexp.default": _logsumexp,
-        "max.dim": _max_dim,
-        "min.dim": _min_dim,
-        "argmax.default": _arg(True),
-        "argmin.default": _arg(False),
-        "sort.default": _sort,
-        "sort.stable": _sort_stable,
-        "topk.default": _topk,
-        "cumsum.default": _cumsum,
-    }
-    return {f"aten.{name}": Rule(kind="implemented", implementation=code) for name, code in table.items()}

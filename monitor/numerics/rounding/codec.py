@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from firmware_sim.errors import EvidenceError
-
-from .policy import Bound, Policy
+from monitor.numerics.rounding.policy import Bound, Policy
 
 __all__ = ["Group", "decode", "encode", "rice_parameter"]
 

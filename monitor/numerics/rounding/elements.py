@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._backend import ConvolutionShape
+from monitor.numerics.geometry import ConvolutionShape
 
 __all__ = ["of_convolution", "of_grad_input", "of_grad_weight", "of_product"]
 
@@ -32,24 +32,6 @@ def of_product(a: Tensor, b: Tensor, position: int) -> float:
     return _dot(left[row], right[:, column])
 
 
-def _taps(place: int, kernel: int, size: int, stride: int, padding: int, dilation: int) -> list[tuple[int, int]]:
-    """(filter offset, input index) that an output index sees along one dimension."""
-    seen = ((k, place * stride - padding + k * dilation) for k in range(kernel))
-    return [(k, at) for k, at in seen if 0 <= at < size]
-
-
-def _reached(at: int, kernel: int, places: int, stride: int, padding: int, dilation: int) -> list[tuple[int, int]]:
-    """(filter offset, output index) that an input index reaches along one dimension."""
-    reached = ((k, at + padding - k * dilation) for k in range(kernel))
-    return [(k, to // stride) for k, to in reached if to % stride == 0 and 0 <= to // stride < places]
-
-
-def _met(k: int, size: int, places: int, stride: int, padding: int, dilation: int) -> list[tuple[int, int]]:
-    """(output index, input index) that meet at a filter offset along one dimension."""
-    met = ((to, to * stride - padding + k * dilation) for to in range(places))
-    return [(to, at) for to, at in met if 0 <= at < size]
-
-
 def _grid(x: Tensor, lines: list[int], columns: list[int]) -> Tensor:
     """The last two dimensions of ``x`` at those indices."""
     return x[..., lines, :][..., columns]
@@ -65,8 +47,8 @@ def of_convolution(
     """Element of a cross-correlation."""
     sample, out, *place = (int(i) for i in np.unravel_index(position, out_shape))
     group, per_group = out // (weight.shape[0] // shape.groups), weight.shape[1]
-    axes = zip(place, weight.shape[2:], x.shape[2:], shape.stride, shape.padding, shape.dilation, strict=True)
-    (ki, y), (kj, z) = (_split(_taps(*axis)) for axis in axes)
+    axes = shape.axes(x.shape[2:], out_shape[2:], weight.shape[2:])
+    (ki, y), (kj, z) = (_split(axis.seen(to)) for axis, to in zip(axes, place, strict=True))
     return _dot(_grid(x[sample, group * per_group : (group + 1) * per_group], y, z), _grid(weight[out], ki, kj))
 
 
@@ -77,8 +59,8 @@ def of_grad_input(
     sample, channel, *at = (int(i) for i in np.unravel_index(position, x_shape))
     group, own = divmod(channel, weight.shape[1])
     outs = slice(group * weight.shape[0] // shape.groups, (group + 1) * weight.shape[0] // shape.groups)
-    axes = zip(at, weight.shape[2:], grad.shape[2:], shape.stride, shape.padding, shape.dilation, strict=True)
-    (ki, y), (kj, z) = (_split(_reached(*axis)) for axis in axes)
+    axes = shape.axes(x_shape[2:], grad.shape[2:], weight.shape[2:])
+    (ki, y), (kj, z) = (_split(axis.reached(i)) for axis, i in zip(axes, at, strict=True))
     return _dot(_grid(grad[sample, outs], y, z), _grid(weight[outs, own], ki, kj))
 
 
@@ -88,6 +70,6 @@ def of_grad_weight(
     """Element of the gradient with respect to the weight."""
     out, own, *offset = (int(i) for i in np.unravel_index(position, weight_shape))
     channel = out // (weight_shape[0] // shape.groups) * weight_shape[1] + own
-    axes = zip(offset, x.shape[2:], grad.shape[2:], shape.stride, shape.padding, shape.dilation, strict=True)
-    (places_y, y), (places_z, z) = (_split(_met(*axis)) for axis in axes)
+    axes = shape.axes(x.shape[2:], grad.shape[2:], weight_shape[2:])
+    (places_y, y), (places_z, z) = (_split(axis.met(k)) for axis, k in zip(axes, offset, strict=True))
     return _dot(_grid(grad[:, out], places_y, places_z), _grid(x[:, channel], y, z))

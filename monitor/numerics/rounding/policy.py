@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from firmware_sim.errors import CallerError
-
-from .calibration import Calibration, Operator, committed
+from monitor.numerics.rounding.calibration import Calibration, Operator, committed
 
 __all__ = ["BOUNDS", "Bound", "Policy", "bound_named"]
 

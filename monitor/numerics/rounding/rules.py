@@ -1,4 +1,4 @@
-"""What an entry may say (DESIGN 4.2): the 2β and 6β rules, and a second opinion where β is not a worst case.
+"""What an entry may say: the 2β and 6β rules, and a second opinion where β is not a worst case.
 
 An honest recorder lists every element with |v − m| ≤ 4β for its midpoint m, and its v lies within β of the truth. A
 replayer whose own v contradicts that beyond 2β knows that one of the two devices broke β. Under a bound that is not a
@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import LogContradiction
-from ..statistics import Statistics
-from . import codec
-from .bounds import ProductBound, RelativeBound
-from .grid import Decisions, decide, place
-from .policy import Bound
-from .tiles import Near, Settled
+from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound
+from monitor.numerics.engines.eager.rounded.grid import Decisions, decide, place
+from monitor.numerics.engines.results import Near, Settled
+from monitor.numerics.errors import LogContradiction
+from monitor.numerics.rounding import codec
+from monitor.numerics.rounding.policy import Bound
+from monitor.numerics.statistics import Statistics
 
 __all__ = ["Judge", "Work"]
 

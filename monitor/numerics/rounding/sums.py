@@ -10,20 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._fast import order_free_sum_64
-from .grid import exponent, power_of_two
+from monitor.numerics.engines import engine_of
+from monitor.numerics.engines.eager.rounded.sums import quantised
 
 __all__ = ["order_free_cumsum", "order_free_scatter", "order_free_sum"]
-
-
-def _quantised(x: Tensor, largest: Tensor, terms: int) -> Tensor:
-    """Round FP64 ``x`` to multiples of 2^(⌊log2 largest⌋ + ⌈log2 terms⌉ − 52) by adding and subtracting a constant.
-
-    The constant 1.5·2^p needs p ≥ ⌊log2 largest⌋ + 2, or a sum could leave its binade and keep a finer bit.
-    """
-    width = max((terms - 1).bit_length(), 2)
-    magic = power_of_two(exponent(largest).clamp(min=-200, max=200) + width) * 1.5
-    return (x + magic) - magic
 
 
 def _settle(total: Tensor) -> Tensor:
@@ -35,19 +25,8 @@ def order_free_sum(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     """Sum of FP32 values over ``dims``, FP32, rounded once; empty sums are +0."""
     if x.numel() == 0:
         return x.sum(dims, keepdim=keepdim)
-    if x.device.type == "cpu" and x.dtype == torch.float32:
-        fast = order_free_sum_64(x, dims)
-        if fast is not None:
-            return _settle(fast if keepdim else fast.squeeze(dims))
-    terms = 1
-    for dim in dims:
-        terms *= x.shape[dim]
-    largest = x.abs().amax(dims, keepdim=True).to(torch.float64)
-    wide = x.to(torch.float64)
-    exact = _quantised(wide, largest, terms)
-    if not bool(largest.isfinite().all()):
-        exact = torch.where(largest.isfinite(), exact, wide)
-    return _settle(exact.sum(dims, keepdim=keepdim))
+    total = engine_of(x.device).order_free_total(x, dims)
+    return _settle(total if keepdim else total.squeeze(dims))
 
 
 def order_free_cumsum(x: Tensor, dim: int) -> Tensor:
@@ -55,11 +34,7 @@ def order_free_cumsum(x: Tensor, dim: int) -> Tensor:
     if x.numel() == 0 or x.dim() == 0:
         return x + 0.0
     largest = x.abs().amax(dim, keepdim=True).to(torch.float64)
-    wide = x.to(torch.float64)
-    exact = _quantised(wide, largest, x.shape[dim])
-    if not bool(largest.isfinite().all()):
-        exact = torch.where(largest.isfinite(), exact, wide)
-    return _settle(exact.cumsum(dim))
+    return _settle(quantised(x.to(torch.float64), largest, x.shape[dim]).cumsum(dim))
 
 
 def order_free_scatter(rows: int, index: Tensor, source: Tensor) -> Tensor:
@@ -80,10 +55,6 @@ def order_free_scatter(rows: int, index: Tensor, source: Tensor) -> Tensor:
     largest = torch.zeros(rows, dtype=torch.float64, device=source.device)
     largest = largest.scatter_reduce(0, index, by_row, "amax", include_self=True)
     terms = int(torch.bincount(index, minlength=rows).max())
-    wide = source.to(torch.float64)
-    row_largest = largest[index][:, None]
-    exact = _quantised(wide, row_largest, terms)
-    if not bool(row_largest.isfinite().all()):
-        exact = torch.where(row_largest.isfinite(), exact, wide)
+    exact = quantised(source.to(torch.float64), largest[index][:, None], terms)
     total = torch.zeros((rows, width), dtype=torch.float64, device=source.device)
     return _settle(total.index_add_(0, index, exact))

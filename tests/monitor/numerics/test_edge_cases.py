@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._ops import OpOverload
 
+from analysis.bench.battery_edges import edge_calls, layouts
 from firmware_sim.errors import DeviceError
 from monitor.numerics import UnsupportedOperator, execute, recording, replaying
-from monitor.numerics._battery_edges import edge_calls, layouts
-from monitor.numerics._variants import functional_variant
 from monitor.numerics.operators import operator_table
+from monitor.numerics.operators.variants import functional_variant
 
 BACKENDS = ("rounded", "exact")
 CANONICAL_NAN = 0x7FC00000
@@ -407,9 +407,9 @@ def test_edge_calls_cover_every_class_of_operators() -> None:
     x = torch.ones(3, 4)
     names = {str(overload(name)) for name, _, _ in edge_calls(x, x)}
     modules = {
-        rule.implementation.__module__.rsplit(".", 1)[1]
-        for name, rule in operator_table().items()
-        if rule.implementation is not None and name in names
+        row.code.__module__.rsplit(".", 1)[1]
+        for name, row in operator_table().items()
+        if row.code is not None and name in names
     }
     assert modules >= {"elementwise", "reductions", "normalisation", "linear", "indexing", "losses", "lists"}
     assert {operator_table()[name].kind for name in names} == {"exact", "arithmetic", "implemented", "decomposed"}

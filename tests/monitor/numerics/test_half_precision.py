@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from analysis.bench.battery_edges import edge_calls
 from inspector.devices import DEVICES
 from monitor.numerics import UnsupportedOperator, execute, recording
-from monitor.numerics._battery_edges import edge_calls
-from monitor.numerics.exact.matmul_reference import matmul_by_integers
 from monitor.numerics.operators import operator_table
+from monitor.numerics.reference.matmul import matmul_by_integers
 
 BACKENDS = ("rounded", "exact")
 TYPES = (torch.bfloat16, torch.float16)
@@ -283,7 +283,7 @@ def test_a_requested_type_converts_operands_first() -> None:
 
 
 def test_asking_for_types_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monitor.numerics import _widening
+    from monitor.numerics.operators import widening as _widening
 
     drawn: list[list[int]] = []
     for _ in range(2):
@@ -319,7 +319,7 @@ def test_autocast_is_refused_by_name_and_a_disabled_block_is_not(numerics: str) 
 
 
 def test_an_operator_whose_type_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monitor.numerics import _widening
+    from monitor.numerics.operators import widening as _widening
 
     def unknown(*_: Any) -> Any:
         raise NotImplementedError("no shape function")

@@ -11,23 +11,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import DeviceError
 from monitor.numerics import _known_convolutions, exact, known_answers
-from monitor.numerics.exact import _cpu_engine, _known_answers
-from monitor.numerics.exact._known_answers import (
-    fp64_convolution_is_exact,
-    fp64_gemm_is_exact,
-    int8_gemm_is_exact,
-)
-from monitor.numerics.exact.matmul_reference import matmul_by_integers
+from monitor.numerics.engines import capability
+from monitor.numerics.engines.capability import fp64_convolution_is_exact, fp64_gemm_is_exact, int8_gemm_is_exact
+from monitor.numerics.engines.cpu.exact import matmul as _cpu_engine
 from monitor.numerics.known_answers import ENGINES, require_engines
-from monitor.numerics.rounding.engine import RoundedBackend
+from monitor.numerics.reference.matmul import matmul_by_integers
+from monitor.numerics.rounding.backend import RoundedBackend
 
 CPU = torch.device("cpu")
 
 
 def forget() -> None:
     """Let this process test its engines again."""
-    _known_answers.int8_serves.cache_clear()
-    _known_answers.require_fp64.cache_clear()
+    capability.int8_serves.cache_clear()
+    capability.require_fp64.cache_clear()
     require_engines.cache_clear()
 
 

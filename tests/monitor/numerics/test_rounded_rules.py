@@ -8,10 +8,10 @@ import torch
 
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.numerics import Bound, LogContradiction, Policy, UnsupportedOperator, execute, recording, replaying
+from monitor.numerics.engines.eager.rounded.grid import decide
+from monitor.numerics.engines.eager.rounded.norms import norms
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.codec import Group
-from monitor.numerics.rounding.grid import decide
-from monitor.numerics.rounding.norms import norms
 
 POLICY, BOUND = Policy(), Bound()
 UNCHECKED = Bound(check=False)

@@ -11,14 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.numerics._backend import ConvolutionShape
-from monitor.numerics.rounding import convolution, elements, functions, patches, products
-from monitor.numerics.rounding._fast import order_free_sum_64
-from monitor.numerics.rounding.bounds import ProductBound, exact_bits_of
-from monitor.numerics.rounding.grid import decide, round_to_grid
-from monitor.numerics.rounding.norms import norms, spans
+from monitor.numerics.engines.cpu.rounded import functions, patches, products
+from monitor.numerics.engines.cpu.rounded.sums import order_free_sum_64
+from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, settle_whole
+from monitor.numerics.engines.eager.rounded import convolution
+from monitor.numerics.engines.eager.rounded.bounds import ProductBound, exact_bits_of, product_bound
+from monitor.numerics.engines.eager.rounded.grid import decide, round_to_grid
+from monitor.numerics.engines.eager.rounded.norms import norms, spans
+from monitor.numerics.engines.results import Rounding, Settled
+from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.rounding import elements
 from monitor.numerics.rounding.sums import order_free_cumsum, order_free_scatter, order_free_sum
-from monitor.numerics.rounding.tiles import Bounds, Operand, Rounding, Settled, settle_whole
 
 EDGES = [0.0, -0.0, 2.0**-149, 2.0**-150, 3 * 2.0**-150, 2.0**-126, 2.0**-127 * 1.1, 1.0, -1.0, 1 + 2.0**-24]
 EDGES += [1 + 3 * 2.0**-24, 3.4028235677973366e38, 3.5e38, 2.0**127 * 1.9999999, math.inf, -math.inf, math.nan]
@@ -184,7 +187,7 @@ def test_tiled_products_equal_whole_ones(left: tuple[int, ...], right: tuple[int
     v = torch.matmul(a.double(), b.double())
     assert fast.out.shape == v.shape
     if v.numel():
-        bound = products.bound(a, b, factor, rounding.exact_bits)
+        bound = product_bound(a, b, factor, rounding.exact_bits)
         assert_same(fast, v, bound)
         for position in range(0, v.numel(), max(v.numel() // 5, 1)):
             assert elements.of_product(a, b, position) == pytest.approx(

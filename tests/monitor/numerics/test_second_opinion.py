@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inspector.devices.emulated import EmulatedArithmetic
 from monitor.numerics import Bound, LogContradiction, Policy, Session, recording, replaying
-from monitor.numerics._backend import ConvolutionShape
-from monitor.numerics.emulated import EmulatedArithmetic
-from monitor.numerics.rounding import codec, elements, products
-from monitor.numerics.rounding.bounds import exact_bits_of
-from monitor.numerics.rounding.grid import decide
+from monitor.numerics.engines.eager.rounded.bounds import exact_bits_of, product_bound
+from monitor.numerics.engines.eager.rounded.grid import decide
+from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.rounding import codec, elements
 from monitor.numerics.rounding.rules import AGAINST, FAR, MISSING, Judge
 
 K = 300
@@ -47,7 +47,7 @@ def operands(distances: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.
     b[-2:] = 0.0
     factor = BOUND.of_products(K, Policy())
     for row in (K - 2, K - 1, K - 1):
-        bound = products.bound(a, b, factor, exact_bits_of(K, "float64"))
+        bound = product_bound(a, b, factor, exact_bits_of(K, "float64"))
         for column, distance in enumerate(distances):
             beta = bound.at(torch.tensor([column]), torch.zeros(1, dtype=torch.float64))
             value = elements.of_product(a, b, column)
@@ -55,7 +55,7 @@ def operands(distances: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.
             assert value > 0
             middle = (found.floor + 0.5) * found.spacing
             b[row, column] += float(middle.item() + distance * beta.item() - value)
-    bound = products.bound(a, b, factor, exact_bits_of(K, "float64"))
+    bound = product_bound(a, b, factor, exact_bits_of(K, "float64"))
     beta = bound.dense(torch.zeros(1, len(distances), dtype=torch.float64))[0]
     for column, distance in enumerate(distances):
         truth = torch.tensor([elements.of_product(a, b, column)], dtype=torch.float64)

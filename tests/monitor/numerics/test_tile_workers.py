@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from firmware_sim.errors import DeviceError
+from inspector.devices.emulated import EmulatedArithmetic
 from monitor.numerics import exact
-from monitor.numerics._backend import ConvolutionShape
-from monitor.numerics.emulated import EmulatedArithmetic
-from monitor.numerics.exact._workers import run_tiles, workers
-from monitor.numerics.rounding import patches, products
-from monitor.numerics.rounding.tiles import Rounding, Settled
+from monitor.numerics.engines.cpu.rounded import patches, products
+from monitor.numerics.engines.results import Rounding, Settled
+from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.kernels.workers import run_tiles, workers
 
 EVERY = Rounding(multiple=64.0, grid_bits=24)
 COARSE = 2.0**-18
@@ -136,7 +136,7 @@ def test_threads_made_while_the_caller_flushed_keep_subnormals() -> None:
     code = (
         "import torch\n"
         "from firmware_sim.errors import DeviceError\n"
-        "from monitor.numerics.exact._workers import run_tiles\n"
+        "from monitor.numerics.kernels.workers import run_tiles\n"
         "torch.set_num_threads(2)\n"
         "torch.set_flush_denormal(True)\n"
         "try:\n"

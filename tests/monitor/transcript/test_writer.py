@@ -17,9 +17,21 @@ from inspector.fsck import fsck
 from monitor.loops.declaration import Declaration, StateEntry
 from monitor.sharding import StateDigest
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, _files
-from monitor.transcript.layout import JOURNAL, MANIFEST, SALT, batch_path, checkpoint_path, chip_path, log_path
+from monitor.transcript.layout import (
+    JOURNAL,
+    MANIFEST,
+    SALT,
+    batch_path,
+    checkpoint_path,
+    chip_path,
+    log_path,
+    program_path,
+)
 
-EXECUTION = Execution(program="0" * 64, slots={}, hyper=(), reads=str(digest_bytes("reads", b"")))
+PROGRAM = b"{}"
+EXECUTION = Execution(
+    program=hashlib.sha256(PROGRAM).hexdigest(), slots={}, hyper=(), reads=str(digest_bytes("reads", b""))
+)
 KEY = SigningKey.generate(bytes(32))
 STEPS = 3
 TASK = Declaration(
@@ -52,6 +64,8 @@ class Killed(BaseException):
 def files_of(step: int) -> dict[str, bytes]:
     """Files of a step: an empty log every other time, a checkpoint every other time."""
     files = {} if step == 0 else {log_path(step): b"log" * (step % 2), batch_path(step): b"batch %d" % step}
+    if step == 1:
+        files[program_path(EXECUTION.program)] = PROGRAM
     if step % TASK.checkpoint_every == 0:
         files[checkpoint_path(step)] = b"state %d" % step
     return files

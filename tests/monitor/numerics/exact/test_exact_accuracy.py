@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from monitor.numerics.engines.cpu.exact.matmul import cpu_matmul
 from monitor.numerics.exact import matmul
-from monitor.numerics.exact._cpu_engine import cpu_matmul
 
 LENGTHS = (64, 256, 1024, 8192)
 ROWS, COLUMNS = 48, 40

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from monitor.numerics.engines.cpu.exact import convolution as cpu
+from monitor.numerics.engines.eager.exact import convolution as eager
 from monitor.numerics.exact import convolution
 
 SHAPES = [
@@ -49,11 +51,11 @@ def test_tiles_of_patches_give_the_bits_of_im2col(
     stride, padding, dilation = window
     truth = torch.conv2d(x.double(), weight.double(), None, stride, padding, dilation)
     grad = torch.randn(truth.shape, generator=generator)
-    monkeypatch.setattr(convolution, "INT8_WORK", 1 << 60)
-    monkeypatch.setattr(convolution, "_TILE_ELEMENTS", 100)
+    monkeypatch.setattr(cpu, "INT8_WORK", 1 << 60)
+    monkeypatch.setattr(eager, "_TILE_ELEMENTS", 100)
     expected = run(x, weight, grad, tuple(window))
-    monkeypatch.setattr(convolution, "INT8_WORK", 0)
-    monkeypatch.setattr(convolution, "_GATHERED_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(cpu, "INT8_WORK", 0)
+    monkeypatch.setattr(cpu, "_GATHERED_ELEMENTS", 1 << 12)
     found = run(x, weight, grad, tuple(window))
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
@@ -79,6 +81,6 @@ def test_a_border_that_cuts_more_than_the_image_leaves_zeros() -> None:
 def test_pieces_of_patches_cover_every_place_once_in_order() -> None:
     for samples, height, width, threads in itertools.product((1, 3, 40), (1, 5, 33), (2, 17, 600), (1, 2, 3)):
         x = torch.arange(samples * height * width, dtype=torch.float32).reshape(samples, height, width)
-        pieces = [x[part] for part in convolution._parts(samples, height, width, threads)]
+        pieces = [x[part] for part in cpu._parts(samples, height, width, threads)]
         assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), x.reshape(-1))
-        assert all(piece.numel() <= 2 * convolution._PATCHES for piece in pieces)
+        assert all(piece.numel() <= 2 * cpu._PATCHES for piece in pieces)

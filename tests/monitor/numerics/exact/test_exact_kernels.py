@@ -13,18 +13,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.numerics.exact import _elementwise_kernels, _softmax_kernels, _sum_engine, _unary_kernels
+from monitor.numerics.engines.cpu.exact import function_kernels as _unary_kernels
+from monitor.numerics.engines.cpu.exact import sums as _sum_engine
+from monitor.numerics.engines.cpu.exact.sum_kernels import settle, sum_of
+from monitor.numerics.engines.cpu.fused import elementwise_kernels as _elementwise_kernels
+from monitor.numerics.engines.cpu.fused import softmax_kernels as _softmax_kernels
 from monitor.numerics.exact import sum as exact_sum
-from monitor.numerics.exact._jit import _helpers
-from monitor.numerics.exact._resolve import round_fraction
-from monitor.numerics.exact._sum_kernels import settle, sum_of
+from monitor.numerics.kernels.jit import _helpers
+from monitor.numerics.reference.resolve import round_fraction
 
 _CALLS = """
 import torch
 from monitor.numerics import exact
-from monitor.numerics.exact._elementwise_kernels import IN_PLACE
-from monitor.numerics.exact._unary_kernels import UNARY_KERNELS
-from monitor.numerics.exact.elementwise import in_place
+from monitor.numerics.engines.cpu.fused.elementwise_kernels import IN_PLACE
+from monitor.numerics.engines.cpu.exact.function_kernels import UNARY_KERNELS
+from monitor.numerics.engines.cpu.fused.elementwise import in_place
 exact.unary("tanh", torch.ones(3))
 in_place("add", torch.ones(3), torch.ones(3))
 print(*(sum(kernel.stats.cache_hits.values()) for kernel in (UNARY_KERNELS["tanh"], IN_PLACE["add"])))
@@ -44,7 +47,7 @@ def test_the_next_process_finds_the_kernels_compiled(tmp_path: Path) -> None:
 
 def test_a_cached_kernel_depends_on_the_files_of_its_helpers() -> None:
     files = {Path(name).name for name in _helpers(_softmax_kernels.log_softmax_rows.py_func)}
-    assert files == {"_pointers.py", "_softmax_kernels.py", "_sum_kernels.py", "_unary_kernels.py"}
+    assert files == {"pointers.py", "softmax_kernels.py", "sum_kernels.py", "function_kernels.py"}
     for kernel in (
         _softmax_kernels.softmax_rows,
         _unary_kernels.UNARY_KERNELS["exp"],

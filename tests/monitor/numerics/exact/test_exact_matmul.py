@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, DeviceError
-from monitor.numerics.exact import _cpu_engine, matmul
-from monitor.numerics.exact._cpu_engine import cpu_matmul
-from monitor.numerics.exact._eager_engine import eager_matmul
-from monitor.numerics.exact._known_answers import int8_serves
-from monitor.numerics.exact.matmul_reference import CHUNK, LARGEST, is_wide, matmul_by_integers, quantise_row
+from monitor.numerics.engines.capability import int8_serves
+from monitor.numerics.engines.cpu.exact import matmul as _cpu_engine
+from monitor.numerics.engines.cpu.exact.matmul import cpu_matmul
+from monitor.numerics.engines.eager.exact.matmul import eager_matmul
+from monitor.numerics.exact import matmul
+from monitor.numerics.reference.matmul import CHUNK, LARGEST, is_wide, matmul_by_integers, quantise_row
 
 INF, NAN = float("inf"), float("nan")
 ENGINES = ("fp64", "int8", "eager fp64", "eager int8")

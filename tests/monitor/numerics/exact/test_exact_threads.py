@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from firmware_sim.errors import DeviceError
-from monitor.numerics.exact import _jit, matmul, unary
+from monitor.numerics.exact import matmul, unary
 from monitor.numerics.exact import sum as exact_sum
-from monitor.numerics.exact._workers import run_pieces
+from monitor.numerics.kernels import jit as _jit
+from monitor.numerics.kernels.workers import run_pieces
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 1000])

@@ -1,0 +1,458 @@
+"""Inputs and programs of the battery; values come from integers, so that no device makes others."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from analysis.bench.battery_edges import edge_calls, layouts
+
+__all__ = ["cases"]
+
+_BITS = (
+    *(0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F812345, 0xFFFFFFFF),
+    *(0x00000001, 0x80000001, 0x007FFFFF, 0x807FFFFF, 0x00800000, 0x80800000, 0x7F7FFFFF, 0xFF7FFFFF),
+    *(0x3F000000, 0xBF000000, 0x3F800000, 0xBF800000, 0x3FC00000, 0xC0200000, 0x40490FDB, 0x3F7FFFFF),
+    *(0x3F800001, 0xBE99999A, 0x42B17218, 0xC2CE8ED0, 0x41A00000, 0xC1200000, 0x4B000001, 0x5F000000),
+)
+
+_UNARY = """
+neg abs relu sqrt reciprocal exp log log1p expm1 tanh erf erfc sigmoid rsqrt sin cos silu gelu floor ceil trunc round
+sign sgn isnan isinf isfinite signbit logical_not leaky_relu elu softplus hardtanh hardswish mish celu clone
+"""
+_BINARY = """
+add.Tensor sub.Tensor mul.Tensor div.Tensor maximum minimum eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
+logical_and logical_or logical_xor rsub.Tensor clamp_min.Tensor clamp_max.Tensor sigmoid_backward tanh_backward
+silu_backward gelu_backward hardswish_backward mish_backward
+"""
+_SCALAR: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("add.Scalar", (0.1, 0.7)),
+    ("sub.Scalar", (0.1,)),
+    ("rsub.Scalar", (0.1,)),
+    ("mul.Scalar", (0.1,)),
+    ("mul.Tensor", (0.1,)),
+    ("div.Scalar", (3.0,)),
+    ("div.Tensor", (3.0,)),
+    ("pow.Tensor_Scalar", (2,)),
+    ("pow.Tensor_Scalar", (3,)),
+    ("pow.Tensor_Scalar", (-1,)),
+    ("pow.Tensor_Scalar", (0.5,)),
+    ("pow.Tensor_Scalar", (-0.5,)),
+    ("pow.Tensor_Scalar", (1.3,)),
+    ("clamp", (-1.0, 1.0)),
+    ("clamp_min", (0.0,)),
+    ("clamp_max", (-0.0,)),
+    ("eq.Scalar", (0.5,)),
+    ("lt.Scalar", (0.1,)),
+    ("le.Scalar", (0.1,)),
+    ("gt.Scalar", (0.1,)),
+    ("ge.Scalar", (0.1,)),
+    ("ne.Scalar", (0.0,)),
+)
+
+
+def _floats(bits: Tensor) -> Tensor:
+    return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+
+
+@functools.cache
+def _special() -> tuple[Tensor, Tensor]:
+    """Every pair of special values, and an odd number more."""
+    values = torch.tensor(_BITS, dtype=torch.int64)
+    left, right = values.repeat_interleave(len(_BITS)), values.repeat(len(_BITS))
+    return _floats(torch.cat([left, values[:7]])), _floats(torch.cat([right, values[1:8]]))
+
+
+def _plain(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers in (-2, 2) from a hash of their index."""
+    count = 1
+    for size in shape:
+        count *= size
+    mixed = (torch.arange(count, dtype=torch.int64) + 7919 * seed) * 2654435761 % (1 << 32)
+    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 32)
+    mixed = mixed ^ (mixed >> 13)
+    return ((mixed >> 8).to(torch.float32) * 2.0**-22 - 2.0).reshape(shape)
+
+
+@functools.cache
+def _large() -> tuple[Tensor, Tensor]:
+    """Enough elements for several threads, one a transposed view, with special values strewn in."""
+    a, b = _plain(263, 257, seed=1), _plain(257, 263, seed=2).t()
+    special, _ = _special()
+    a.view(-1)[::67] = special[: len(a.view(-1)[::67])]
+    return a, b
+
+
+def _call(name: str, *args: Any, **kwargs: Any) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")(*args, **kwargs)
+
+
+def _elementwise() -> None:
+    for x, y in (_special(), _large()):
+        for name in _UNARY.split():
+            _call(name, x)
+        for name in _BINARY.split():
+            _call(name, x, y)
+        for name, args in _SCALAR:
+            _call(name, x, *args)
+        _call("threshold_backward", x, y, 0)
+        for weight in (0.3, 0.7):
+            _call("lerp.Scalar", x, y, weight)
+        _call("lerp.Tensor", x, y, y)
+        _call("addcmul", x, y, x, value=0.3)
+        _call("addcdiv", x, y, x, value=-0.3)
+        _call("add.Tensor", x, y, alpha=0.3)
+        _call("sub.Tensor", x, y, alpha=-1.7)
+        _call("where.self", x > y, x, y)
+        _call("masked_fill.Scalar", x, x.isnan(), 0.0)
+        _call("nan_to_num", x)
+        _call("add_.Tensor", x.clone(), y)
+        _call("_foreach_mul.Scalar", [x, y], 0.3)
+        _call("_foreach_add.List", [x, y], [y, x])
+        _call("gelu", x, approximate="tanh")
+
+
+def _reductions() -> None:
+    a, b = _large()
+    ties = (_plain(37, 41, seed=3) * 2.0).round()
+    for x in (a, b, a.nan_to_num(0.0, 1.0, -1.0), ties, _special()[0]):
+        _call("sum", x)
+        _call("mean", x)
+        _call("max", x)
+        _call("min", x)
+        _call("norm.Scalar", x)
+        for order in (1, 2, float("inf")):
+            _call("linalg_vector_norm", x, order)
+        for dim in range(x.dim()):
+            for name in ("sum.dim_IntList", "mean.dim", "var.correction", "std.correction", "var_mean.correction"):
+                _call(name, x, [dim])
+            for name in ("amax", "amin", "logsumexp"):
+                _call(name, x, [dim], True)
+            for name in ("max.dim", "min.dim", "argmax", "argmin", "sort", "cumsum"):
+                _call(name, x, dim)
+            _call("_softmax", x, dim, False)
+            _call("_log_softmax", x, dim, False)
+            _call("_safe_softmax", x, dim)
+            _call("topk", x, 5, dim)
+        _call("any", x != 0)
+        _call("all", x != 0)
+
+
+def _products() -> None:
+    for m, k, n in ((1, 1, 1), (3, 5, 7), (33, 129, 65), (128, 512, 96)):
+        a, b = _plain(m, k, seed=m), _plain(k, n, seed=n)
+        _call("mm", a, b)
+        _call("mm", b.t(), a.t())
+        _call("addmm", _plain(n, seed=4), a, b, beta=0.5, alpha=1.5)
+        _call("bmm", a.expand(3, m, k), b.expand(3, k, n) * _plain(3, 1, 1, seed=5))
+        _call("baddbmm", _plain(3, m, n), a.expand(3, m, k), b.expand(3, k, n), beta=0.5, alpha=1.5)
+        _call("mv", a, b[:, 0])
+        _call("dot", a[0], b[:, 0])
+    bad = _plain(4, 4).clone()
+    bad[1, 2], bad[3, 3] = float("inf"), float("nan")
+    _call("mm", bad, _plain(4, 4))
+
+
+def _indexing() -> None:
+    x, source = _plain(50, 9), _plain(400, 9, seed=6) * 1e3
+    index = torch.arange(400) * 7 % 50
+    _call("index_add", x, 0, index, source)
+    _call("scatter_add", x, 0, index[:, None].expand(400, 9), source)
+    _call("index_put", x, [index], source, True)
+    _call("index_put", x, [index[:50]], source[:50], False)
+    _call("embedding_dense_backward", source, index, 50, 3, False)
+    _call("index.Tensor", x, [index])
+    _call("index_select", x, 0, index)
+    _call("gather", x, 0, index[:9].reshape(1, 9))
+    _call("scatter.value", x, 0, index[:, None], 1.5)
+    _call("tril", x)
+    _call("triu", x, 1)
+    _call("flip", x, [0])
+    _call("roll", x, [3], [0])
+    _call("cat", [x, x], 1)
+    _call("constant_pad_nd", x, [1, 2], 0.5)
+
+
+def _movement() -> None:
+    x, n = _plain(6, 8), torch.arange(48).reshape(6, 8)
+    for name, args in (
+        ("alias", ()),
+        ("as_strided", ([3, 4], [2, 3], 1)),
+        ("diagonal", ()),
+        ("unfold", (1, 3, 2)),
+        ("narrow", (0, 1, 3)),
+        ("movedim.int", (0, 1)),
+        ("split.Tensor", (4,)),
+        ("split_with_sizes", ([2, 4],)),
+        ("unsafe_split.Tensor", (4,)),
+        ("unbind.int", ()),
+        ("squeeze", ()),
+        ("squeeze.dims", ([0],)),
+        ("new_full", ([3], 0.1)),
+        ("new_zeros", ([3],)),
+        ("new_ones", ([3],)),
+        ("fill.Tensor", (torch.tensor(0.1),)),
+        ("masked_fill.Tensor", (x > 0, torch.tensor(0.1))),
+        ("clamp.Tensor", (torch.tensor(-0.5), torch.tensor(0.5))),
+        ("any.dim", (1,)),
+        ("all.dim", (1,)),
+        ("nonzero", ()),
+        ("isfinite", ()),
+        ("isneginf", ()),
+        ("isposinf", ()),
+        ("select_scatter", (x[0], 0, 2)),
+        ("slice_scatter", (x[:2], 0, 1, 3)),
+        ("index_copy", (0, torch.tensor([3, 1]), x[:2])),
+        ("index_fill.int_Scalar", (0, torch.tensor([3, 1]), 0.1)),
+        ("addr", (x[:, 0], x[0])),
+        ("addmv", (_plain(6, 5), _plain(5))),
+        ("logaddexp", (x,)),
+        ("sinc", ()),
+        ("hardtanh_backward", (x, -1.0, 1.0)),
+        ("_softmax_backward_data", (x, 1, torch.float32)),
+        ("scatter.src", (0, torch.full((1, 8), 2), x[:1])),
+        ("lift_fresh_copy", ()),
+    ):
+        _call(name, x[:, 0] if name == "addmv" else x, *args)
+    for name, other in (("bitwise_and", 5), ("bitwise_or", 5), ("bitwise_xor", 5), ("remainder", 5), ("fmod", 5)):
+        _call(f"{name}.Scalar", n, other)
+        _call(f"{name}.Tensor", n, n.flip(0) + 1)
+    _call("floor_divide", n, n.flip(0) + 1)
+    _call("div.Tensor_mode", n, n.flip(0) + 1, rounding_mode="floor")
+    _call("pow.Scalar", 2.5, x)
+    _call("pixel_shuffle", x.reshape(1, 4, 3, 4), 2)
+    _call("nll_loss2d_forward", x.reshape(1, 3, 4, 4), n[:2].reshape(1, 4, 4) % 3, None, 1, -100)
+    _call("embedding", x, n[0] % 6)
+    _call("eye", 5)
+    _call("sort.stable", x, stable=True)
+    _call("arange.start", 3, 9)
+    _call("arange.start_step", 3, 90, 7)
+    _call("nll_loss2d_backward", x[0, 0], x.reshape(1, 3, 4, 4), n[:2].reshape(1, 4, 4) % 3, None, 1, -100, x[0, 1])
+    _call("slice_backward", x, [12, 8], 0, 2, 8, 1)
+    _call("diagonal_copy", x)
+    _call("im2col", x[None, None], [2, 2], [1, 1], [0, 0], [1, 1])
+    _call("_unsafe_index.Tensor", x, [n[0] % 6])
+    _call("_unsafe_index_put", x, [n[0] % 6], x[0], True)
+    _call("div.Scalar_mode", n, 5, rounding_mode="trunc")
+    _call("pow.Tensor_Tensor", n % 4, n % 3)
+    _call("_foreach_copy", [x], [x * 2])
+    _call("_foreach_zero", [x])
+    _call("_foreach_div.Tensor", [x], torch.tensor(3.0))
+    _call("_foreach_mul.Tensor", [x, x[0]], torch.tensor(0.3))
+    _call("_foreach_norm.Scalar", [x, x[0]], 2)
+    for suffix in ("abs", "exp", "neg", "reciprocal", "sqrt"):
+        _call(f"_foreach_{suffix}", [x.abs(), x[0].abs()])
+    for suffix in ("add", "sub", "mul", "div", "maximum", "minimum"):
+        _call(f"_foreach_{suffix}.List", [x, x[0]], [x.flip(0), x[1]])
+    for suffix in ("add", "sub", "mul", "div", "pow", "clamp_min", "clamp_max"):
+        _call(f"_foreach_{suffix}.Scalar", [x.abs(), x[0].abs()], 0.3)
+    for suffix in ("add", "sub", "mul", "div"):
+        _call(f"_foreach_{suffix}.ScalarList", [x, x[0]], [0.3, 0.7])
+    for suffix in ("addcmul", "addcdiv"):
+        _call(f"_foreach_{suffix}.Scalar", [x], [x], [x.abs()], 0.3)
+        _call(f"_foreach_{suffix}.ScalarList", [x], [x], [x.abs()], [0.3])
+        _call(f"_foreach_{suffix}.Tensor", [x], [x], [x.abs()], torch.tensor([0.3]))
+    _call("_foreach_lerp.List", [x], [x.flip(0)], [x.abs()])
+
+
+def _randomness() -> None:
+    torch.manual_seed(17)
+    x = torch.empty(1001)
+    x.uniform_(-1.0, 2.0)
+    x.normal_(0.5, 2.0)
+    x.bernoulli_(0.3)
+    torch.rand(33)
+    torch.randn(1003)
+    torch.randint(-5, 50, (77,))
+    torch.randperm(101)
+    for name, args in (("randn_like", ()), ("rand_like", ()), ("bernoulli.p", (0.4,))):
+        _call(name, x, *args)
+    _call("bernoulli", x.abs() * 0.1)
+    _call("native_dropout_backward", x, x > 0, 1.25)
+    x.random_(5)
+    x.random_(-3, 5)
+    _call("native_dropout", _plain(501), 0.2, True)
+
+
+def _edges() -> None:
+    """Special values, empty matrices, strides of zero and others, results in place and in ``out=``."""
+    special, other = _special()
+    x, y = special[:15].reshape(3, 5), other[20:35].reshape(3, 5)
+    pairs = [(x, y), (x[:1].expand(3, 5), y[:1].expand(3, 5)), (x[:, :1].expand(3, 5), y[:, 3:4].expand(3, 5))]
+    pairs += [(layouts(x)[name], layouts(y)[name]) for name in ("columns", "strided")]
+    pairs += [(x[:rows, :columns], y[:rows, :columns]) for rows, columns in ((1, 1), (0, 3), (3, 0), (0, 0))]
+    for a, b in pairs:
+        for name, args, kwargs in edge_calls(a, b):
+            with contextlib.suppress(RuntimeError, IndexError, ValueError):
+                _call(name, *args, **kwargs)
+    for value in special[:32]:
+        for name in ("exp", "log", "neg", "sum", "mean", "gelu", "reciprocal"):
+            _call(name, value)
+        _call("mul.Tensor", value, other[0])
+        _call("_log_softmax", value, 0, False)
+    _call("repeat", x, [2, 3])
+    for name in ("add_.Tensor", "mul_.Tensor", "div_.Tensor", "sub_.Tensor"):
+        _call(name, layouts(x)["columns"], y)
+    torch.add(x, y, alpha=0.3, out=torch.zeros(5, 3).t())
+    torch.sum(x, dim=1, out=torch.empty(3))
+    torch.mm(x, y.t(), out=torch.empty(3, 3))
+    torch.max(x, 1, out=(torch.empty(3), torch.empty(3, dtype=torch.int64)))
+
+
+def _every_half(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """All 65,536 numbers of a half-precision type, and the same in another order."""
+    values = torch.arange(1 << 16, dtype=torch.int32) - (1 << 15)
+    return tuple(v.to(torch.int16).view(dtype) for v in (values, (values * 40503 + 7).to(torch.int16)))  # type: ignore[return-value]
+
+
+_HALF_UNARY = "neg abs relu sqrt reciprocal exp tanh sigmoid silu gelu round sign isnan signbit hardswish clone"
+_HALF_BINARY = "add.Tensor mul.Tensor div.Tensor maximum minimum eq.Tensor lt.Tensor clamp_min.Tensor silu_backward"
+
+
+def _half(dtype: torch.dtype) -> None:
+    x, y = _every_half(dtype)
+    single, _ = _special()
+    for name in _HALF_UNARY.split():
+        _call(name, x)
+    for name in _HALF_BINARY.split():
+        _call(name, x, y)
+    for name in (
+        "add.Tensor",
+        "mul.Scalar",
+        "eq.Scalar",
+        "gt.Scalar",
+        "clamp_max",
+        "masked_fill.Scalar",
+        "fill.Scalar",
+    ):
+        _call(name, x, *((x > 1,) if name == "masked_fill.Scalar" else ()), 0.1)
+    _call("_to_copy", single, dtype=dtype)
+    _call("_to_copy", x, dtype=torch.float32)
+    _call("_to_copy", single.to(torch.float64) * (1 + 2.0**-30), dtype=dtype)
+    _call("copy_", x.clone(), _plain(1 << 16, seed=50))
+    _call("where.self", x > y, x, y)
+    _call("where.self", x.isnan(), y, _plain(1 << 16, seed=51))
+    _call("cat", [x, y.nan_to_num().to(torch.float32)])
+    _call("constant_pad_nd", x, [1, 2], 0.1)
+    _call("full_like", x, 0.1)
+    _call("index_select", x, 0, torch.arange(0, 1 << 16, 37))
+    _call("addcmul", x, y, x, value=0.3)
+    _call("mul_.Tensor", x.clone(), y)
+    _call("_foreach_add_.List", [x.clone(), y.clone()], [y, x], alpha=0.3)
+    grid = (x.nan_to_num(0.0, 1.0, -1.0) * 2.0**-8).reshape(256, 256)
+    for name in ("sum.dim_IntList", "mean.dim", "var.correction", "amax"):
+        _call(name, x.reshape(256, 256), [1])
+    for name in ("cumsum", "max.dim", "argmin"):
+        _call(name, x.reshape(256, 256), 1)
+    _call("_softmax", grid, 1, False)
+    _call("_log_softmax", grid, 0, False)
+    _call("mm", grid, grid.t())
+    _call("embedding_dense_backward", grid, torch.arange(256) % 40, 40, 3, False)
+    _call("index_put", grid, [torch.arange(256) % 40], grid, True)
+
+
+def _half_training(dtype: torch.dtype) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8)
+    )
+    with torch.no_grad():
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.copy_(_plain(*parameter.shape, seed=seed) * 0.5)
+    model.to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3, foreach=True)
+    out = model(_plain(5, 3, 6, 6, seed=60).to(dtype))
+    torch.autograd.backward(F.cross_entropy(out, torch.arange(5)) + _attend(out.reshape(1, 1, 5, 8)))
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+    optimizer.step()
+
+
+_MODULES: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
+    (lambda: nn.Conv1d(4, 6, 3, padding=1), (2, 4, 9)),
+    (lambda: nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), (3, 4, 9, 8)),
+    (lambda: nn.Conv2d(3, 5, (3, 2), dilation=2), (2, 3, 10, 9)),
+    (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 5, 5)),
+    (lambda: nn.LayerNorm((3, 6)), (4, 3, 6)),
+    (lambda: nn.RMSNorm(6), (4, 6)),
+    (lambda: nn.GroupNorm(2, 4), (3, 4, 5, 5)),
+    (lambda: nn.BatchNorm2d(4), (3, 4, 5, 5)),
+    (lambda: nn.BatchNorm1d(6).eval(), (4, 6)),
+    (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 9, 9)),
+    (lambda: nn.AvgPool2d(3, 2, 1), (2, 3, 9, 9)),
+    (lambda: nn.AdaptiveAvgPool2d((2, 3)), (2, 3, 7, 8)),
+    (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (2, 5, 8)),
+    (lambda: nn.Sequential(nn.Linear(6, 8), nn.GLU(), nn.ELU(), nn.Softplus(), nn.LeakyReLU()), (5, 6)),
+    (lambda: nn.Sequential(nn.Linear(6, 8), nn.LogSigmoid(), nn.Hardsigmoid(), nn.GELU("tanh")), (5, 6)),
+)
+
+
+def _attend(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x * 2, x * 3, is_causal=True).sum()
+
+
+_LOSSES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: F.cross_entropy(x, torch.tensor([0, 1, -100, 3, 2, 1]), label_smoothing=0.1),
+    lambda x: F.nll_loss(x.log_softmax(-1), torch.arange(6), reduction="sum"),
+    lambda x: F.mse_loss(x, x.detach() * 0.5),
+    lambda x: F.l1_loss(x, x.detach() + 0.25),
+    lambda x: F.huber_loss(x, x.detach() * 0.2),
+    lambda x: F.smooth_l1_loss(x, x.detach() * 3),
+    lambda x: F.binary_cross_entropy_with_logits(x, torch.full_like(x, 0.25)),
+    lambda x: F.binary_cross_entropy(x.sigmoid(), torch.full_like(x, 0.25)),
+    lambda x: F.kl_div(x.log_softmax(-1), torch.full_like(x, 1 / 6), reduction="sum"),
+    lambda x: _attend(x.reshape(1, 2, 3, 6)),
+    lambda x: F.normalize(x).sum() + torch.einsum("ij,kj->ik", x, x).mean() + x.cumsum(0).mean(),
+)
+
+_OPTIMIZERS: tuple[Callable[[list[Tensor]], torch.optim.Optimizer], ...] = (
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=False),
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False, amsgrad=True),
+    lambda p: torch.optim.RMSprop(p, lr=0.01, foreach=False),
+    lambda p: torch.optim.Adagrad(p, lr=0.01, foreach=False),
+)
+
+
+def _module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    module = make()
+    with torch.no_grad():
+        for seed, parameter in enumerate(module.parameters()):
+            parameter.copy_(_plain(*parameter.shape, seed=seed) * 0.5)
+    x = _plain(*shape, seed=40).requires_grad_()
+    out = module(x)
+    torch.autograd.backward(out, _plain(*out.shape, seed=41))
+
+
+def _loss(function: Callable[[Tensor], Tensor]) -> None:
+    torch.autograd.backward(function(_plain(6, 6, seed=42).requires_grad_()))
+
+
+def _optimizer(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
+    parameter = nn.Parameter(_plain(1003, seed=43))
+    optimizer = make([parameter])
+    for step in range(2):
+        parameter.grad = _plain(1003, seed=44 + step)
+        nn.utils.clip_grad_norm_([parameter], 1.0, foreach=False)
+        optimizer.step()
+
+
+def cases() -> Iterator[Callable[[], None]]:
+    """Programs, each to be run in a session of its own; the inputs that they share are made outside of one."""
+    _special(), _large()
+    yield from (_elementwise, _reductions, _products, _indexing, _movement, _randomness, _edges)
+    for dtype in (torch.bfloat16, torch.float16):
+        yield functools.partial(_half, dtype)
+        yield functools.partial(_half_training, dtype)
+    for make, shape in _MODULES:
+        yield functools.partial(_module, make, shape)
+    for loss in _LOSSES:
+        yield functools.partial(_loss, loss)
+    for optimizer in _OPTIMIZERS:
+        yield functools.partial(_optimizer, optimizer)

@@ -1,0 +1,142 @@
+"""Compiled twin of ``grid.round_to_grid`` for one tile of a result: the same bits in one pass.
+
+No operation is contracted or reordered.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from monitor.numerics.kernels.jit import compiled, inlined
+
+__all__ = ["POWERS", "settle_tile"]
+
+POWERS = np.array([math.ldexp(1.0, e) for e in range(-1022, 1024)])
+"""2^e at index e + 1022."""
+_BLOCK = 64
+_EXPONENT = np.int64(0x7FF << 52)
+_LOWEST, _HIGHEST = np.int64((1023 - 126) << 52), np.int64((1023 + 126) << 52)
+"""Exponents of the normal FP32 numbers, without the binade that may round to infinity."""
+_HALF_ULP = np.int64(24 << 52)
+
+
+@inlined
+def _spacing(biased: Any, beta: Any, grid_bits: Any, powers: Any) -> Any:
+    """max(ulp, 2^⌈log2 32β⌉) where β > 0, else ulp, from the biased exponent of an FP64 number."""
+    e = max(biased - 1023, -126)
+    unit = powers[e - (grid_bits - 1) + 1022]
+    wide = 32.0 * beta
+    if wide > unit:
+        mantissa, above = math.frexp(wide)
+        return powers[above + 1022 - (1 if mantissa == 0.5 else 0)]
+    return unit
+
+
+@inlined
+def _convert(v: Any, bits: Any, right: Any, scale: Any, relative: Any, multiple: Any, out: Any) -> Any:
+    """FP32 of each value; not 0 if one of them may be ambiguous, or needs another grid than FP32's normal numbers."""
+    doubtful = 0
+    for i in range(len(v)):
+        value = v[i]
+        magnitude = abs(value)
+        nearest = np.float32(value)
+        out[i] = nearest + np.float32(0.0)
+        e = bits[i] & _EXPONENT
+        half = np.int64(e - _HALF_ULP).view(np.float64)
+        beta = scale * right[i] + relative * magnitude
+        room = half - abs(value - np.float64(nearest))
+        reasons = (1 if room <= multiple * beta else 0) | (1 if 16.0 * beta > half else 0)
+        reasons |= (1 if e < _LOWEST else 0) | (1 if e > _HIGHEST else 0)
+        doubtful |= reasons if magnitude != 0.0 else 0
+    return doubtful
+
+
+@compiled
+def settle_tile(
+    v: Any,
+    bits: Any,
+    v_base: Any,
+    v_stride: Any,
+    rows: Any,
+    width: Any,
+    left: Any,
+    left_spans: Any,
+    right: Any,
+    right_spans: Any,
+    rows_per_right: Any,
+    exact_bits: Any,
+    relative: Any,
+    multiple: Any,
+    grid_bits: Any,
+    powers: Any,
+    out: Any,
+    out_base: Any,
+    out_stride: Any,
+) -> Any:
+    """Round a tile of flat FP64 ``v`` (with its int64 view) into flat FP32 ``out`` and list elements in reach.
+
+    β of element (r, j), with g = r ÷ rows_per_right, is 0 where left_spans[r] + right_spans[g, j] ≤ exact_bits, and
+    left[r]·right[g, j] + relative·|v| elsewhere.
+
+    Returns:
+        Flat positions in ``out`` with a midpoint within multiple·β, whether their magnitude went up, values, and β.
+    """
+    capacity = 64
+    positions = np.empty(capacity, dtype=np.int64)
+    upward = np.empty(capacity, dtype=np.bool_)
+    values = np.empty((capacity, 2))
+    found = 0
+    plain = grid_bits == 24
+    for row in range(rows):
+        scale, bounds, spans = left[row], right[row // rows_per_right], right_spans[row // rows_per_right]
+        for begin in range(0, width, _BLOCK):
+            count = min(_BLOCK, width - begin)
+            at, to = v_base + row * v_stride + begin, out_base + row * out_stride + begin
+            if plain:
+                values_here, bits_here = v[at : at + count], bits[at : at + count]
+                bounds_here, out_here = bounds[begin : begin + count], out[to : to + count]
+                if not _convert(values_here, bits_here, bounds_here, scale, relative, multiple, out_here):
+                    continue
+            for i in range(count):
+                value = v[at + i]
+                magnitude = abs(value)
+                e = bits[at + i] & _EXPONENT
+                beta = scale * bounds[begin + i] + relative * magnitude
+                if plain and _LOWEST <= e <= _HIGHEST:
+                    half = np.int64(e - _HALF_ULP).view(np.float64)
+                    nearest = np.float64(np.float32(value))
+                    if half - abs(value - nearest) > multiple * beta and 16.0 * beta <= half:
+                        continue
+                if e == _EXPONENT:
+                    out[to + i] = value if not math.isnan(value) else np.float32(np.nan)
+                    continue
+                if left_spans[row] + spans[begin + i] <= exact_bits:
+                    beta = 0.0
+                spacing = _spacing(e >> 52, beta, grid_bits, powers)
+                steps = magnitude / spacing
+                floor = math.floor(steps)
+                rest = steps - floor
+                half_floor = floor * 0.5
+                up = rest > 0.5 or (rest == 0.5 and math.floor(half_floor) != half_floor)
+                rounded = (floor + 1.0 if up else floor) * spacing
+                out[to + i] = np.float32((-rounded if value < 0.0 else rounded) + 0.0)
+                if beta > 0.0 and abs(rest - 0.5) * spacing <= multiple * beta:
+                    if found == capacity:
+                        capacity *= 4
+                        longer = np.empty(capacity, dtype=np.int64)
+                        longer[:found] = positions
+                        positions = longer
+                        more = np.empty(capacity, dtype=np.bool_)
+                        more[:found] = upward
+                        upward = more
+                        wider = np.empty((capacity, 2))
+                        wider[:found] = values
+                        values = wider
+                    positions[found] = to + i
+                    upward[found] = up
+                    values[found, 0], values[found, 1] = value, beta
+                    found += 1
+    return positions[:found], upward[:found], values[:found, 0].copy(), values[:found, 1].copy()

@@ -1,0 +1,46 @@
+"""Compositions of operators of the table: PyTorch's own, and two that it has for some devices only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from monitor.numerics.operators.row import Code, Row
+
+__all__ = ["composition", "rms_norm", "rms_norm_backward"]
+
+
+def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
+    """What torch composes where a device has no kernel for it; here for those that have."""
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    added = torch.finfo(x.dtype).eps if eps is None else eps
+    inverse = torch.rsqrt(torch.pow(x, 2).mean(dims, keepdim=True) + added)
+    normal = x * inverse
+    return (normal if weight is None else normal * weight), inverse
+
+
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, shape: Sequence[int], inverse: Tensor, weight: Tensor | None, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of that composition, operator by operator as autograd takes them."""
+    split = x.dim() - len(shape)
+    scaled = grad if weight is None else grad * weight
+    slope = (scaled * x).sum(list(range(split, x.dim())), keepdim=True) * -0.5 * inverse.pow(3)
+    grad_x = scaled * inverse + torch.div(slope.expand(x.shape), math.prod(shape)) * (x * 2.0)
+    grad_weight = None
+    if weight is not None and output_mask[1]:
+        grad_weight = grad * (x * inverse)
+        if split:
+            grad_weight = grad_weight.sum(list(range(split)))
+    return grad_x if output_mask[0] else None, grad_weight
+
+
+def composition(row: Row, func: OpOverload) -> Code | None:
+    """What an overload of a ``decomposed`` row is composed of: the row's own code, or PyTorch's decomposition."""
+    from torch._decomp import decomposition_table
+
+    return row.code or decomposition_table.get(func)

@@ -1,0 +1,141 @@
+"""From an overload as a program calls it to its row: functional, in place or ``out=``; and its fused kernel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload
+
+from monitor.numerics.backend import CountedBackend
+from monitor.numerics.operators.row import Row
+from monitor.numerics.operators.table import operator_table
+from monitor.numerics.operators.variants import functional_variant
+
+__all__ = [
+    "Found",
+    "find",
+    "functional_name",
+    "functional_of_out",
+    "fused_kernels",
+    "is_counted",
+    "overload_named",
+    "remedy_for",
+    "row_named",
+]
+
+Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+_REMEDIES = {
+    "autocast": "switch autocast off; keep parameters in one format",
+    "_amp_": "switch the gradient scaler off",
+    "_fused_": "build the optimizer with fused=False",
+    "mkldnn": "switch torch.backends.mkldnn off for this model",
+    "_linalg_": "decompose the model's linear algebra into matrix products",
+    "quantize": "train without quantised operators",
+    "sparse": "use dense tensors",
+    "scaled_dot_product": "leave the choice of its kernel to the session, which takes the one made of plain operators",
+    "_cudnn": "switch cuDNN off for this operator",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row, how the overload spells it, and the overload whose arguments the row takes."""
+
+    row: Row
+    spelling: Literal["functional", "in place", "out"]
+    functional: OpOverload
+
+
+@functools.cache
+def _in_place() -> dict[str, str]:
+    """Functional names of those in-place overloads whose own name does not tell."""
+    return {row.in_place: row.name for row in operator_table().values() if row.in_place}
+
+
+def functional_name(name: str) -> str | None:
+    """``aten.add_.Tensor`` → ``aten.add.Tensor``; None for a name that is not in place."""
+    if name in _in_place():
+        return _in_place()[name]
+    namespace, operator, overload = name.split(".", 2)
+    if not operator.endswith("_") or operator.endswith("__"):
+        return None
+    return f"{namespace}.{operator[:-1]}.{overload}"
+
+
+def functional_of_out(name: str) -> str | None:
+    """``aten.maximum.out`` → ``aten.maximum.default``; None for a name that writes to no ``out=``."""
+    namespace, operator, overload = name.split(".", 2)
+    if overload != "out" and not overload.endswith("_out"):
+        return None
+    known = operator_table()
+    for candidate in (overload.removesuffix("out").removesuffix("_"), "default", "Tensor"):
+        if candidate and f"{namespace}.{operator}.{candidate}" in known:
+            return f"{namespace}.{operator}.{candidate}"
+    return None
+
+
+@functools.cache
+def find(func: OpOverload) -> Found | None:
+    """The row that governs an overload; None where it has none."""
+    name, table = str(func), operator_table()
+    if name in table:
+        return Found(table[name], "functional", func)
+    row = table.get(functional_name(name) or "")
+    if row is not None:
+        return Found(row, "in place", func)
+    functional = functional_variant(func)
+    row = table.get(str(functional))
+    return None if functional is None or row is None else Found(row, "out", functional)
+
+
+@functools.cache
+def is_counted(func: OpOverload) -> bool:
+    """Tell whether a call is part of a step."""
+    return func.namespace != "profiler" and row_named(str(func)).counted
+
+
+def row_named(name: str) -> Row:
+    """The row of a functional overload; one without any fact where the table has none."""
+    return operator_table().get(name) or Row(name=name, kind="decomposed")
+
+
+def remedy_for(name: str) -> str:
+    """What a user can do about an operator without a row."""
+    for part, remedy in _REMEDIES.items():
+        if part in name:
+            return remedy
+    return "write it with operators listed by `chipwitness operators`, or train with native numerics"
+
+
+def overload_named(name: str) -> OpOverload | None:
+    """The overload of ATen of a name such as ``aten.mm.default``; None where this PyTorch has none."""
+    _, operator, overload = name.split(".")
+    found = getattr(getattr(torch.ops.aten, operator, None), overload, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+@functools.cache
+def _fused_rows(exact: bool) -> tuple[tuple[OpOverload, Row], ...]:
+    """Overloads of this PyTorch that have fused kernels, in every controlled numerics or under ``exact`` alone."""
+    fused = [row for row in operator_table().values() if row.fused is not None and row.fused.exact == exact]
+    named = [(row.name, row) for row in fused if row.fused and row.fused.spelling != "in place"]
+    named += [(row.overload_in_place, row) for row in fused if row.fused and row.fused.spelling != "functional"]
+    return tuple((func, row) for name, row in named if (func := overload_named(name)) is not None)
+
+
+@functools.cache
+def _shared_kernels() -> Mapping[OpOverload, Direct]:
+    return {func: row.fused.make(func, None, row.code) for func, row in _fused_rows(False) if row.fused}
+
+
+def fused_kernels(exact: CountedBackend | None) -> Mapping[OpOverload, Direct]:
+    """The fused kernels of a session's calls: those of every controlled numerics, and with an exact backend its own."""
+    if exact is None:
+        return _shared_kernels()
+    own = {func: row.fused.make(func, exact, row.code) for func, row in _fused_rows(True) if row.fused}
+    return {**_shared_kernels(), **own}

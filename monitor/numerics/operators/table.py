@@ -1,0 +1,290 @@
+"""The operator table: one row for each ATen overload that may run under controlled numerics, with every fact about it.
+
+To add an operator, add its row here (``row.Row`` says what the fields mean), its code to the module of its kind, and a
+case to the battery (``analysis.bench.battery_cases``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from monitor.numerics.engines.cpu.fused import activations as fused_activations
+from monitor.numerics.engines.cpu.fused import losses as fused_losses
+from monitor.numerics.engines.cpu.fused import normalisation as fused_norms
+from monitor.numerics.engines.cpu.fused import pointwise as fused
+from monitor.numerics.operators import (
+    compositions,
+    elementwise,
+    indexing,
+    limits,
+    linear,
+    lists,
+    losses,
+    normalisation,
+    random,
+    reductions,
+)
+from monitor.numerics.operators.row import Code, Kind, Row
+
+__all__ = ["operator_table"]
+
+Section = tuple[Iterator[Row], ...]
+
+
+def _name(short: str) -> str:
+    return f"aten.{short}" if "." in short else f"aten.{short}.default"
+
+
+def _rows(names: str, kind: Kind, **facts: Any) -> Iterator[Row]:
+    """Rows of these overloads, those without a name being ``.default``; all share the facts."""
+    return (Row(name=_name(short), kind=kind, **facts) for short in names.split())
+
+
+def _code(names: str, code: Code, **facts: Any) -> Iterator[Row]:
+    return _rows(names, "implemented", code=code, **facts)
+
+
+def _exact() -> Section:
+    """Data movement, comparisons, single operations: exact on every device."""
+    movement = """
+        lift_fresh lift_fresh_copy view _unsafe_view t transpose.int permute expand slice.Tensor select.int unsqueeze
+        squeeze squeeze.dim squeeze.dims clone cat stack split.Tensor split_with_sizes unbind.int as_strided diagonal
+        unfold im2col constant_pad_nd flip roll repeat tril triu slice_backward select_backward unsafe_split.Tensor
+        slice_scatter diagonal_copy view.dtype zeros zeros_like ones ones_like full full_like new_zeros new_ones
+        new_full scalar_tensor fill.Scalar fill.Tensor zero eye where.self masked_fill.Scalar masked_fill.Tensor gather
+        index_select embedding nonzero is_same_size
+    """
+    logic = """
+        eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar
+        ge.Tensor logical_and logical_or logical_not logical_xor bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor
+        bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar bitwise_not isnan isinf isfinite isneginf isposinf all
+        all.dim any any.dim signbit
+    """
+    return (
+        _rows("alias detach", "exact", counted=False),
+        _rows("empty.memory_format empty_like empty_strided new_empty new_empty_strided", "exact", unset=True),
+        _rows(movement + logic, "exact"),
+    )
+
+
+def _arithmetic() -> Section:
+    return (
+        _rows("leaky_relu floor ceil trunc round sign sgn", "arithmetic"),
+        _rows("threshold_backward neg abs", "arithmetic", fused=fused.native()),
+        _rows("mul.Tensor mul.Scalar", "arithmetic", fused=fused.binary("mul")),
+    )
+
+
+def _decomposed() -> Section:
+    by_pytorch = """
+        binary_cross_entropy_with_logits binary_cross_entropy binary_cross_entropy_backward smooth_l1_loss
+        smooth_l1_loss_backward huber_loss huber_loss_backward xlogy.Tensor elu_backward softplus_backward
+        leaky_relu_backward hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward mish
+        mish_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward _adaptive_avg_pool2d pixel_shuffle addr
+        addmv celu logaddexp unfold_backward select_scatter index_copy index_fill.int_Scalar nan_to_num sinc
+    """
+    return (
+        _rows("_fused_rms_norm", "decomposed", code=compositions.rms_norm),
+        _rows("_fused_rms_norm_backward", "decomposed", code=compositions.rms_norm_backward),
+        _rows(by_pytorch, "decomposed"),
+    )
+
+
+def _elementwise() -> Section:
+    e, free = elementwise, functools.partial(_code, formats="any")
+    return (
+        free("add.Tensor add.Scalar", e.add, fused=fused.total),
+        free("sub.Tensor sub.Scalar", e.sub, fused=fused.binary("sub")),
+        free("rsub.Scalar", e.rsub, fused=fused.from_constant),
+        free("rsub.Tensor", e.rsub),
+        free("div.Tensor div.Scalar", e.div, fused=fused.binary("div")),
+        free("div.Tensor_mode", e.div_mode),
+        _code("div.Scalar_mode", e.div_mode),
+        free("reciprocal", e.reciprocal, fused=fused.unary("constant_over", 1.0)),
+        _code("sqrt", e.sqrt, fused=fused.unary("sqrt")),
+        _code("lerp.Scalar", e.lerp, fused=fused.lerp),
+        _code("lerp.Tensor", e.lerp),
+        _code("addcmul", e.addcmul, fused=fused.with_product("addcmul")),
+        _code("addcdiv", e.addcdiv, fused=fused.with_product("addcdiv")),
+        _code("pow.Tensor_Scalar", e.power, in_place="aten.pow_.Scalar"),
+        _code("pow.Tensor_Tensor", e.power_of_integers, in_place="aten.pow_.Tensor"),
+        _code("pow.Scalar", e.power_of_constant),
+        free("maximum", e.ordered(True)),
+        free("minimum", e.ordered(False)),
+        *(
+            free(short, e.integer(short))
+            for short in ("remainder.Scalar", "remainder.Tensor", "fmod.Scalar", "fmod.Tensor")
+        ),
+        free("floor_divide", e.integer("floor_divide.default")),
+        free("__rshift__.Scalar", e.integer("__rshift__.Scalar")),
+        free("arange arange.start arange.start_step", e.arange),
+        _code("_to_copy", e.cast, formats="own"),
+        _code("copy", e.copy, formats="own", fused=fused.copy),
+        *(_code(short, e.function(short), settled=True) for short in ("exp", "log", "tanh", "erf", "sigmoid", "silu")),
+        *(_code(short, e.function(short)) for short in ("log1p", "expm1", "erfc", "rsqrt", "sin", "cos")),
+        _code("gelu", e.gelu, settled=True),
+        _code("gelu_backward", e.gelu_backward, fused=fused_activations.gelu_slope),
+        _code("silu_backward", e.silu_backward, fused=fused_activations.silu_slope),
+        _code("sigmoid_backward", e.sigmoid_backward, fused=fused.slope("sigmoid_slope")),
+        _code("tanh_backward", e.tanh_backward, fused=fused.slope("tanh_slope")),
+        _code("elu", e.elu),
+        _code("softplus", e.softplus),
+        free("relu", limits.relu, fused=fused.native("both")),
+        free("clamp clamp.Tensor clamp_min clamp_min.Tensor", limits.clamp),
+        free("clamp_max clamp_max.Tensor", limits.clamp_max),
+        free("hardtanh", limits.hardtanh),
+    )
+
+
+def _reductions() -> Section:
+    r = reductions
+    return (
+        _code("sum sum.dim_IntList", r.sum_over),
+        _code("mean mean.dim", r.mean),
+        _code("var.correction", r.var),
+        _code("std.correction", r.std),
+        _code("var_mean.correction", r.var_mean),
+        _code("linalg_vector_norm norm.Scalar", r.vector_norm),
+        _code("amax", r.extreme(True)),
+        _code("amin", r.extreme(False)),
+        _code("max", r.extreme_all(True)),
+        _code("min", r.extreme_all(False)),
+        _code("logsumexp", r.logsumexp, native_if_empty=True),
+        _code("max.dim", r.along(True)),
+        _code("min.dim", r.along(False)),
+        _code("argmax", r.arg(True)),
+        _code("argmin", r.arg(False)),
+        _code("sort sort.stable", r.sort),
+        _code("topk", r.topk),
+        _code("cumsum", r.cumsum),
+    )
+
+
+def _products() -> Section:
+    product = functools.partial(_code, native_if_empty=True)
+    return (
+        product("mm bmm", linear.product, factors=(0, 1), settled=True),
+        product("addmm", linear.addmm, factors=(1, 2), fused=fused_activations.addmm),
+        product("baddbmm", linear.baddbmm, factors=(1, 2)),
+        product("mv", linear.mv, factors=(0, 1)),
+        product("dot", linear.dot, factors=(0, 1)),
+        product("convolution", linear.convolution, factors=(0, 1)),
+        product("convolution_backward", linear.convolution_backward, factors=(0, 1, 2)),
+    )
+
+
+def _normalisations() -> Section:
+    n, f = normalisation, fused_norms
+    return (
+        _code("_softmax", n.softmax, native_if_empty=True, fused=f.softmax),
+        _code("_log_softmax", n.log_softmax, native_if_empty=True, fused=f.log_softmax),
+        _code("_softmax_backward_data", n.softmax_backward, fused=f.softmax_slope),
+        _code("_log_softmax_backward_data", n.log_softmax_backward, fused=f.log_softmax_slope),
+        _code("_safe_softmax", n.safe_softmax),
+        _code("native_group_norm", n.group_norm, typed_by=(0, 1)),
+        _code("native_group_norm_backward", n.group_norm_backward, typed_by=(1, 4)),
+        _code("native_layer_norm", n.layer_norm, typed_by=(0, 2), fused=f.layer_norm),
+        _code("native_layer_norm_backward", n.layer_norm_backward, typed_by=(1, 5), fused=f.layer_norm_slope),
+        _code("native_batch_norm", n.batch_norm, typed_by=(0, 1), writes=(3, 4), fused=f.batch_norm),
+        _code("native_batch_norm_backward", n.batch_norm_backward, typed_by=(1, 2), fused=f.batch_norm_slope),
+    )
+
+
+def _indexing() -> Section:
+    i = indexing
+    pool = fused_losses.max_pool_slope
+    return (
+        _code("embedding_dense_backward", i.embedding_backward, native_if_empty=True, settled=True),
+        _code("scatter_add", i.scatter_add),
+        _code("index_add", i.index_add),
+        _code("scatter.src", i.scatter_src, formats="own"),
+        _code("scatter.value", i.scatter_value, formats="own"),
+        _code("index.Tensor _unsafe_index.Tensor", i.index, formats="own"),
+        _code("index_put _unsafe_index_put", i.index_put),
+        _code("avg_pool2d", i.avg_pool),
+        _code("avg_pool2d_backward", i.avg_pool_backward),
+        _code("_adaptive_avg_pool2d_backward", i.adaptive_pool_backward),
+        _code("max_pool2d_with_indices", i.max_pool),
+        _code("max_pool2d_with_indices_backward", i.max_pool_backward, settled=True, fused=pool),
+    )
+
+
+def _losses() -> Section:
+    return (
+        _code("nll_loss_forward", losses.nll, fused=fused_losses.nll),
+        _code("nll_loss_backward", losses.nll_backward, fused=fused_losses.nll_slope),
+        _code("nll_loss2d_forward", losses.nll),
+        _code("nll_loss2d_backward", losses.nll_backward),
+        _code("mse_loss", losses.mse),
+        _code("mse_loss_backward", losses.mse_backward),
+        _code("_local_scalar_dense", losses.item),
+    )
+
+
+def _random() -> Section:
+    r = random
+    return (
+        _code("uniform", r.uniform),
+        _code("normal normal_functional", r.normal),
+        _code("bernoulli", r.bernoulli),
+        _code("bernoulli.p", r.bernoulli_p),
+        _code("bernoulli.float", r.bernoulli_p, fused=fused_activations.bernoulli),
+        _code("native_dropout", r.dropout, formats="own"),
+        _code("native_dropout_backward", r.dropout_backward, formats="own"),
+        _code("randint randint.generator", r.randint),
+        _code("randint.low randint.low_generator", r.randint_low),
+        _code("random.from", r.random_between),
+        _code("random.to", r.random_to),
+        _code("rand rand.generator", r.rand),
+        _code("randn randn.generator", r.randn),
+        _code("rand_like", r.rand_like),
+        _code("randn_like", r.randn_like),
+        _code("randperm randperm.generator", r.randperm),
+    )
+
+
+def _lists() -> Section:
+    """Operators over lists of tensors, by what they do with one."""
+    e, native = elementwise, lists.native
+    return (
+        _code("_foreach_norm.Scalar", lists.norms),
+        *(
+            _code(" ".join(f"_foreach_{name}.{o}" for o in overloads.split()), lists.each(name, code))
+            for name, overloads, code in (
+                ("add", "List Scalar ScalarList Tensor", e.add),
+                ("sub", "List Scalar ScalarList", e.sub),
+                ("mul", "List Scalar ScalarList Tensor", native(torch.mul)),
+                ("div", "List Scalar ScalarList Tensor", e.div),
+                ("maximum", "List", e.ordered(True)),
+                ("minimum", "List", e.ordered(False)),
+                ("clamp_min", "Scalar", native(torch.clamp_min)),
+                ("clamp_max", "Scalar", native(torch.clamp_max)),
+                ("lerp", "List Scalar", e.lerp),
+                ("addcmul", "Scalar ScalarList Tensor", e.addcmul),
+                ("addcdiv", "Scalar ScalarList Tensor", e.addcdiv),
+                ("pow", "Scalar", e.power),
+                ("sqrt", "default", e.sqrt),
+                ("neg", "default", native(torch.neg)),
+                ("abs", "default", native(torch.abs)),
+                ("reciprocal", "default", e.reciprocal),
+                ("exp", "default", e.function("exp")),
+                ("copy", "default", e.copy),
+                ("zero", "default", native(torch.zeros_like)),
+            )
+        ),
+    )
+
+
+@functools.cache
+def operator_table() -> dict[str, Row]:
+    """Rows by functional overload name, such as ``aten.add.Tensor``; in-place and ``out=`` overloads share them."""
+    sections = (_exact, _arithmetic, _decomposed, _elementwise, _reductions, _products, _normalisations, _indexing)
+    rows = [row for section in (*sections, _losses, _random, _lists) for group in section() for row in group]
+    table = {row.name: row for row in rows}
+    if len(table) != len(rows):
+        raise ValueError("an operator has two rows")
+    return table
