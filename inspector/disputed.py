@@ -21,6 +21,7 @@ from inspector.trust import Trust
 from monitor.loops.keys import RepeatedKeys
 from monitor.loops.program import Program
 from monitor.loops.replaying import scalars_of
+from monitor.loops.state import same_bytes
 from monitor.loops.steps import execution_of
 from monitor.loops.tracing import specification
 from monitor.transcript import Leaf, RunFolder
@@ -151,7 +152,7 @@ def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
     return set(first) == set(second) and all(
         first[name].dtype == second[name].dtype
         and first[name].shape == second[name].shape
-        and first[name].numpy().tobytes() == second[name].numpy().tobytes()
+        and same_bytes(first[name], second[name])
         for name in first
     )
 
