@@ -15,7 +15,7 @@ import numpy as np
 from firmware_sim._silicon import Silicon
 from firmware_sim.chip import SnapshotEvent
 from firmware_sim.errors import CallerError
-from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, parse_log
+from firmware_sim.evidence.chiplog import NO_RUN, RECORD_BYTES, LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.envelope import SigningKey
 from firmware_sim.firmware import ChipOrder, FirmwareChip
@@ -113,19 +113,22 @@ class _HideRegion(FirmwareChip):
     """Hides the last region."""
 
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
+        if type(memory) is not DeviceMemory:
+            return super().attach(memory, run_id, step)
         shown = memory.regions[:-1] or memory.regions
         return super().attach(DeviceMemory(shown), run_id, step)
 
 
 class _ReplaySnapshot(FirmwareChip):
-    _first: tuple[Digest, int] | None = None
+    """Finds its first snapshot in its own log, so that it goes on lying after a boot."""
 
     def _memory_digest(self) -> tuple[Digest, int]:
+        digest, size = super()._memory_digest()
         if self._memory is None:
-            return super()._memory_digest()
-        if self._first is None:
-            self._first = super()._memory_digest()
-        return self._first
+            return digest, size
+        taken = (record for record in self._read_log() if record.kind is RecordKind.SNAPSHOT)
+        first = next((record for record in taken if record.run_id != NO_RUN), None)
+        return digest if first is None else Digest(digest.algorithm, first.digest), size
 
 
 class _RollBackLog(FirmwareChip):

@@ -177,7 +177,7 @@ def _follow(
     report.rates = [[min(seen), max(seen)] for seen in rates]
     report.changed = list(_changed(run.declared.groups, list(used.values())))
     _check_schedule(run, used)
-    numbers = StepNumbers(run.declared, run.checkpoint(0))
+    numbers = StepNumbers(run.declared, run.declared.check_state(run.checkpoint(0)))
     try:
         for leaf in leaves[1:]:
             execution = execution_of(leaf)

@@ -161,6 +161,15 @@ class Declaration:
         except CallerError as error:
             raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
 
+    def check_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a full state under ``kind/name``; EvidenceError unless it has the declared tensors and no others."""
+        declared = {f"{entry.kind}/{entry.name}": (entry.dtype, entry.shape) for entry in self.state}
+        found = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in state.items()}
+        if found != declared:
+            odd = sorted(name for name in declared.keys() | found.keys() if declared.get(name) != found.get(name))
+            raise EvidenceError(f"a checkpoint does not hold exactly the declared tensors (first: {odd[0]!a})")
+        return state
+
     def to_json(self) -> dict[str, Any]:
         """Return the declaration as JSON-able values."""
         return {

@@ -112,6 +112,7 @@ def reboot(world: World, pick: int) -> None:
             chip.reboot(in_order=pick % 2 == 0)
             if chip.memory is not None:
                 chip.chip.attach(chip.memory, chip.run_id, chip.step)
+                chip.decoy = None
 
     world.schedule(act)
 

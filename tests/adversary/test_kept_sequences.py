@@ -36,6 +36,35 @@ LIES = {
 REFUSED = [("nonsense", pick) for pick in range(15)]
 """Commands that ended in an error of Python's own, not in a numbered refusal; each is told to a chip in mid-run."""
 
+BROKEN = {
+    "a dishonest chip that is given no memory": (
+        2517426453,
+        {"model": "dropout", "chips": 3, "samples": 3, "steps": 2, "batch": 3},
+        [("crooked_chip", 4671), ("nonsense", 21028)],
+    ),
+    "a first checkpoint without optimizer state": (
+        234226122,
+        {"optimizer": "adamw", "chips": 3, "samples": 3, "steps": 1, "checkpoint_every": 3},
+        [("flip_bit_and_sign", 14865)],
+    ),
+    "a batch in place of the first checkpoint": (
+        1736167243,
+        {"chips": 4, "samples": 3, "steps": 1, "batch": 3, "checkpoint_every": 8, "rate": (3, 4)},
+        [("copy_file", 10116)],
+    ),
+    "a replayed snapshot after a boot": (
+        4283261869,
+        {"chips": 1, "samples": 1, "steps": 1, "batch": 1},
+        [("crooked_chip", 40403), ("restore_chip", 65334)],
+    ),
+    "a decoy that no tick has seen": (
+        744165756,
+        {"optimizer": "sgd", "numerics": "rounded", "chips": 1, "samples": 1, "steps": 3, "batch": 3},
+        [("attach_decoy", 41569), ("reboot", 33287)],
+    ),
+}
+"""What 20,000 sequences found: the first three ended in a traceback; in the others a chip forgot to lie."""
+
 HONEST = {
     "an idle chip whose lab crashes": ({"idle": 1, "samples": 3}, [("step", 0), ("crash", 0), ("step", 0)]),
     "a rival that stores junk": ({}, [("step", 0), ("rival", 18000)]),
@@ -73,6 +102,13 @@ def test_nonsense_is_refused_and_changes_nothing(step):
     played = play(scene({}), [("step", 0), step, ("step", 0)])
     assert played.problem is None, played.to_json()
     assert played.outcome == "ACCEPT"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_kept_sequence_breaks_nothing(name):
+    seed, changes, steps = BROKEN[name]
+    played = play(Scene(seed=seed, **{**FULL, **changes}), steps)
+    assert played.problem is None, played.to_json()
 
 
 @pytest.mark.parametrize("name", HONEST)
