@@ -721,6 +721,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
     def __init__(self, recorder: Recorder, batch: object) -> None:
         self._recorder = recorder
         self._given = batch
+        self._displaced: list[tuple[Tensor, Tensor]] = []
         self.loss: Tensor | None = None
 
     def commit(self, loss: Tensor) -> None:
@@ -747,7 +748,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         if recorder._declared.length is not None and step > recorder._declared.length:
             raise CallerError(f"the run declares {recorder._declared.length} steps, and all of them are recorded")
         self._content = encode_state(batch) if recorder._source.keeps else b""
-        self._declared_batch, self._batch = self._exchange(batch, step)
+        self._batch = self._exchange(batch, step)
         keys = RecordedKeys(recorder._declared.seed, step)
         observed = recorder._observe(step, batch, keys)
         self._watch = observed.writes if isinstance(observed, Capture) else WriteWatch(step)
@@ -759,19 +760,19 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         self._session.__enter__()
         return self
 
-    def _exchange(self, batch: Mapping[str, Tensor], step: int) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Let a lying lab train on another batch: it lies where the body reads. Returns what to put back, and it."""
+    def _exchange(self, batch: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
+        """Let a lying lab put another batch where the body reads; returns what is really trained on."""
         recorder = self._recorder
         other = recorder._conduct.batch(step, batch, recorder._source.batches)
         if other is batch:
-            return {}, decode_state(self._content, "the batch") if recorder._source.keeps else batch
+            return decode_state(self._content, "the batch") if recorder._source.keeps else batch
         if batch_layout(other) != batch_layout(batch):
             raise CallerError("this lie puts another batch of the same shapes in place of a step's")
-        kept = {name: tensor.clone() for name, tensor in batch.items()}
+        trained = {name: tensor.clone() for name, tensor in other.items()}
+        self._displaced = [(tensor, tensor.clone()) for tensor in batch.values()]
         for name, tensor in batch.items():
-            tensor.copy_(other[name])
-        self._exchanged = batch
-        return kept, {name: tensor.clone() for name, tensor in other.items()}
+            tensor.copy_(trained[name])
+        return trained
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -789,8 +790,8 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
                 recorder._state = "ready"
         finally:
             recorder._observed = None
-            for name, tensor in self._declared_batch.items():
-                self._exchanged[name].copy_(tensor)
+            for tensor, content in self._displaced:
+                tensor.copy_(content)
             if recorder._state == "failed":
                 recorder._site.cut_power()
 
