@@ -8,10 +8,11 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from torch.nn import functional
 
+from analysis.bench import battery_cases
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 from monitor.loops.program import Program
-from monitor.numerics import _battery_cases, recording
+from monitor.numerics import recording
 from monitor.programs import direct_paths
 from monitor.programs.calls import base_name
 from monitor.programs.paths import flows
@@ -270,7 +271,7 @@ def _tame(value):
 def test_operators_that_are_said_to_vanish_with_their_first_tensor_do():
     """On the battery's inputs, without infinities: the first tensor is replaced by zeros."""
     kept = _Kept()
-    for case in _battery_cases.cases():
+    for case in battery_cases.cases():
         with recording("native", observer=kept):
             case()
     assert len(kept.calls) > 60
