@@ -111,7 +111,7 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
     findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
     findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
     _doubt_unbound(report, agreed, findings, where)
-    _doubt_changed(report, agreed, findings, where)
+    _check_changed(report, agreed, findings, where)
     return report
 
 
@@ -250,11 +250,12 @@ def _doubt_unbound(report: ExecutionReport, agreed: Agreement, findings: Finding
         findings.doubt(text, **where)
 
 
-def _doubt_changed(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
-    """Learning rates follow schedules; of anything else, the declaration before the first step is what was declared."""
+def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
+    """Learning rates follow schedules; everything else is as it was declared before the first step, unless free."""
     lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | agreed.free]
     if lines:
-        findings.doubt(f"hyper-parameters change in the run: {_changes(lines)}", **where)
+        text = f"hyper-parameters differ from their declaration: {_changes(lines)}"
+        findings.add(Guard.PROGRAM, text, **where)
 
 
 def numbers_text(loops: Sequence[Mapping[str, Any]]) -> str:

@@ -80,7 +80,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "products counted": (("monitor.loops.program.flop_of", _count_matrices),),
     "direct paths": (("inspector.paths.forbidden", lambda paths, trust: []),),
-    "changes declared": (("inspector.execution._doubt_changed", _nothing),),
+    "changes declared": (("inspector.execution._check_changed", _nothing),),
     # law 6: bounds and printing
     "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),
     "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),

@@ -35,6 +35,7 @@ from monitor.loops.interpreter import loss_bits
 from monitor.loops.keys import RecordedKeys, step_seed
 from monitor.loops.moment import Moment
 from monitor.loops.program import MAXIMUM_PROGRAMS, Program
+from monitor.loops.reference import SCHEDULES
 from monitor.loops.replaying import ProgramTraining
 from monitor.loops.schedules import Schedule
 from monitor.loops.slots import StepNumbers
@@ -119,7 +120,7 @@ class Recorder:
         checkpoint_every: steps from one full state to the next.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
-        free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic.
+        free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.
         direct_paths: tensors of the state, such as ``buffer/codes``, that lab and inspector agree batches and constants
             may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
@@ -660,6 +661,8 @@ class Recorder:
         for now, declared in zip(self._used, self._groups, strict=True):
             # A schedule made after the recorder adds keys of its own to the groups; they decide nothing.
             changes.append({name: now[name] for name in declared if name in now and now[name] != declared[name]})
+            if self._is_checked:
+                _require_constant(changes[-1], declared, self._options.free)
             if self._updates and schedule is not None and not schedule.agrees(declared["lr"], now["lr"], step):
                 raise CallerError(
                     f"the learning rate of step {step} is {now['lr']}, but the declared schedule gives "
@@ -813,6 +816,15 @@ def _differences(captured: Program, program: Program) -> dict[str, tuple[int, ..
         if mine != known:
             slots.setdefault(mine, []).append(number)
     return {text: tuple(numbers) for text, numbers in slots.items()}
+
+
+def _require_constant(changed: Mapping[str, Any], declared: Mapping[str, Any], free: frozenset[str]) -> None:
+    """CallerError if something else than a learning rate differs from its declaration, and was not agreed to."""
+    for name in sorted(changed.keys() - {"lr"} - SCHEDULES - free):
+        raise CallerError(
+            f"{name} is {changed[name]!r:.60} in this step, but was declared as {declared[name]!r:.60}; only learning "
+            f"rates may change, and what lab and inspector agree to: free=({name!r},)"
+        )
 
 
 def _is_picked(seed: int, step: int, one_in: int) -> bool:

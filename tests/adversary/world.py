@@ -195,6 +195,8 @@ class World:
                 stack.enter_context(mock.patch(f"{module}.Site", site))
             for module in ("monitor.loops.recorder", "monitor.lab") if self.scene.kind == "preset" else ():
                 stack.enter_context(mock.patch(f"{module}.conduct", self._conduct))
+            if not self.scene.is_honest:
+                stack.enter_context(mock.patch("monitor.loops.recorder._require_constant"))
             if self.declared is not None:
                 liar = self.declared
                 stack.enter_context(mock.patch("monitor.loops.recorder.hyper_of", lambda group: liar(hyper_of(group))))

@@ -96,21 +96,27 @@ def test_optimizer_with_a_schedule_is_recorded_and_replays_here(record_loop, nam
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])
-def test_cycled_momentum_is_listed_and_agreed_on_or_leaves_the_verdict_open(record_loop, kind):
-    model = mlp()
-    optimizer = sgd(model) if kind == "SGD" else torch.optim.AdamW(model.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
-
-    def body(*arguments):
-        plain(*arguments)
-        schedule.step()
-
-    recorded = record_loop(model, optimizer, pairs(4), body)
-    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
-    assert verdict.outcome is Outcome.INCONCLUSIVE
+def test_cycled_momentum_is_agreed_on_or_refused_and_rejected(record_loop, kind):
     name = "momentum" if kind == "SGD" else "betas"
-    assert f"hyper-parameters change in the run: {name} of group 0" in verdict.reasons[0].text
-    assert accepted(replace(recorded, trust=replace(recorded.trust, free=frozenset({name}))))
+
+    def record(folder, free):
+        model = mlp()
+        optimizer = sgd(model) if kind == "SGD" else torch.optim.AdamW(model.parameters())
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+
+        def body(*arguments):
+            plain(*arguments)
+            schedule.step()
+
+        return record_loop(model, optimizer, pairs(4), body, name=folder, free=free)
+
+    with pytest.raises(CallerError, match=rf"{name} is .* in this step, but was declared as .*free=\('{name}',\)"):
+        record("refused", ())
+    recorded = record("agreed", (name,))
+    assert accepted(recorded)
+    verdict = verify(recorded.run, replace(recorded.trust, free=frozenset()), now=recorded.now)
+    assert verdict.outcome is Outcome.REJECT
+    assert f"hyper-parameters differ from their declaration: {name} of group 0" in verdict.reasons[0].text
 
 
 def test_schedule_made_after_the_recorder_with_numbers_of_numpy(record_loop):
