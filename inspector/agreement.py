@@ -31,8 +31,8 @@ class Agreement:
     Attributes:
         programs: SHA-256, in hex, of each program that its steps may run.
         initial_states: digests of the states that it may start from.
-        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among the programs that may
-            change numbers outside the optimizer's updates from step to step.
+        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among
+            the programs that may change numbers outside the optimizer's updates from step to step.
         direct_paths: tensors of the state, and programs, whose paths past every loss were agreed.
         has_layout: whether the declared layout of the state was agreed too, so that any state of it may be loaded.
     """

@@ -53,8 +53,8 @@ class Trust:
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
         programs: SHA-256, in hex, of each program that a loop of a lab's own may run.
         initial_states: digests of the states that such a loop may start from.
-        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among the programs that may
-            change numbers outside the optimizer's updates from step to step.
+        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among
+            the programs that may change numbers outside the optimizer's updates from step to step.
         data: digests of samples and orders, other than a preset's own, that lab and inspector agreed on.
         registry: the registry's signed view, with a proof of each chip; None where the file itself is the list.
         direct_paths: SHA-256 of programs, and tensors of the state (``kind/name``), for which batches and constants

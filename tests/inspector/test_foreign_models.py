@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -94,3 +99,37 @@ def test_model_from_its_configuration_replays_on_other_kernel_families(
     verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     assert [each["steps"] for each in verdict.evidence["replays"]] == [4, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_gpt2_is_inspected_where_the_library_cannot_be_imported(record_loop, tmp_path):
+    """Its programs travel as data: neither the inspector's process nor its devices' need the model's code."""
+    torch.manual_seed(0)
+    model = gpt2("sdpa")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def body(model, optimizer, inputs):
+        optimizer.zero_grad()
+        model(**inputs).loss.backward()
+        optimizer.step()
+
+    recorded = record_loop(model, optimizer, [tokens() for _ in range(3)], body)
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "transformers.py").write_text("raise ImportError('this inspector has no such library')")
+    trust = recorded.run.with_name(recorded.run.name + ".trust.json")
+    words = ("inspect", recorded.run, "--trust", trust, "--samples", 3, "--now", "2026-01-01T00:30:00Z", "--json")
+    paths = os.pathsep.join([str(blocked), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
+    with pytest.raises(subprocess.CalledProcessError):
+        subprocess.run(
+            [sys.executable, "-c", "import transformers"], check=True, env={**os.environ, "PYTHONPATH": paths}
+        )
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis.cli", *map(str, words)],
+        capture_output=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    assert json.loads(done.stdout)["outcome"] == "ACCEPT"
