@@ -121,10 +121,9 @@ def test_gpt2_is_inspected_where_the_library_cannot_be_imported(record_loop, tmp
     trust = recorded.run.with_name(recorded.run.name + ".trust.json")
     words = ("inspect", recorded.run, "--trust", trust, "--samples", 3, "--now", "2026-01-01T00:30:00Z", "--json")
     paths = os.pathsep.join([str(blocked), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
+    environment = {**os.environ, "PYTHONPATH": paths}
     with pytest.raises(subprocess.CalledProcessError):
-        subprocess.run(
-            [sys.executable, "-c", "import transformers"], check=True, env={**os.environ, "PYTHONPATH": paths}
-        )
+        subprocess.run([sys.executable, "-c", "import transformers"], check=True, env=environment)
     done = subprocess.run(
         [sys.executable, "-m", "analysis.cli", *map(str, words)],
         capture_output=True,
