@@ -12,7 +12,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
 from monitor.loops.capture import read_value
 from monitor.loops.keys import RepeatedKeys
-from monitor.loops.program import ITEM, Program, build_arguments, operator_of
+from monitor.loops.program import ITEM, Program, build_arguments
 from monitor.numerics.operators import row_named
 from monitor.sharding import ShardedMemory
 from monitor.trace import layout_of, result_tensors, written_arguments
@@ -66,7 +66,7 @@ def execute(
     reads: list[str] = []
     try:
         with torch.no_grad():
-            with session:
+            with session.direct():
                 for number in range(len(program.calls)):
                     _call(program, number, values, scalars, session, keys, reads, memory.place, watch)
             keys.expect(())
@@ -98,27 +98,23 @@ def _call(
     watch: Watch | None,
 ) -> None:
     call = program.calls[number]
-    func = operator_of(call["operator"])
-    with session.aside():
-        tensors = [_place(values, place) for place in call["sources"]]
-        args, kwargs = build_arguments(call["arguments"], tensors, scalars.__getitem__, place)
-        if watch is not None:
-            watch.before(tensors)
+    func = program.operators[number]
+    tensors = [_place(values, place) for place in call["sources"]]
+    args, kwargs = build_arguments(call["arguments"], tensors, scalars.__getitem__, place)
+    if watch is not None:
+        watch.before(tensors)
     keys.expect(call["draws"])
-    out: Any = func(*args, **kwargs)
-    if session.statistics.calls != number + 1:
-        raise EvidenceError(f"call {number} ({func}) runs as {session.statistics.calls - number} calls")
+    out: Any = session.call(func, args, kwargs)
     if call["operator"] == ITEM:
         reads.append(read_value(out))
     written = written_arguments(func, args, kwargs)
     outputs = [*result_tensors(out, written), *written]
     if [layout_of(tensor) for tensor in outputs] != call["results"]:
         raise EvidenceError(f"call {number} ({func}) returns tensors of another layout than its program says")
-    with session.aside():
-        if row_named(call["operator"]).unset:
-            out.zero_()
-        if watch is not None:
-            watch.after(outputs)
+    if row_named(call["operator"]).unset:
+        out.zero_()
+    if watch is not None:
+        watch.after(outputs)
     for slot, tensor in enumerate(outputs):
         values[f"node:{number}:{slot}"] = tensor
     last = program.last_uses

@@ -175,13 +175,22 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._is_aside = before
 
+    @contextmanager
+    def direct(self) -> Iterator[Self]:
+        """While it is open, ``call`` makes the calls of the step one by one, and nothing else is part of it.
+
+        A program whose calls are known pays no dispatch this way.
+        """
+        self._open()
+        try:
+            yield self
+        except BaseException as error:
+            self._close(type(error))
+            raise
+        self._close(None)
+
     def __enter__(self) -> Self:
-        if self._state != "new":
-            raise CallerError("a session controls one training step; build another for the next")
-        self._check_subnormals()
-        self._state = "open"
-        if self._backend is not None:
-            _PLAIN_KERNELS.__enter__()
+        self._open()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -189,6 +198,17 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._close(kind)
+
+    def _open(self) -> None:
+        if self._state != "new":
+            raise CallerError("a session controls one training step; build another for the next")
+        self._check_subnormals()
+        self._state = "open"
+        if self._backend is not None:
+            _PLAIN_KERNELS.__enter__()
+
+    def _close(self, kind: type[BaseException] | None) -> None:
         if self._backend is not None:
             _PLAIN_KERNELS.__exit__()
         self._state = "failed"
@@ -208,15 +228,18 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = _name(func)
         if self._is_aside or not is_counted(func):
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)
+        return self.call(func, args, kwargs)
+
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the next call of the step."""
         index = self.statistics.calls
         self.statistics.calls += 1
         if self._backend is not None:
-            self._backend.begin_call(index, name)
+            self._backend.begin_call(index, _name(func))
             if not func._schema.is_mutable:
                 args, kwargs = with_canonical_strides(args), {k: with_canonical_strides(v) for k, v in kwargs.items()}
         if self._observer is not None:
