@@ -17,6 +17,7 @@ from inspector.guards import Guard
 from inspector.trust import Trust
 from monitor.derivation import derive, initial_state
 from monitor.loops.program import Program
+from monitor.task import Task
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import batch_path
 from monitor.transcript.lengths import batch_bytes
@@ -30,18 +31,23 @@ class Agreement:
 
     Attributes:
         programs: SHA-256, in hex, of each program that its steps may run.
-        initial_states: digests of the states that it may start from.
+        named_states: digests of the states that it may start from, where no recipe gives the one.
         free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among
             the programs that may change numbers outside the optimizer's updates from step to step.
         direct_paths: tensors of the state, and programs, whose paths past every loss were agreed.
-        has_layout: whether the declared layout of the state was agreed too, so that any state of it may be loaded.
+        recipe: the preset's task that gives the initial state and the layout of states, or None.
     """
 
     programs: frozenset[str]
-    initial_states: frozenset[str]
+    named_states: frozenset[str]
     free: frozenset[str]
     direct_paths: frozenset[str]
-    has_layout: bool
+    recipe: Task | None
+
+    @property
+    def initial_states(self) -> frozenset[str]:
+        """Digests of the states that it may start from; a recipe's is computed when it is asked for, and no sooner."""
+        return self.named_states if self.recipe is None else frozenset({str(initial_state(self.recipe).root)})
 
     def may_decode(self, digest: str, findings: Findings | None = None) -> bool:
         """Whether a program may be decoded: it was agreed, or a test has switched that guard off."""
@@ -49,7 +55,7 @@ class Agreement:
 
     def may_load(self, start: Leaf, findings: Findings | None = None) -> bool:
         """Whether states may be loaded of a run that starts with this leaf."""
-        agreed = self.has_layout or str(start.state.root) in self.initial_states
+        agreed = self.recipe is not None or str(start.state.root) in self.initial_states
         return agreed or (findings is not None and not findings.is_on(Guard.INITIALISATION))
 
     def program(self, run: RunFolder, digest: str) -> Program:
@@ -72,20 +78,20 @@ def agreement_of(run: RunFolder, trust: Trust | None) -> Agreement:
             raise CallerError(f"{run.folder.name} follows no recipe; the trust file must name its agreed programs")
         return Agreement(
             programs=trust.programs,
-            initial_states=trust.initial_states,
+            named_states=trust.initial_states,
             free=trust.free,
             direct_paths=trust.direct_paths,
-            has_layout=False,
+            recipe=None,
         )
     derived = derive(recipe)
     if run.declared != derived.declaration:
         raise EvidenceError(f"the run declares other things than preset {recipe.preset} and its task give")
     return Agreement(
         programs=frozenset({derived.program.digest}),
-        initial_states=frozenset({str(initial_state(recipe).root)}),
+        named_states=frozenset(),
         free=frozenset(),
         direct_paths=frozenset(),
-        has_layout=True,
+        recipe=recipe,
     )
 
 

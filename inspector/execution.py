@@ -203,8 +203,8 @@ def _check_schedule(run: RunFolder, used: Mapping[int, Sequence[Mapping[str, Any
         for number, (group, declared) in enumerate(zip(groups, run.declared.groups, strict=True)):
             if not schedule.agrees(declared.get("lr"), group.get("lr"), step):
                 raise EvidenceError(
-                    f"step {step} uses learning rate {group.get('lr')!r:.40} in group {number}, but the declared "
-                    f"schedule gives {schedule.rate(declared['lr'], step)!r}"
+                    f"step {step} uses learning rate {group.get('lr')!a:.40} in group {number}, but declares "
+                    f"{declared.get('lr')!a:.40} times {schedule.factor(step)!r} by its schedule"
                 )
 
 

@@ -66,7 +66,10 @@ class Schedule:
             left = 1.0 - done if self.kind == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
             return float(given["last"] + (1.0 - given["last"]) * left)
         if self.kind == "step":
-            return float(given["factor"] ** ((step - 1) // given["every"]))
+            try:
+                return float(given["factor"] ** ((step - 1) // given["every"]))
+            except OverflowError:
+                return math.inf
         if self.kind == "table":
             return float(given["factors"][min(step, len(given["factors"])) - 1])
         return 1.0
@@ -77,11 +80,14 @@ class Schedule:
         return declared if factor == 1.0 else declared * factor
 
     def agrees(self, declared: object, used: object, step: int) -> bool:
-        """Whether a step uses the rate that the rule gives, to 2^-46 of itself: cosines differ in the last bits."""
+        """Whether a step uses the rate that the rule gives, to 2^-46 of itself: cosines differ in the last bits.
+
+        A rule that gives no finite rate agrees with none.
+        """
         if not isinstance(declared, float | int) or not isinstance(used, float | int):
             return declared == used
         expected = self.rate(float(declared), step)
-        return abs(used - expected) <= 2.0**-46 * abs(expected)
+        return math.isfinite(expected) and abs(used - expected) <= 2.0**-46 * abs(expected)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
