@@ -17,19 +17,19 @@ import numpy as np
 
 from analysis.registration import registered_trust
 from firmware_sim.errors import CallerError
-from inspector.chances import hidden_training_detection
-from inspector.devices import DevicePool
-from inspector.dispute import Claim, settle
-from inspector.drift import DRIFT_POLICY, native_weights, record_decisions
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.transcripts import open_run
-from inspector.trust import Trust
-from inspector.verdict import Outcome
-from monitor.lab import train
-from monitor.prover import LabProver
-from monitor.site import Site, SiteConfig, new_site_config
-from monitor.task import Task
+from inspector.dispute.dispute import Claim, settle
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.transcripts import open_run
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from inspector.probability.chances import hidden_training_detection
+from inspector.replay.drift import DRIFT_POLICY, native_weights, record_decisions
+from inspector.replay.pool import DevicePool
+from monitor.lab.prover import LabProver
+from monitor.lab.site import Site, SiteConfig, new_site_config
+from monitor.presets.task import Task
+from monitor.recording.recipes import train
 
 __all__ = ["LABS", "Demo", "Lab", "run_demo"]
 
@@ -130,7 +130,7 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
         "detection": _detection(),
     }
     with demo.timed("figures and report"):
-        from analysis.report import write_report
+        from analysis.report.page import write_report
 
         write_report(demo.out, demo.summary)
     demo.summary["seconds"] = {part: round(value, 3) for part, value in demo.seconds.items()}

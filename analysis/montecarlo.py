@@ -27,7 +27,7 @@ from inspector.campaign import (
     simulate_agents,
     simulate_counts,
 )
-from inspector.campaign._checks import fraction, whole
+from inspector.campaign.checks import fraction, whole
 from inspector.campaign.counts import CountsWorld
 from inspector.campaign.intervals import clopper_pearson
 from inspector.campaign.predicted import Prediction

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
-from inspector.registry_trust import trust_of
-from inspector.trust import Trust
-from monitor.site import Site
+from inspector.inspection.registry_trust import trust_of
+from inspector.inspection.trust import Trust
+from monitor.lab.site import Site
 
 if TYPE_CHECKING:
-    from monitor.site import SiteConfig
+    from monitor.lab.site import SiteConfig
 
 __all__ = ["REGISTRAR_KEY", "register_lab", "registered_trust"]
 

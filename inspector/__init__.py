@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inspector.detection import samples_needed, samples_per_year, stretch_detection
-    from inspector.devices import DEVICES, DevicePool
-    from inspector.dispute import Claim, settle
-    from inspector.guards import Guard, Settings
-    from inspector.session import inspect, verify
-    from inspector.trust import Trust
-    from inspector.verdict import Outcome, Reason, Verdict
+    from inspector.devices import DEVICES
+    from inspector.dispute.dispute import Claim, settle
+    from inspector.inspection.guards import Guard, Settings
+    from inspector.inspection.session import inspect, verify
+    from inspector.inspection.trust import Trust
+    from inspector.inspection.verdict import Outcome, Reason, Verdict
+    from inspector.probability.detection import samples_needed, samples_per_year, stretch_detection
+    from inspector.replay.pool import DevicePool
 
 __all__ = [
     "DEVICES",
@@ -36,13 +37,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "detection": ("samples_needed", "samples_per_year", "stretch_detection"),
-    "devices": ("DEVICES", "DevicePool"),
-    "dispute": ("Claim", "settle"),
-    "guards": ("Guard", "Settings"),
-    "session": ("inspect", "verify"),
-    "trust": ("Trust",),
-    "verdict": ("Outcome", "Reason", "Verdict"),
+    "devices": ("DEVICES",),
+    "dispute.dispute": ("Claim", "settle"),
+    "inspection.guards": ("Guard", "Settings"),
+    "inspection.session": ("inspect", "verify"),
+    "inspection.trust": ("Trust",),
+    "inspection.verdict": ("Outcome", "Reason", "Verdict"),
+    "probability.detection": ("samples_needed", "samples_per_year", "stretch_detection"),
+    "replay.pool": ("DevicePool",),
 }
 
 

@@ -9,12 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monitor.lab import resume, train
-    from monitor.loops.recorder import Recorder
+    from monitor.lab.prover import LabProver, Prover
+    from monitor.lab.site import Site, new_site_config
     from monitor.presets import PRESETS
-    from monitor.prover import LabProver, Prover
-    from monitor.site import Site, new_site_config
-    from monitor.task import Task
+    from monitor.presets.task import Task
+    from monitor.recording.recipes import resume, train
+    from monitor.recording.recorder import Recorder
     from monitor.transcript import RunFolder
 
 __all__ = [
@@ -31,12 +31,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "lab": ("resume", "train"),
-    "loops.recorder": ("Recorder",),
+    "lab.prover": ("LabProver", "Prover"),
+    "lab.site": ("Site", "new_site_config"),
     "presets": ("PRESETS",),
-    "prover": ("LabProver", "Prover"),
-    "site": ("Site", "new_site_config"),
-    "task": ("Task",),
+    "presets.task": ("Task",),
+    "recording.recipes": ("resume", "train"),
+    "recording.recorder": ("Recorder",),
     "transcript": ("RunFolder",),
 }
 

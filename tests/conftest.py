@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from inspector.devices import DevicePool
-    from inspector.trust import Trust
+    from inspector.inspection.trust import Trust
+    from inspector.replay.pool import DevicePool
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = STARTED + timedelta(minutes=30)
@@ -53,10 +53,10 @@ def record_run(
     **changes: Any,
 ) -> Recorded:
     """Train a small run; the declared end is an hour after ``STARTED``."""
-    from inspector.trust import Trust
-    from monitor.lab import train
-    from monitor.site import Site, new_site_config, next_site_config
-    from monitor.task import Task
+    from inspector.inspection.trust import Trust
+    from monitor.lab.site import Site, new_site_config, next_site_config
+    from monitor.presets.task import Task
+    from monitor.recording.recipes import train
 
     task = Task.for_preset(preset, seed=seed, steps=steps, checkpoint_every=checkpoint_every, shards=chips, **changes)
     config = new_site_config(
@@ -92,7 +92,7 @@ def make_run(tmp_path: Path) -> Callable[..., Recorded]:
 @pytest.fixture(scope="session")
 def devices() -> Iterator[DevicePool]:
     """Replay devices whose processes live as long as this test process."""
-    from inspector.devices import DevicePool
+    from inspector.replay.pool import DevicePool
 
     with DevicePool() as pool:
         yield pool
@@ -123,7 +123,7 @@ def record_loop(tmp_path: Path) -> Callable[..., Recorded]:
         before: Callable[..., object] | None = None,
         **options: Any,
     ) -> Recorded:
-        from inspector.trust import Trust
+        from inspector.inspection.trust import Trust
         from monitor import Recorder
 
         defaults = {"seed": 5, "chips": 3, "checkpoint_every": 3, "snapshot_rate": Fraction(1, 2), "lab": "lab"}

@@ -57,39 +57,42 @@ _ANY = 1 << 62
 
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
-    "snapshot moment": (("inspector.commits.SnapshotMoment.take", _nothing),),
+    "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     # law 2: busy ticks
-    "busy ticks": (("inspector.commits.BusyTicks.take", _nothing),),
+    "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
-    "fresh draw": (("inspector.session.secret_of", lambda settings: settings.seed or "0"),),
-    "first segment": (("inspector.session.first_and_drawn", _draw_any),),
+    "fresh draw": (("inspector.inspection.session.secret_of", lambda settings: settings.seed or "0"),),
+    "first segment": (("inspector.inspection.session.first_and_drawn", _draw_any),),
     # law 3: who is drawn, and is who it says
-    "registry proof": (("inspector.registered.verify_inclusion", _nothing),),
-    "registered certificate": (("inspector.registered.RegisteredChips.check_certificate", _nothing),),
-    "revoked chips": (("inspector.session._check_registered", _nothing),),
-    "one chip, one identity": (("inspector.identities.check_distinct", _nothing),),
+    "registry proof": (("inspector.registry.registered.verify_inclusion", _nothing),),
+    "registered certificate": (("inspector.registry.registered.RegisteredChips.check_certificate", _nothing),),
+    "revoked chips": (("inspector.inspection.session._check_registered", _nothing),),
+    "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
-    "verified manifest": (("inspector.session.verified_manifest", _nothing),),
+    "verified manifest": (("inspector.inspection.session.verified_manifest", _nothing),),
     # law 5: declared numbers
-    "agreed data": (("inspector.transcripts.check_agreed_data", lambda *_: True),),
-    "numbers bound": (("inspector.execution._doubt_unbound", _nothing),),
-    "numbers equal": (("monitor.loops.slots._is_close", _always),),
+    "agreed data": (("inspector.inspection.transcripts.check_agreed_data", lambda *_: True),),
+    "numbers bound": (("inspector.inspection.execution._doubt_unbound", _nothing),),
+    "numbers equal": (("monitor.declaration.slots._is_close", _always),),
     "rates are numbers": (
-        ("inspector.execution._rates", lambda groups, step: [float(group.get("lr", 0.0)) for group in groups]),
+        (
+            "inspector.inspection.execution._rates",
+            lambda groups, step: [float(group.get("lr", 0.0)) for group in groups],
+        ),
     ),
-    "products counted": (("monitor.loops.program.flop_of", _count_matrices),),
-    "direct paths": (("inspector.paths.forbidden", lambda paths, trust: []),),
-    "changes declared": (("inspector.execution._check_changed", _nothing),),
+    "products counted": (("monitor.programs.program.flop_of", _count_matrices),),
+    "direct paths": (("inspector.inspection.paths.forbidden", lambda paths, trust: []),),
+    "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),
     # law 6: bounds and printing
     "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),
     "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),
     "tensor shapes": (("firmware_sim.bounds.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
-    "agreed before opened": (("inspector.agreement.Agreement.may_decode", _always),),
+    "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),
     "lab names": (("firmware_sim.bounds.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
-    "answered tensors": (("inspector.messages.check_materialised", _nothing),),
+    "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
     # law 7: no host code in firmware
     "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
     "exact arguments": tuple(
@@ -104,17 +107,17 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "unlocked by its process": (("firmware_sim._silicon.Silicon.is_own", False),),
     "signed firmware": (("firmware_sim.firmware.FirmwareChip._check_signature", _nothing),),
     # law 8: honest labs
-    "answers outside runs": (("inspector.answers.Answers.holds", lambda self, chip: False),),
+    "answers outside runs": (("inspector.inspection.answers.Answers.holds", lambda self, chip: False),),
     "evidence of the chip's own lab": (
-        ("inspector.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
+        ("inspector.inspection.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
     ),
     "room for evidence": (("firmware_sim.firmware.FirmwareChip._has_room", _always),),
     "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
     "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
-    "false-alarm cap": (("inspector.alarms.within_cap", lambda *_: True),),
+    "false-alarm cap": (("inspector.probability.alarms.within_cap", lambda *_: True),),
     "equal layouts": (("monitor.numerics.strides.canonical_strides", lambda tensor: tensor.stride()),),
-    "watched memory": (("monitor.loops.watching.unwritten", lambda now, copy: True),),
-    "repeated steps": (("monitor.loops.recorder._is_picked", lambda seed, step, one_in: False),),
+    "watched memory": (("monitor.programs.watching.unwritten", lambda now, copy: True),),
+    "repeated steps": (("monitor.recording.recorder._is_picked", lambda seed, step, one_in: False),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 

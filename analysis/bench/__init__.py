@@ -1,0 +1,1 @@
+"""What the acceptance figures are measured with: one module for each ``chipwitness bench``."""

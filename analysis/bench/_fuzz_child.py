@@ -30,10 +30,10 @@ _INSTRUMENTED = [
     "firmware_sim",
     "inspector",
     "monitor.transcript",
-    "monitor.loops",
-    "monitor.task",
+    "monitor.programs",
+    "monitor.declaration",
+    "monitor.presets.task",
     "monitor.sharding",
-    "monitor.trace",
 ]
 
 

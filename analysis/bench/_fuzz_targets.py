@@ -38,27 +38,27 @@ from firmware_sim.evidence.quote import QUOTE_PAYLOAD_TYPE, Quote
 from firmware_sim.identity import read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys
 from inspector.campaign import load_scenario
-from inspector.findings import Findings
-from inspector.guards import Settings
-from inspector.memory import load_memory
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Settings
+from inspector.inspection.memory import load_memory
+from inspector.inspection.session import judge
+from inspector.inspection.transcripts import Transcript, read_transcript
+from inspector.inspection.trust import Trust
 from inspector.registry import ChipRef, Publication, ReferenceValues, Revocation, Role
 from inspector.registry.genesis_csv import read_chips
 from inspector.registry.proof import ChipProof
 from inspector.registry.signing import SignedStatement, decode_payload, sign
 from inspector.registry.statements import Enrolment
-from inspector.replay import replay_segment, segments
-from inspector.session import _judge
-from inspector.transcripts import Transcript, read_transcript
-from inspector.trust import Trust
+from inspector.replay.segment import replay_segment, segments
 from monitor import Recorder
-from monitor.lab import train
-from monitor.loops.declaration import Declaration
-from monitor.loops.program import Program
+from monitor.declaration.statement import Declaration
+from monitor.lab.site import Site, new_site_config
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import Policy, bound_named
-from monitor.site import Site, new_site_config
-from monitor.task import Task
-from monitor.trace import Node
+from monitor.presets.task import Task
+from monitor.programs.program import Program
+from monitor.programs.trace import Node
+from monitor.recording.recipes import train
 from monitor.transcript import Leaf, Manifest, Metadata, RunFolder
 from monitor.transcript.data import decode_arrays
 from monitor.transcript.layout import CHIP_FILES, METADATA, ORDER, SAMPLES, chip_path, log_path
@@ -186,7 +186,7 @@ class World:
         answer = canonical.parse(data, most=bounds.WORKER_BYTES)
         if isinstance(answer, dict):
             findings = Findings(Settings(samples=1, seed="", devices=()))
-            _judge("native", self.transcript, segments(self.preset.declared)[:1], answer, findings)
+            judge("native", self.transcript, segments(self.preset.declared)[:1], answer, findings)
 
     def as_file(self, read: Callable[[Path], object]) -> Callable[[bytes], object]:
         """A parser of files as one of bytes."""

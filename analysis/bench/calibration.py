@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from inspector.calibration import DEVICES, INPUTS, UNCOVERED, Plan, search
+from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, Plan, search
 from monitor.environment import processor
 
 __all__ = ["document", "run"]

@@ -8,23 +8,35 @@ adds its own rows to those of the others, and replays their recordings where the
 from __future__ import annotations
 
 import json
-import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import DATA, commit, hardware
+from analysis.bench._origin import commit, hardware
+from analysis.report.equality import (
+    COMMITTED,
+    DIGESTS,
+    Row,
+    counts,
+    ending_of,
+    key_of,
+    labelled,
+    load,
+    summary,
+    table,
+    training_of,
+    verdict,
+)
 from firmware_sim.errors import CallerError, DeviceError
 from firmware_sim.evidence import digest_bytes, digest_list
-from inspector.devices import DEVICES, DevicePool, device
+from inspector.devices import DEVICES, device
+from inspector.replay.pool import DevicePool
 from monitor.numerics import NUMERICS
 from monitor.presets import preset
 
 __all__ = ["COMMITTED", "WORKS", "counts", "labelled", "load", "run", "summary", "table", "verdict"]
-
-Row = dict[str, Any]
 
 WORKS: dict[str, tuple[int, int | None]] = {
     "tiny-gpt": (20, None),
@@ -35,75 +47,8 @@ WORKS: dict[str, tuple[int, int | None]] = {
 }
 """Steps, and the batch size where it is not the preset's own: the large ones take small batches."""
 
-COMMITTED = DATA / "equality.json"
-"""The table that comes with the program."""
-
 SEED = 1
-_DIGESTS = ("weights", "optimizer", "losses")
-_DIGEST = re.compile(r"sha256-[a-z0-9-]+:[0-9a-f]{64}")
-_TRAINING = ("work", "mode", "steps", "batch_size", "seed")
-_KEY = (*_TRAINING, "machine", "device")
-_TYPES = dict.fromkeys(("work", "mode", "device", "status"), str) | dict.fromkeys(
-    ("steps", "batch_size", "seed", "machine"), int
-)
 _TIMEOUT = 6 * 3600
-
-
-def _training(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in _TRAINING)
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in _KEY)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """The document in a file: ``hardware``, a list of machines, ``rows``, and what else stands at its top.
-
-    A row's ``machine`` counts in ``hardware``, and so does ``recorded_on`` of a ``rounded`` one: where its logs come
-    from.
-
-    Raises:
-        CallerError: the file is not such a document.
-    """
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CallerError(f"cannot read the table {path}: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
-        raise CallerError(f"{path} is not a table of this command")
-    machines, rows = document.get("hardware"), document["rows"]
-    if not isinstance(machines, list) or not machines or not all(map(_is_machine, machines)):
-        raise CallerError(f"{path} does not list the machines of its rows")
-    if any(entry in machines[:number] for number, entry in enumerate(machines)):
-        raise CallerError(f"{path} lists a machine twice")
-    if not all(_is_row(row, len(machines)) for row in rows):
-        raise CallerError(f"{path} has a row that is not one of this command")
-    if len(set(map(_key, rows))) != len(rows):
-        raise CallerError(f"{path} has two rows of the same run")
-    recordings = {(_training(row), row["machine"]): row for row in rows if row.get("role") == "recording"}
-    for row in rows:
-        if row["mode"] == "rounded" and row["status"] == "run":
-            recording = recordings.get((_training(row), row["recorded_on"]))
-            if recording is None or len({row.get("log_digest"), recording.get("log_digest")} - {None}) > 1:
-                raise CallerError(f"{path} has no recording for {row['work']} on {row['device']}")
-    return document
-
-
-def _is_machine(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("processor"), str)
-
-
-def _is_row(row: Any, machines: int) -> bool:
-    if not isinstance(row, dict) or not all(type(row.get(name)) is kind for name, kind in _TYPES.items()):
-        return False
-    origin = row.get("recorded_on") if row["mode"] == "rounded" else row["machine"]
-    return (
-        row["mode"] in NUMERICS
-        and all(type(number) is int and 0 <= number < machines for number in (row["machine"], origin))
-        and (row.get("role") != "recording" or origin == row["machine"])
-        and (row["status"] != "run" or all(_DIGEST.fullmatch(str(row.get(name))) for name in _DIGESTS))
-    )
 
 
 def _opened(out: Path | None) -> dict[str, Any]:
@@ -145,7 +90,7 @@ def _measured(pool: DevicePool, row: Row, role: str, logs: Path) -> Row:
         return {**row, "status": f"broke: {error}"}
     if "evidence_error" in result:
         return {**row, "status": f"rejected: {result['evidence_error']}"}
-    names = (*_DIGESTS, "last_loss", "step_seconds", "seconds", "log_bytes", "entries", "forced")
+    names = (*DIGESTS, "last_loss", "step_seconds", "seconds", "log_bytes", "entries", "forced")
     return {**row, "status": "run", "role": role, **{name: result[name] for name in names}}
 
 
@@ -205,22 +150,22 @@ def run(
     here = document["hardware"].index(hardware())
     wanted = _wanted(here, presets, steps, devices, numerics)
     kept = [row for row in document["rows"] if row["machine"] != here or row["status"] in ("run", "not run")]
-    done = {_key(row): row for row in kept}
+    done = {key_of(row): row for row in kept}
     with tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch) if out is None else out.with_suffix(".logs")
         for _, group in groupby(wanted, key=lambda row: (row["work"], row["device"])):
             made = commit()
             with DevicePool(timeout=_TIMEOUT) as pool:  # one process for each work, so that its memory is freed
                 for row in group:
-                    if _key(row) not in done:
+                    if key_of(row) not in done:
                         for found in _filled(row, list(done.values()), pool, logs):
-                            done[_key(found)] = {**found, **made}
+                            done[key_of(found)] = {**found, **made}
                         if out is not None:
                             _save(out, {**document, "rows": list(done.values())})
-                    progress(done[_key(row)])
-    trainings = set(map(_training, wanted))
-    others = [row for row in done.values() if row["machine"] != here and _training(row) in trainings]
-    rows = sorted([*others, *(done[_key(row)] for row in wanted)], key=lambda row: row["machine"])
+                    progress(done[key_of(row)])
+    trainings = set(map(training_of, wanted))
+    others = [row for row in done.values() if row["machine"] != here and training_of(row) in trainings]
+    rows = sorted([*others, *(done[key_of(row)] for row in wanted)], key=lambda row: row["machine"])
     return labelled({**document, "rows": rows})
 
 
@@ -241,7 +186,9 @@ def _filled(row: Row, done: list[Row], pool: DevicePool, logs: Path) -> Iterator
                 path.unlink(missing_ok=True)
         return found
 
-    recordings = [other for other in done if _training(other) == _training(row) and other.get("role") == "recording"]
+    recordings = [
+        other for other in done if training_of(other) == training_of(row) and other.get("role") == "recording"
+    ]
     if all(path.exists() for path in paths):
         digest = _log_digest(paths)
         origins = [other["machine"] for other in recordings if other.get("log_digest") == digest]
@@ -257,7 +204,7 @@ def _filled(row: Row, done: list[Row], pool: DevicePool, logs: Path) -> Iterator
         if again["status"] != "run":  # the row of the recording that was lost stays
             yield {**again, **row}
             return
-        if (_whole(again), again["log_digest"]) != (_whole(lost), lost.get("log_digest", again["log_digest"])):
+        if (ending_of(again), again["log_digest"]) != (ending_of(lost), lost.get("log_digest", again["log_digest"])):
             raise CallerError(f"the lost logs of {row['work']} cannot be made again: this program records other ones")
         yield again
         yield measured(row, "replaying", here)
@@ -268,118 +215,3 @@ def _log_digest(paths: Sequence[Path]) -> str:
         return str(digest_list("logs", [(path.name, digest_bytes("log", path.read_bytes())) for path in paths]))
     except OSError as error:
         raise CallerError(f"cannot read the rounding log {error.filename}: {error.strerror}") from None
-
-
-def labelled(document: dict[str, Any]) -> list[Row]:
-    """The rows of a document with ``processor``, a short name of their machine, different for each."""
-    names = [_short(entry["processor"]) for entry in document["hardware"]]
-    labels = [name if names.count(name) == 1 else f"{name} #{number}" for number, name in enumerate(names)]
-    return [{**row, "processor": labels[row["machine"]]} for row in document["rows"]]
-
-
-def _short(processor: str) -> str:
-    """``Intel Xeon`` for ``Intel(R) Xeon(R) CPU @ 2.20GHz``."""
-    return " ".join(re.sub(r"\((R|TM)\)|\b(CPU|Processor|\d+-Core)\b|@.*", " ", processor).split()) or processor
-
-
-def _name(row: Row, rows: Iterable[Row]) -> str:
-    """A row's device, and its machine before it where ``rows`` are of more than one."""
-    if all(other["machine"] == row["machine"] for other in rows):
-        return str(row["device"])
-    label = row.get("processor", f"machine {row['machine']}")
-    return f"{label} {row['device']}"
-
-
-def _whole(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in _DIGESTS)
-
-
-def _groups(rows: Iterable[Row]) -> dict[tuple[str, int, int], list[Row]]:
-    groups: dict[tuple[str, int, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["work"], row["steps"], row["batch_size"]), []).append(row)
-    return groups
-
-
-def _comparable(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows that ran, by work, mode, the rest of the training, and for ``rounded`` the machine that recorded."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row["status"] == "run":
-            recording = row["recorded_on"] if row["mode"] == "rounded" else None
-            groups.setdefault((*_training(row), recording), []).append(row)
-    return groups
-
-
-def counts(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[int, int]]:
-    """(devices that ran, different endings among them) by (work, mode).
-
-    An ending is the digests of weights, optimizer state and losses together. Only rows of the same training are
-    compared, and ``rounded`` ones of the same recording: the largest number counts.
-    """
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for (work, mode, *_), group in _comparable(rows).items():
-        ran, distinct = found.get((work, mode), (0, 0))
-        found[work, mode] = ran + len(group), max(distinct, len(set(map(_whole, group))))
-    return found
-
-
-def summary(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """For each work its steps, batch size, number of machines and of devices on them, and different endings by mode."""
-    found = []
-    for (work, steps, batch_size), group in _groups(rows).items():
-        ends = counts(group)
-        modes: dict[str, int] = {str(mode): ends.get((work, mode), (0, 0))[1] for mode in NUMERICS}
-        devices = {(row["machine"], row["device"]) for row in group if row["status"] == "run"}
-        size = {"machines": len({number for number, _ in devices}), "devices": len(devices)}
-        found.append({"work": work, "steps": steps, "batch_size": batch_size, **size, **modes})
-    return found
-
-
-def verdict(rows: Sequence[Row]) -> str | None:
-    """Why the controlled rows do not all end in the same bits, or None where they do.
-
-    Raises:
-        DeviceError: a device broke.
-    """
-    for row in rows:
-        if row["status"] not in ("run", "not run"):
-            problem = f"{row['work']}, {row['mode']}, {_name(row, rows)}: {row['status']}"
-            if row["status"].startswith("broke"):
-                raise DeviceError(problem)
-            return problem
-    if not any(row["status"] == "run" for row in rows):
-        return "nothing ran"
-    for (work, mode, *_), group in _comparable(rows).items():
-        endings: dict[tuple[str, ...], list[str]] = {}
-        for row in group:
-            endings.setdefault(_whole(row), []).append(_name(row, rows))
-        if mode != "native" and len(endings) != 1:
-            _, *odd = sorted(endings.values(), key=len, reverse=True)
-            names = ", ".join(name for some in odd for name in some)
-            return f"{work}, {mode}: {len(endings)} endings on {len(group)} devices; unlike most: {names}"
-    return None
-
-
-def table(rows: Sequence[Row]) -> list[str]:
-    """Lines for a person: for each work a row a device and a column a mode, with eight digits of the ending."""
-    lines: list[str] = []
-    for (work, steps, batch_size), group in _groups(rows).items():
-        modes = list(dict.fromkeys(row["mode"] for row in group))
-        cells = {(_name(row, rows), row["mode"]): _cell(row) for row in group}
-        width = max(20, *(len(name) for name, _ in cells)) + 2
-        lines += ["", f"{work}, {steps} steps, batches of {batch_size}: weights/optimizer/losses"]
-        lines.append(f"  {'device':{width}}" + "".join(f"{mode:30}" for mode in modes))
-        for name in dict.fromkeys(name for name, _ in cells):
-            lines.append(f"  {name:{width}}" + "".join(f"{cells.get((name, mode), ''):30}" for mode in modes))
-        found = counts(group)
-        ends = (found.get((work, mode), (0, 0)) for mode in modes)
-        ends_text = "".join(f"{f'{distinct} on {ran}':30}" for ran, distinct in ends)
-        lines.append(f"  {'different endings':{width}}{ends_text}")
-    return lines[1:]
-
-
-def _cell(row: Row) -> str:
-    if row["status"] != "run":
-        return str(row["status"])[:28]
-    return "/".join(row[name].partition(":")[2][:8] for name in _DIGESTS)

@@ -1,7 +1,7 @@
 """``bench evasions``: every lie told in real runs, how often a real inspection catches it, and how often it should.
 
 A trial is a world of its own: new chips, new secrets, another draw. A lie is caught where the inspection ends in
-REJECT. The predictions are the closed forms that verdicts print (``inspector.chances``).
+REJECT. The predictions are the closed forms that verdicts print (``inspector.probability.chances``).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from firmware_sim import ChipLie, LabLie
 from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
 from inspector.campaign.rates import MeasuredRate, save_rates
-from inspector.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
-from inspector.devices import DevicePool
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.trust import Trust
-from inspector.verdict import Outcome
-from monitor.lab import train
-from monitor.site import Site, SiteConfig, new_site_config, next_site_config
-from monitor.task import Task
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from inspector.probability.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
+from inspector.replay.pool import DevicePool
+from monitor.lab.site import Site, SiteConfig, new_site_config, next_site_config
+from monitor.presets.task import Task
+from monitor.recording.recipes import train
 
 __all__ = ["PREDICTIONS", "Scene", "run", "save_as_rates", "table", "verdict", "write"]
 
@@ -164,7 +164,7 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
 }
 """How often one inspection should catch each lie that ``train`` can tell; a lying chip is the lab's first.
 
-``clone-identity`` is caught whatever is drawn, since the original's evidence convicts it (``inspector.identities``);
+``clone-identity`` is caught whatever is drawn: the original's evidence convicts it (``inspection.identities``);
 ``roll-back-log`` takes more than one run, and ``hidden-constant`` a loop of one's own. Each is tested there.
 """
 

@@ -23,11 +23,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, S
 from analysis.bench._honest_models import MODELS
 from analysis.bench._origin import commit, hardware
 from firmware_sim.errors import CallerError, ChipwitnessError
-from inspector.devices import DevicePool
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.trust import Trust
-from inspector.verdict import Outcome
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from inspector.replay.pool import DevicePool
 from monitor import Recorder
 
 __all__ = ["DEVICES", "World", "run", "table", "verdict", "worlds", "write"]

@@ -24,8 +24,9 @@ from typing import Any
 
 from analysis.bench._origin import hardware
 from firmware_sim.errors import CallerError
-from inspector.curve import CONTROL
-from inspector.devices import DevicePool, device
+from inspector.devices import device
+from inspector.replay.curve import CONTROL
+from inspector.replay.pool import DevicePool
 from monitor.presets import preset
 
 __all__ = ["COLUMNS", "EARLY", "FLOOR", "LAST", "PRESETS", "REFERENCE", "judge", "load", "run", "table", "verdict"]

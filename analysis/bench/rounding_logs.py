@@ -17,8 +17,8 @@ from monitor.numerics import recording
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import BOUNDS, Policy, bound_named
 from monitor.presets import preset
-from monitor.task import Task
-from monitor.training import Training
+from monitor.presets.task import Task
+from monitor.recording.training import Training
 from monitor.transcript import to_batch
 
 __all__ = ["PRESETS_MEASURED", "log_rows", "run"]

@@ -23,10 +23,10 @@ import torch
 from analysis.bench._origin import commit, hardware
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SigningKey, VerifyingKey, digest_bytes
-from inspector.fsck import fsck
-from inspector.trust import Trust
+from inspector.inspection.trust import Trust
+from inspector.storage.fsck import fsck
 from monitor import Recorder
-from monitor.loops.declaration import Declaration, StateEntry
+from monitor.declaration.statement import Declaration, StateEntry
 from monitor.sharding import StateDigest
 from monitor.transcript import Execution, Leaf, Metadata, TranscriptWriter
 from monitor.transcript.layout import JOURNAL, SALT, log_path, program_path

@@ -15,7 +15,7 @@ from firmware_sim import bounds
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
-    from inspector.verdict import Verdict
+    from inspector.inspection.verdict import Verdict
 
 __all__ = [
     "add_json",

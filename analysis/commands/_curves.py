@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from analysis.figures import EvasionBar
+    from analysis.report.figures import EvasionBar
 
 __all__ = ["register"]
 
@@ -97,7 +97,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Axes], Summary]) -> int:
-    from analysis.figures import Origin, canvas
+    from analysis.report.figures import Origin, canvas
 
     summary: Summary = {}
     command = command_line(arguments)
@@ -126,8 +126,8 @@ def _pair(name: str, values: list[float]) -> tuple[float, float]:
 def _stretch(arguments: argparse.Namespace, axes: Axes) -> Summary:
     import numpy as np
 
-    from analysis import figures
-    from inspector import detection as closed
+    from analysis.report import figures
+    from inspector.probability import detection as closed
 
     if not 2 <= arguments.longest <= 1_000_000:
         raise CallerError(f"--longest must be between 2 and 1,000,000, not {arguments.longest}")
@@ -144,8 +144,8 @@ def _stretch(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
 
 def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
-    from analysis import figures
-    from analysis.tables import TABLE_1
+    from analysis.report import figures
+    from analysis.report.tables import TABLE_1
 
     flops = dict(arguments.run) or {each.model: each.flop for each in TABLE_1}
     figures.chips_figure(axes, flops=flops, fleets=_pair("fleets", arguments.fleets), **scheme_of(arguments))
@@ -153,7 +153,7 @@ def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
 
 def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
-    from analysis import figures
+    from analysis.report import figures
 
     figures.rate_figure(
         axes,
@@ -167,8 +167,8 @@ def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
 
 def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
-    from analysis import figures
-    from inspector import detection as closed
+    from analysis.report import figures
+    from inspector.probability import detection as closed
 
     share = closed.used_share(
         flop=arguments.flop, chips=arguments.chips, days=arguments.days, flop_per_day=arguments.flop_per_day
@@ -199,9 +199,9 @@ def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
 
 def _time(arguments: argparse.Namespace, axes: Axes) -> Summary:
-    from analysis import figures
-    from inspector import detection as closed
-    from inspector.timing import time_to_detection
+    from analysis.report import figures
+    from inspector.probability import detection as closed
+    from inspector.probability.timing import time_to_detection
 
     run, scheme = {"flop": arguments.flop, "chips": arguments.chips}, scheme_of(arguments)
     share = closed.used_share(**run, days=arguments.days, flop_per_day=arguments.flop_per_day)
@@ -218,8 +218,8 @@ def _time(arguments: argparse.Namespace, axes: Axes) -> Summary:
 def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
     import numpy as np
 
-    from analysis import figures
-    from inspector import detection as closed
+    from analysis.report import figures
+    from inspector.probability import detection as closed
 
     scheme = scheme_of(arguments)
     highest = max(0.9999, scheme.pop("confidence"))
@@ -237,7 +237,7 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
 def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from dataclasses import asdict
 
-    from analysis import figures
+    from analysis.report import figures
 
     bars, alarms, look = _measured(arguments.results) if arguments.results else _closed(arguments)
     axes.figure.set_size_inches(*figures.bar_size(len(bars)))  # type: ignore[union-attr]
@@ -254,9 +254,9 @@ def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
 def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[float], dict[str, Any]]:
     """Return the Prover's best responses to the schedule that Eq. 1 asks for at one site."""
     from analysis.commands._plan import parse_evasion
-    from analysis.figures import EvasionBar
-    from inspector import detection as closed
-    from inspector.planning import Problem, Site, Visits, best_response
+    from analysis.report.figures import EvasionBar
+    from inspector.probability import detection as closed
+    from inspector.probability.planning import Problem, Site, Visits, best_response
 
     scheme = scheme_of(arguments)
     period = scheme.pop("period")
@@ -278,7 +278,7 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[float
 def _measured(path: Path) -> tuple[list[EvasionBar], list[float], dict[str, Any]]:
     import json
 
-    from analysis.figures import EvasionBar
+    from analysis.report.figures import EvasionBar
 
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -307,7 +307,7 @@ def _measured(path: Path) -> tuple[list[EvasionBar], list[float], dict[str, Any]
 def _leakage(arguments: argparse.Namespace, axes: Axes) -> Summary:
     import numpy as np
 
-    from analysis import figures
+    from analysis.report import figures
     from inspector.registry.leakage import unseen_probability
 
     if not 1 <= arguments.months <= 1200:

@@ -17,7 +17,7 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from inspector.planning import Evasion, Plan, Problem, Sensitivity, Site
+    from inspector.probability.planning import Evasion, Plan, Problem, Sensitivity, Site
 
 __all__ = ["parse_evasion", "register"]
 
@@ -94,7 +94,7 @@ def parse_evasion(text: str) -> Evasion:
     Raises:
         CallerError: an unknown name, or a value that is missing or out of range.
     """
-    from inspector.planning import Evasion
+    from inspector.probability.planning import Evasion
 
     kind, _, value = text.partition("=")
     if text == "declared":
@@ -124,8 +124,8 @@ def parse_evasion(text: str) -> Evasion:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from inspector.detection import OutOfReachError
-    from inspector.planning import cheapest_plan
+    from inspector.probability.detection import OutOfReachError
+    from inspector.probability.planning import cheapest_plan
 
     problem = _problem(arguments)
     try:
@@ -142,8 +142,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _problem(arguments: argparse.Namespace) -> Problem:
-    from analysis.tables import H100_FLOP_PER_DAY
-    from inspector.planning import Problem
+    from analysis.report.tables import H100_FLOP_PER_DAY
+    from inspector.probability.planning import Problem
 
     periods = [each for each in arguments.periods if arguments.delay is None or each <= arguments.delay]
     if not periods:
@@ -164,8 +164,8 @@ def _problem(arguments: argparse.Namespace) -> Problem:
 
 
 def _sites(arguments: argparse.Namespace) -> list[Site]:
-    from analysis.tables import owners_today
-    from inspector.planning import Site
+    from analysis.report.tables import owners_today
+    from inspector.probability.planning import Site
 
     if arguments.sites is not None:
         return _read_sites(arguments.sites, arguments.visit_work)
@@ -176,7 +176,7 @@ def _sites(arguments: argparse.Namespace) -> list[Site]:
 def _read_sites(path: Path, visit_work: float) -> list[Site]:
     import csv
 
-    from inspector.planning import Site
+    from inspector.probability.planning import Site
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -208,7 +208,7 @@ def _read_sites(path: Path, visit_work: float) -> list[Site]:
 def _sensitivity(problem: Problem, plan: Plan) -> list[Sensitivity]:
     from tqdm import tqdm
 
-    from inspector.planning import cheapest_plan, sensitivity
+    from inspector.probability.planning import cheapest_plan, sensitivity
 
     def work(parameters: Mapping[str, float]) -> float:
         bar.update()
@@ -250,7 +250,7 @@ def _sensitivity(problem: Problem, plan: Plan) -> list[Sensitivity]:
 
 
 def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
-    from analysis.figures import Origin, sensitivity_figure
+    from analysis.report.figures import Origin, sensitivity_figure
 
     sensitivity_figure(
         arguments.out,
@@ -264,7 +264,7 @@ def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
 def _document(
     arguments: argparse.Namespace, problem: Problem, plan: Plan, rows: list[Sensitivity] | None
 ) -> dict[str, Any]:
-    from inspector.detection import CHIPS_PER_INSPECTOR
+    from inspector.probability.detection import CHIPS_PER_INSPECTOR
 
     price = arguments.inspector_cost
     if price is not None and not 0 <= price < math.inf:
@@ -307,7 +307,7 @@ def _not_covered(problem: Problem) -> list[str]:
 
 
 def _newest() -> str:
-    from analysis.tables import stocks
+    from analysis.report.tables import stocks
 
     return max(stock.as_of for stock in stocks())
 
@@ -317,7 +317,7 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(data: dict[str, Any]) -> list[str]:
-    from analysis.tables import aligned
+    from analysis.report.tables import aligned
 
     chips = {site["name"]: site["chips"] for site in data["parameters"]["sites"]}
     head = ["site", "chips", "samples", "refusals allowed", "every (days)", "samples a year"]

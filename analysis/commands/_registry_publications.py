@@ -13,8 +13,8 @@ from firmware_sim import DEFAULT_ALGORITHM
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest
 from inspector import registry as reg
-from inspector.registry_trust import trust_of
-from inspector.trust import Trust
+from inspector.inspection.registry_trust import trust_of
+from inspector.inspection.trust import Trust
 
 __all__ = ["publish", "reference_values", "revoke", "trust"]
 

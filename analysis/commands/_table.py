@@ -13,7 +13,7 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from analysis.tables import Stock, TrainedModel
+    from analysis.report.tables import Stock, TrainedModel
 
 __all__ = ["register"]
 
@@ -51,7 +51,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _table(arguments: argparse.Namespace) -> int:
-    from analysis import tables
+    from analysis.report import tables
 
     scheme = scheme_of(arguments)
     fleets = [(f"{chips:g} chips", chips) for chips in tables.TABLE_1_FLEETS]
@@ -80,7 +80,7 @@ def _table(arguments: argparse.Namespace) -> int:
 
 
 def _cells(rows: list[tuple[str, float]], fleets: list[tuple[str, float]], scheme: dict[str, Any]) -> list[Any]:
-    from analysis.tables import cell
+    from analysis.report.tables import cell
 
     return [
         {
@@ -97,7 +97,7 @@ def _cells(rows: list[tuple[str, float]], fleets: list[tuple[str, float]], schem
 
 
 def _model(model: TrainedModel, stocks: list[Stock], scheme: dict[str, Any]) -> dict[str, Any]:
-    from analysis.tables import cell
+    from analysis.report.tables import cell
 
     flop = model.training_flop
     cells = [
@@ -114,7 +114,7 @@ def _model(model: TrainedModel, stocks: list[Stock], scheme: dict[str, Any]) -> 
 def _chips_needed(flop: float, scheme: dict[str, Any]) -> int:
     import math
 
-    from inspector.detection import chips_needed
+    from inspector.probability.detection import chips_needed
 
     return math.ceil(chips_needed(flop=flop, days=scheme["days"], flop_per_day=scheme["flop_per_day"]))
 
@@ -153,7 +153,7 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
         ]
         for model in today["models"]
     ]
-    from analysis.tables import aligned
+    from analysis.report.tables import aligned
 
     owned = ["", "", "", "", "", "H100 eq.", *(f"{stocks[place].chips_h100_equivalent:,}" for place in shown)]
     lines += [
@@ -181,7 +181,7 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
 
 
 def _grid(rows: list[Any], scheme: dict[str, Any]) -> list[str]:
-    from analysis.tables import aligned
+    from analysis.report.tables import aligned
 
     head = ["model", "FLOP", f"chips for {scheme['days']:g} days", *(each["fleet"] for each in rows[0]["cells"])]
     body = [

@@ -88,7 +88,7 @@ def _campaign(arguments: argparse.Namespace) -> int:
 
 def _check_figure(path: Path) -> None:
     """Refuse before hours of simulation what could not be drawn after them."""
-    from analysis._style import FORMATS
+    from analysis.report.style import FORMATS
 
     if path.suffix[1:].lower() not in FORMATS:
         raise CallerError(f"figure {path}: the extension must be .png, .svg or .pdf")
@@ -124,7 +124,7 @@ def _simulate(arguments: argparse.Namespace, scenario: Scenario) -> list[Campaig
 
 
 def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> None:
-    from analysis.figures import EvasionBar, Origin, evasion_figure
+    from analysis.report.figures import EvasionBar, Origin, evasion_figure
 
     options = {name: str(getattr(arguments, name)) for name in ("trials", "seed", "engine", "confidence")}
     if arguments.false_alarms is not None:

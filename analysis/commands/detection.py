@@ -41,7 +41,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _samples(arguments: argparse.Namespace) -> int:
-    from inspector import detection as closed
+    from inspector.probability import detection as closed
 
     flop, chips, scheme = arguments.flop, arguments.chips, scheme_of(arguments)
     per_period = float(closed.samples_needed(flop=flop, chips=chips, **scheme))

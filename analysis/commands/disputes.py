@@ -32,10 +32,10 @@ def _dispute(arguments: argparse.Namespace) -> int:
     from inspector.devices import enter
 
     enter(arguments.device)
-    from inspector.dispute import Claim, settle
-    from inspector.transcripts import open_run
-    from inspector.trust import Trust
-    from monitor.prover import LabProver
+    from inspector.dispute.dispute import Claim, settle
+    from inspector.inspection.transcripts import open_run
+    from inspector.inspection.trust import Trust
+    from monitor.lab.prover import LabProver
 
     folders = [arguments.first, arguments.second]
     for folder in folders:

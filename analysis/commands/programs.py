@@ -12,7 +12,7 @@ from analysis.commands._common import add_json, add_trust, print_json, say, show
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from inspector.reviewing import Page
+    from inspector.inspection.reviewing import Page
 
 __all__ = ["register"]
 
@@ -47,7 +47,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from inspector.reviewing import show
+    from inspector.inspection.reviewing import show
 
     pages = show(arguments.path, arguments.digest)
     if arguments.json:
@@ -60,8 +60,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _review(arguments: argparse.Namespace) -> int:
-    from inspector.reviewing import review
-    from inspector.trust import Trust
+    from inspector.inspection.reviewing import review
+    from inspector.inspection.trust import Trust
 
     return show_verdict(arguments, review(arguments.run, Trust.load(arguments.trust, [arguments.run])))
 

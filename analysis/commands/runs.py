@@ -27,9 +27,9 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from inspector.trust import Trust
-    from monitor.site import SiteConfig
-    from monitor.task import Task
+    from inspector.inspection.trust import Trust
+    from monitor.lab.site import SiteConfig
+    from monitor.presets.task import Task
 
 __all__ = ["register", "trust_path"]
 
@@ -157,7 +157,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None and arguments.registry is not None:
         raise CallerError("a killed run's lab is registered already: leave --registry out")
     enter(arguments.device)
-    from monitor.lab import resume, train
+    from monitor.recording.recipes import resume, train
 
     if arguments.resume is not None:
         result = resume(arguments.resume, progress=progress_bar(arguments.steps, "resume", quiet=arguments.json))
@@ -180,7 +180,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _task(arguments: argparse.Namespace, chips: int) -> Task:
-    from monitor.task import Task
+    from monitor.presets.task import Task
 
     if arguments.preset is None:
         raise CallerError("give --preset NAME")
@@ -198,8 +198,8 @@ def _task(arguments: argparse.Namespace, chips: int) -> Task:
 
 
 def _site(arguments: argparse.Namespace) -> SiteConfig:
-    from monitor.conduct import simulated_lie
-    from monitor.site import new_site_config, next_site_config
+    from monitor.lab.conduct import simulated_lie
+    from monitor.lab.site import new_site_config, next_site_config
 
     try:
         rate = Fraction(arguments.snapshot_rate)
@@ -232,7 +232,7 @@ def _site(arguments: argparse.Namespace) -> SiteConfig:
 
 def _list_lies(arguments: argparse.Namespace) -> int:
     from firmware_sim import ChipLie
-    from monitor.conduct import LIES
+    from monitor.lab.conduct import LIES
 
     data = {lie.value: lie.description for lie in (*LIES, *ChipLie)}
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
@@ -244,9 +244,9 @@ def write_trust(run: Path, config: SiteConfig, task: Task, *, registry: Path | N
     With a registry's folder the lab is registered there, and the trust file holds what the registry then publishes.
     Data of the user's own are agreed on here by one hand, since this is a simulation.
     """
-    from inspector.trust import Trust
-    from monitor.declared_data import declared_data
-    from monitor.site import Site
+    from inspector.inspection.trust import Trust
+    from monitor.lab.site import Site
+    from monitor.transcript.declared_data import declared_data
 
     trust = Trust.from_json(Site.reference_values(config), "the simulated world")
     if config.source is not None:
@@ -266,8 +266,8 @@ def write_trust(run: Path, config: SiteConfig, task: Task, *, registry: Path | N
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from inspector.session import verify
-    from inspector.trust import Trust
+    from inspector.inspection.session import verify
+    from inspector.inspection.trust import Trust
 
     now = parse_now(arguments.now)
     _require_runs([arguments.run])
@@ -276,10 +276,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from inspector.guards import Settings
-    from inspector.memory import load_memory, remember, save_memory
-    from inspector.session import inspect
-    from inspector.trust import Trust
+    from inspector.inspection.guards import Settings
+    from inspector.inspection.memory import load_memory, remember, save_memory
+    from inspector.inspection.session import inspect
+    from inspector.inspection.trust import Trust
 
     now = parse_now(arguments.now)
     _require_runs(arguments.runs)
@@ -300,8 +300,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from inspector.session import replay
-    from inspector.trust import Trust
+    from inspector.inspection.session import replay
+    from inspector.inspection.trust import Trust
 
     _require_runs([arguments.run])
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
@@ -316,7 +316,8 @@ def _require_runs(runs: list[Path]) -> None:
 
 def _devices(arguments: argparse.Namespace) -> int:
     from firmware_sim.errors import DeviceError
-    from inspector.devices import DEVICES, run_worker
+    from inspector.devices import DEVICES
+    from inspector.replay.pool import run_worker
 
     rows = []
     for name, entry in DEVICES.items():

@@ -46,9 +46,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _stats(arguments: argparse.Namespace) -> int:
-    from inspector.storage import run_stats
-    from inspector.transcripts import open_run
-    from inspector.trust import Trust
+    from inspector.inspection.transcripts import open_run
+    from inspector.inspection.trust import Trust
+    from inspector.storage.stats import run_stats
 
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
     stats = run_stats(open_run(arguments.run, trust))
@@ -66,8 +66,8 @@ def _stats(arguments: argparse.Namespace) -> int:
 
 
 def _fsck(arguments: argparse.Namespace) -> int:
-    from inspector.fsck import fsck
-    from inspector.trust import Trust
+    from inspector.inspection.trust import Trust
+    from inspector.storage.fsck import fsck
 
     trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
     report = fsck(arguments.run, {lab: key.raw for lab, key in trust.labs.items()})

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from inspector.campaign._checks import whole
+from inspector.campaign.checks import whole
 from inspector.campaign.counts import Outcome, overlap
 from inspector.campaign.plan import Plan, Stratum, finished, forgets
 from inspector.campaign.reactions import Control, FloatArray, IntArray

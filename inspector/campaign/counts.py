@@ -12,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._checks import whole
+from inspector.campaign.checks import whole
 from inspector.campaign.plan import Plan, Stratum, finished, forgets
 from inspector.campaign.reactions import Control, FloatArray, IntArray
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._checks import at_least, fraction, named, positive, probability, whole
+from inspector.campaign.checks import at_least, fraction, named, positive, probability, whole
 
 __all__ = [
     "Evidence",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._checks import fraction, whole
+from inspector.campaign.checks import fraction, whole
 
 __all__ = ["clopper_pearson", "wilson"]
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from firmware_sim.errors import CallerError
 from firmware_sim.lies import ChipLie, LabLie
-from inspector.campaign._checks import at_least, known_lie, named, positive, probability, whole
+from inspector.campaign.checks import at_least, known_lie, named, positive, probability, whole
 from inspector.campaign.fleet import Status
 from inspector.campaign.reactions import HideInInspected, PauseWhenDrawn, QuitWhenDrawn, Reaction, ShrinkWhenDrawn
 

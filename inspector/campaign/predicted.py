@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.alarms import log_tolerated
 from inspector.campaign.counts import overlap
 from inspector.campaign.plan import Plan, Stratum, forgets
-from inspector.detection import log_miss_without_replacement
+from inspector.probability.alarms import log_tolerated
+from inspector.probability.detection import log_miss_without_replacement
 
 __all__ = ["Prediction", "predict"]
 

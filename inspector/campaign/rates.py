@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._checks import known_lie, named, probability, whole
+from inspector.campaign.checks import known_lie, named, probability, whole
 from inspector.campaign.intervals import clopper_pearson
 
 __all__ = ["Bound", "MeasuredRate", "MissingRate", "RateBook", "load_rates", "save_rates"]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.campaign._checks import at_least, whole
+from inspector.campaign.checks import at_least, whole
 
 __all__ = ["Control", "HideInInspected", "PauseWhenDrawn", "QuitWhenDrawn", "Reaction", "ShrinkWhenDrawn"]
 

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from firmware_sim.errors import CallerError
-from inspector.alarms import FALSE_ALARMS
-from inspector.campaign._checks import fraction, named, positive, probability
 from inspector.campaign._toml import ScenarioError, Table, read_toml
+from inspector.campaign.checks import fraction, named, positive, probability
 from inspector.campaign.fleet import (
     Evidence,
     Fleet,
@@ -52,7 +51,8 @@ from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import Policy, Strategy, policy_from
 from inspector.campaign.rates import Bound, RateBook, load_rates
 from inspector.campaign.sizing import Sizing, false_alarm, fewest_refusals, size
-from inspector.detection import CHIPS_PER_INSPECTOR, OutOfReachError
+from inspector.probability.alarms import FALSE_ALARMS
+from inspector.probability.detection import CHIPS_PER_INSPECTOR, OutOfReachError
 
 __all__ = ["Catalogue", "NoScheduleError", "Scenario", "ScenarioError", "load_scenario"]
 

@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inspector import alarms
 from inspector.campaign.fleet import Inspection
 from inspector.campaign.plan import Plan
 from inspector.campaign.predicted import predict
+from inspector.probability import alarms
 
 __all__ = ["Sizing", "false_alarm", "fewest_refusals", "size"]
 

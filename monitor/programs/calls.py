@@ -14,7 +14,7 @@ from firmware_sim.errors import EvidenceError
 from monitor.numerics import UnsupportedOperator
 from monitor.numerics.operators import functional_of_out, remedy_for
 from monitor.numerics.session import resolve
-from monitor.trace import written_positions
+from monitor.programs.trace import written_positions
 
 __all__ = [
     "ITEM",

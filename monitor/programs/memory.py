@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor.programs.calls import is_view, operator_of, written_slots
-from monitor.trace import reach
+from monitor.programs.trace import reach
 
 __all__ = ["Access", "Form", "Memory", "Region", "Spot"]
 
@@ -30,7 +30,7 @@ class _Constant(Protocol):
 
 
 class Form(Protocol):
-    """A program, as ``monitor.loops.program`` holds it."""
+    """A program, as ``monitor.programs.program`` holds it."""
 
     @property
     def calls(self) -> Sequence[Mapping[str, Any]]: ...

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import digest_bytes
-from monitor.loops.batches import batch_root
+from monitor.programs.batches import batch_root
 from monitor.transcript.layout import batch_path
 from monitor.transcript.state import decode_state
 

@@ -10,7 +10,7 @@ from firmware_sim import RECORD_BYTES, bounds
 from firmware_sim.bounds import Bound
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
-from monitor.loops.declaration import Declaration
+from monitor.declaration.statement import Declaration
 from monitor.presets import preset
 from monitor.transcript.layout import METADATA, ORDER, SALT
 from monitor.transcript.record import Entry

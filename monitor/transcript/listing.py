@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from firmware_sim.errors import EvidenceError
-from monitor.loops.program import MAXIMUM_PROGRAMS
+from monitor.programs.program import MAXIMUM_PROGRAMS
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import CREATION, checkpoint_path, closing_record, is_allowed, step_of, step_record
 from monitor.transcript.record import Entry

@@ -9,7 +9,7 @@ from typing import Any
 from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_bytes
-from monitor.loops.declaration import Declaration
+from monitor.declaration.statement import Declaration
 
 __all__ = ["FORMAT", "Metadata", "parse_time"]
 

@@ -16,9 +16,9 @@ from firmware_sim import bounds
 from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
-from monitor.loops.declaration import Declaration
-from monitor.loops.program import Program
-from monitor.task import Task
+from monitor.declaration.statement import Declaration
+from monitor.presets.task import Task
+from monitor.programs.program import Program
 from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData

@@ -16,11 +16,11 @@ import torch
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.evidence import SigningKey
 from firmware_sim.evidence.chiplog import RECORD_BYTES
-from inspector.session import inspect
-from inspector.trust import Trust
-from inspector.verdict import Outcome
-from monitor.loops.batches import batch_root
-from monitor.site import Site, new_site_config
+from inspector.inspection.session import inspect
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from monitor.lab.site import Site, new_site_config
+from monitor.programs.batches import batch_root
 from monitor.transcript import Leaf, encode_state
 from monitor.transcript.layout import (
     CHIP_FILES,

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import torch
 
-from inspector.trust import Trust
+from inspector.inspection.trust import Trust
 from monitor import Recorder
-from monitor.site import Site, site_path
+from monitor.lab.site import Site, site_path
 from monitor.transcript.layout import CHIP_FILES, chip_path
 from tests.adversary.actions import action
 from tests.adversary.evidence import Evidence

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from firmware_sim import NO_RUN, Chip, DeviceMemory, Region
 from firmware_sim.evidence import canonical
-from monitor.site import Site
+from monitor.lab.site import Site
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from monitor.site import SiteConfig
+    from monitor.lab.site import SiteConfig
     from tests.adversary.lies import Lie
     from tests.adversary.world import World
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from firmware_sim import NO_RUN, ChipLie, DeviceMemory, LabLie, Region
-from monitor.declared_data import DeclaredData
 from monitor.transcript import encode_arrays
+from monitor.transcript.declared_data import DeclaredData
 from monitor.transcript.layout import ORDER, SAMPLES
 from tests.adversary.actions import action
 from tests.adversary.host import Puppet, View

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from inspector.detection import detection, log_miss_without_replacement
+from inspector.probability.detection import detection, log_miss_without_replacement
 
 __all__ = ["DEFERRED", "GUARD_ROWS", "Lie"]
 

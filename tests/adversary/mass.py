@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from inspector.devices import DevicePool
+from inspector.replay.pool import DevicePool
 from tests.adversary.lies import DEFERRED, GUARD_ROWS
 from tests.adversary.play import Played, honest_sequence, lying_sequence, play, shorten
 from tests.adversary.world import Worker, kept_device

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from inspector.verdict import Outcome, Verdict
+from inspector.inspection.verdict import Outcome, Verdict
 from tests.adversary import file_actions, honest_actions, host_actions  # noqa: F401 - they enter their actions
 from tests.adversary.actions import ACTIONS, perform
 from tests.adversary.world import Scene, Worker, World, kept_device

@@ -19,20 +19,20 @@ from torch import nn
 
 from firmware_sim import ChipLie
 from firmware_sim.errors import ChipwitnessError, DeviceError, EvidenceError
-from inspector._worker import _ACTIONS
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.trust import Trust
-from inspector.verdict import Verdict
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Verdict
+from inspector.replay._worker import _ACTIONS
 from monitor import Recorder
-from monitor._conduct import Conduct
-from monitor.conduct import conduct
-from monitor.declared_data import DeclaredData
-from monitor.lab import train
-from monitor.loops.declaration import hyper_of
-from monitor.loops.slots import StepNumbers
-from monitor.site import Site, SiteConfig, new_site_config, next_site_config, site_path
-from monitor.task import Task
+from monitor.declaration.slots import StepNumbers
+from monitor.declaration.statement import hyper_of
+from monitor.lab._conduct import Conduct
+from monitor.lab.conduct import conduct
+from monitor.lab.site import Site, SiteConfig, new_site_config, next_site_config, site_path
+from monitor.presets.task import Task
+from monitor.recording.recipes import train
+from monitor.transcript.declared_data import DeclaredData
 from tests.adversary.evidence import Evidence, contents
 from tests.adversary.host import Puppet, site_of
 from tests.adversary.lies import Lie
@@ -191,16 +191,19 @@ class World:
         """The lab's own process, altered as far as the lab has altered it."""
         site = site_of(self)
         with ExitStack() as stack:
-            for module in ("monitor.loops.recorder", "monitor.lab"):
+            modules = ("monitor.recording.recorder", "monitor.recording.recipes")
+            for module in modules:
                 stack.enter_context(mock.patch(f"{module}.Site", site))
-            for module in ("monitor.loops.recorder", "monitor.lab") if self.scene.kind == "preset" else ():
+            for module in modules if self.scene.kind == "preset" else ():
                 stack.enter_context(mock.patch(f"{module}.conduct", self._conduct))
             if not self.scene.is_honest:
-                stack.enter_context(mock.patch("monitor.loops.recorder._require_constant"))
+                stack.enter_context(mock.patch("monitor.recording.recorder._require_constant"))
             if self.declared is not None:
                 liar = self.declared
-                stack.enter_context(mock.patch("monitor.loops.recorder.hyper_of", lambda group: liar(hyper_of(group))))
-                stack.enter_context(mock.patch("monitor.loops.recorder.StepNumbers", _Lenient))
+                stack.enter_context(
+                    mock.patch("monitor.recording.recorder.hyper_of", lambda group: liar(hyper_of(group)))
+                )
+                stack.enter_context(mock.patch("monitor.recording.recorder.StepNumbers", _Lenient))
             yield
 
     def advance(self, phase: str) -> None:

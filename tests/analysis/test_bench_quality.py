@@ -13,7 +13,7 @@ import analysis
 from analysis.bench import quality
 from analysis.cli import main
 from firmware_sim.errors import CallerError
-from inspector.curve import CONTROL, CONTROL_BITS, run_curve, shorten
+from inspector.replay.curve import CONTROL, CONTROL_BITS, run_curve, shorten
 
 DATA = Path(analysis.__file__).parent / "data" / "quality.json"
 

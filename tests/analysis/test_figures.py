@@ -15,11 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from analysis import _style, figures
-from analysis.figures import EvasionBar, Mark, Origin
+from analysis.report import figures
+from analysis.report import style as style
+from analysis.report.figures import EvasionBar, Mark, Origin
 from firmware_sim.errors import CallerError
-from inspector import detection as closed
-from inspector.timing import time_to_detection
+from inspector.probability import detection as closed
+from inspector.probability.timing import time_to_detection
 
 BARS = [
     EvasionBar(name="as declared", value=0.9, low=0.88, high=0.92, closed_form=0.905),
@@ -79,16 +80,17 @@ def test_both_axes_are_labelled(name: str) -> None:
 
 
 def test_lines_are_told_apart_without_colour() -> None:
-    for one, other in itertools.combinations(_style.LINES, 2):
+    for one, other in itertools.combinations(style.LINES, 2):
         assert one["linestyle"] != other["linestyle"]
         assert one["marker"] != other["marker"]
-    assert len(set(_style.HATCHES)) == len(_style.HATCHES)
+    assert len(set(style.HATCHES)) == len(style.HATCHES)
 
 
 def test_pyplot_and_its_settings_stay_out(tmp_path: Path) -> None:
     code = (
         "import sys, matplotlib as m; read = lambda: {k: m.rcParams[k] for k in m.rcParams if k != 'backend'}; "
-        "before = read(); from analysis import figures; figures.stretch_figure(sys.argv[1]); assert read() == before; "
+        "before = read(); from analysis.report import figures; figures.stretch_figure(sys.argv[1]); "
+        "assert read() == before; "
         "print('matplotlib.pyplot' in sys.modules)"
     )
     words = [sys.executable, "-c", code, str(tmp_path / "a.svg")]

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from analysis import tables
+from analysis.report import tables
 from firmware_sim.errors import CallerError
 
 PAPER = {

@@ -9,14 +9,14 @@ from fractions import Fraction
 
 import pytest
 
-from inspector.dispute import Claim, settle
-from inspector.guards import Settings
-from inspector.memory import remember
-from inspector.session import inspect
-from inspector.transcripts import open_run
-from inspector.verdict import Outcome
-from monitor.prover import LabProver
-from monitor.site import site_path
+from inspector.dispute.dispute import Claim, settle
+from inspector.inspection.guards import Settings
+from inspector.inspection.memory import remember
+from inspector.inspection.session import inspect
+from inspector.inspection.transcripts import open_run
+from inspector.inspection.verdict import Outcome
+from monitor.lab.prover import LabProver
+from monitor.lab.site import site_path
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 

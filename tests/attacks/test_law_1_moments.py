@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from firmware_sim import FirmwareChip
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.verdict import Outcome
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.verdict import Outcome
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))

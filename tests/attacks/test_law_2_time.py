@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from firmware_sim import FirmwareChip
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.verdict import Outcome
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.verdict import Outcome
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))

@@ -11,11 +11,11 @@ import pytest
 
 from analysis.cli import main
 from firmware_sim import ChipLie
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.verdict import Outcome
-from monitor.lab import chip_evidence
-from monitor.site import Site, site_path
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.verdict import Outcome
+from monitor.lab.site import Site, site_path
+from monitor.recording.recipes import chip_evidence
 from monitor.transcript.draft import Draft
 from tests.guards import off
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from analysis.cli import main
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.verdict import Outcome
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.verdict import Outcome
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))

@@ -15,7 +15,7 @@ from torch.nn import functional
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import Recorder
-from monitor.loops import recorder as lab
+from monitor.recording import recorder as lab
 from tests.guards import off
 
 NOW = ("--now", "2026-01-01T00:30:00Z")

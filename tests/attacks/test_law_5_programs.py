@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim.errors import CallerError
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.verdict import Outcome
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.verdict import Outcome
 from tests.adversary.world import kept_device
 from tests.guards import off
 

@@ -26,7 +26,7 @@ import pytest
 import torch
 
 from firmware_sim.evidence import canonical, digest_bytes
-from monitor.site import Site, site_path
+from monitor.lab.site import Site, site_path
 from monitor.transcript import Entry
 from monitor.transcript.draft import Draft
 from monitor.transcript.layout import METADATA, SAMPLES, program_path
@@ -387,7 +387,7 @@ DISPUTE = """
 import sys, torch
 import inspector.devices
 inspector.devices.enter = lambda name: None
-from monitor.prover import LabProver
+from monitor.lab.prover import LabProver
 answer = LabProver.tensors
 
 def expanded(self, step, index):

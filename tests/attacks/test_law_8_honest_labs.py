@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from inspector.guards import Settings
-from inspector.session import inspect
-from inspector.verdict import Outcome
-from monitor.lab import write_answers
-from monitor.site import Site, site_path
+from inspector.inspection.guards import Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.verdict import Outcome
+from monitor.lab.site import Site, site_path
+from monitor.recording.recipes import write_answers
 from tests.guards import off
 
 SETTINGS = Settings(samples=4, seed="x", devices=("sse41",))
@@ -54,7 +54,7 @@ def test_c3_an_idle_chip_that_worked_is_rejected(with_idle_chip, devices):
 def rivals(make_run, monkeypatch):
     """An honest lab, and a rival whose signed run lists a chip of its own making under that lab's chip's name."""
     honest = make_run("honest", lab="lab", chips=2)
-    monkeypatch.setattr("monitor.site.chip_ids", lambda config: ["lab-chip-0000", "rival-chip-0001"])
+    monkeypatch.setattr("monitor.lab.site.chip_ids", lambda config: ["lab-chip-0000", "rival-chip-0001"])
     rival = make_run("rival", lab="rival", chips=2, seed=6)
     monkeypatch.undo()
     trust = replace(

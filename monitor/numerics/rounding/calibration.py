@@ -1,6 +1,7 @@
 """Measured error bounds of sums of products, one for each class of operators (Srivastava 2024, Alg. 3).
 
-``inspector.calibration`` searched them on several kernel families of one machine; they promise nothing about others.
+``inspector.devices.calibration`` searched them on several kernel families of one machine; they promise nothing about
+others.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firmware_sim.errors import DeviceError
-from inspector import _worker
-from inspector.session import replay
-from inspector.trial import run_trial
-from inspector.verdict import Outcome
+from inspector.inspection.session import replay
+from inspector.inspection.verdict import Outcome
+from inspector.replay import _worker
+from inspector.replay.trial import run_trial
 
 if TYPE_CHECKING:
-    from inspector.devices import DevicePool
+    from inspector.replay.pool import DevicePool
     from tests.conftest import Recorded
 
 DEVICE = "emulated-tensor-core"
@@ -58,7 +58,7 @@ def test_no_job_runs_before_the_engines_are_tested(
 
 
 def test_no_trial_runs_before_the_engines_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inspector.trial.require_engines", refuse)
+    monkeypatch.setattr("inspector.replay.trial.require_engines", refuse)
     with pytest.raises(DeviceError, match="known-answer"):
         run_trial({"numerics": "exact", "accelerator": "cpu", "logs": None, "role": "recording"})
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, canonical, verify_inclusion
-from inspector.registered import RegisteredChips
+from inspector.inspection.registry_trust import trust_of
 from inspector.registry import (
     ChipRecord,
     ChipState,
@@ -39,7 +39,7 @@ from inspector.registry import (
     verify_chip,
 )
 from inspector.registry.listing import chip_entry
-from inspector.registry_trust import trust_of
+from inspector.registry.registered import RegisteredChips
 
 NONCE = bytes(range(32))
 CERTIFICATES = {f"c-{number}": f"sha256:{number:064x}" for number in range(4)}

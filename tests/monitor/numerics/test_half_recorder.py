@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inspector.session import verify
-from inspector.verdict import Outcome
+from inspector.inspection.session import verify
+from inspector.inspection.verdict import Outcome
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

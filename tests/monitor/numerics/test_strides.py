@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from monitor.numerics.strides import canonical_strides, with_canonical_strides
-from monitor.trace import layout_of
+from monitor.programs.trace import layout_of
 
 LAST = torch.channels_last
 

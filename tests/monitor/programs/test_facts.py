@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from monitor.loops.binding import calls_of
+from monitor.declaration.binding import calls_of
 from monitor.programs import facts_of
 from tests.monitor.programs.tracing import trace
 

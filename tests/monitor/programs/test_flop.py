@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.bench._honest_models import MODELS
-from monitor.derivation import derive
 from monitor.presets import PRESETS
+from monitor.presets.task import Task
 from monitor.programs import compute_of, flop_of
 from monitor.programs.flop import counted as counted_call
-from monitor.task import Task
+from monitor.recording.derivation import derive
 from tests.monitor.programs.tracing import trace
 
 SIZES = st.integers(2, 6)

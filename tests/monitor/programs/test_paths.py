@@ -11,11 +11,11 @@ from torch.nn import functional
 from analysis.bench import battery_cases
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
-from monitor.loops.program import Program
 from monitor.numerics import recording
 from monitor.programs import direct_paths
 from monitor.programs.calls import base_name
 from monitor.programs.paths import flows
+from monitor.programs.program import Program
 from monitor.programs.zero import _LIKE_FIRST, _PRODUCTS
 from tests.monitor.programs.tracing import state_without_gradients, trace
 

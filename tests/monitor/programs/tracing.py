@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from monitor import numerics
-from monitor.loops.batches import batch_layout
-from monitor.loops.capture import Capture
-from monitor.loops.keys import RecordedKeys, step_seed
-from monitor.loops.program import Program, parse_hex
-from monitor.loops.watching import WriteWatch
+from monitor.programs.batches import batch_layout
 from monitor.programs.calls import ITEM, build_arguments, operator_of
-from monitor.trace import result_tensors, written_arguments
+from monitor.programs.capture import Capture
+from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.program import Program, parse_hex
+from monitor.programs.trace import result_tensors, written_arguments
+from monitor.programs.watching import WriteWatch
 
 __all__ = ["state_without_gradients", "trace"]
 

@@ -13,8 +13,8 @@ import pytest
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SigningKey, digest_bytes
-from inspector.fsck import fsck
-from monitor.loops.declaration import Declaration, StateEntry
+from inspector.storage.fsck import fsck
+from monitor.declaration.statement import Declaration, StateEntry
 from monitor.sharding import StateDigest
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, _files
 from monitor.transcript.layout import (

@@ -1,0 +1,357 @@
+"""The figures of Chipwitness: detection, samples, timing, evasion, cost and supply-chain leakage.
+
+Each function draws on given axes or writes the file that a path names (PNG, SVG or PDF by its extension) and returns
+nothing. Closed forms come from ``inspector``; simulated results are passed in as arrays with their intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from analysis.report.results import (
+    EvasionBar,
+    bar_size,
+    cost_figure,
+    evasion_figure,
+    leakage_figure,
+    sensitivity_figure,
+)
+from analysis.report.style import (
+    FAINT,
+    LINES,
+    NOTE,
+    Origin,
+    Target,
+    canvas,
+    count_axis,
+    drawn,
+    label,
+    line,
+    percent_axis,
+    short_count,
+)
+from firmware_sim.errors import CallerError
+from inspector.probability import detection as closed
+from inspector.probability.timing import TimeToDetection
+
+__all__ = [
+    "EvasionBar",
+    "Mark",
+    "Origin",
+    "bar_size",
+    "canvas",
+    "chips_figure",
+    "cost_figure",
+    "detection_curve",
+    "drawn",
+    "evasion_figure",
+    "leakage_figure",
+    "rate_figure",
+    "sensitivity_figure",
+    "stretch_figure",
+    "time_to_detection_figure",
+]
+
+_EVERY_INTEGER_UP_TO = 400
+_SATURATED = 0.9999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A concrete inspection to show on a detection curve.
+
+    Attributes:
+        samples: different chips that it sampled.
+        text: what to call it.
+    """
+
+    samples: int
+    text: str = "this inspection"
+
+
+def detection_curve(
+    target: Target,
+    *,
+    chips: int,
+    used: int,
+    catch: float = 1.0,
+    confidence: float | None = None,
+    mark: int | Mark | Sequence[Mark] = (),
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw detection probability against the number of sampled chips, and mark concrete inspections on it.
+
+    Args:
+        target: axes, or the path of the file to write.
+        chips: C, chips of the fleet.
+        used: chips that the run used.
+        catch: chance that a sampled used chip incriminates (snapshot present, read, replay catches it).
+        confidence: wanted probability, drawn as a level with the number of samples that reaches it.
+        mark: samples of a concrete inspection, or marks with a text.
+        title: of the figure; by default none.
+        origin: command and seed for the metadata.
+    """
+    marks = [Mark(samples=mark)] if isinstance(mark, int) else [mark] if isinstance(mark, Mark) else list(mark)
+    x = _sample_grid(chips, used, catch, [each.samples for each in marks])
+    exact = closed.detection(closed.log_miss_without_replacement(chips=chips, used=used, samples=x, catch=catch))
+    hit = closed.hit_probability(share=used / chips, snapshot=catch)
+    with canvas(target, title=title or "Detection against sampled chips", origin=origin) as axes:
+        dots = "o" if x.size <= 40 else "None"
+        axes.plot(x, exact, **line(0, dots), label="different chips (hypergeometric)")
+        replaced = closed.detection(closed.log_miss(hit=hit, samples=x))
+        axes.plot(x, replaced, **line(1, "None"), label="with replacement (Eq. 1)")
+        axes.set_ylim(0, 1.06)
+        percent_axis(axes.yaxis)
+        axes.set_xlim(0, float(x[-1]) * 1.03)
+        count_axis(axes.xaxis)
+        if confidence is not None:
+            _wanted(axes, chips, used, catch, confidence, float(x[-1]))
+        for number, each in enumerate(marks):
+            _place(axes, each, chips, used, catch, number)
+        label(axes, x=f"chips sampled, out of {chips:,}", y="probability that the run is caught", title=title)
+        note = f"run on {used:,} of {chips:,} chips; each incriminates with probability {catch:.3g}"
+        axes.legend(loc="lower right", fontsize=NOTE, title=note, title_fontsize=NOTE, framealpha=0.95)
+
+
+def stretch_figure(
+    target: Target,
+    *,
+    confidence: float = 0.9,
+    shares: Sequence[float] = (0.01, 0.05, 0.1, 0.2),
+    longest: int = 100,
+    origin: Origin | None = None,
+) -> None:
+    """Draw p_d(k)/p against the stretch k for several shares b (Shavit 2023, Figure 2, as lines)."""
+    k = np.arange(1, longest + 1)
+    with canvas(target, title="Fewer chips for longer", origin=origin) as axes:
+        for number, share in enumerate(shares):
+            ratio = closed.stretch_detection(stretch=k, share=share, confidence=confidence) / confidence
+            axes.plot(k, ratio, **line(number), markevery=_decades(k), label=f"b = {share:g}")
+            limit = float(closed.stretch_limit(share=share, confidence=confidence)) / confidence
+            axes.annotate(
+                f"k→∞: {limit:.4f}", (1.015, limit), xycoords=axes.get_yaxis_transform(), va="center", fontsize=NOTE
+            )
+        axes.set_xscale("log")
+        axes.set_xlim(1, longest)
+        axes.set_xticks(_decades(k) + 1, [str(each + 1) for each in _decades(k)])
+        axes.minorticks_off()
+        title = f"Stretching a run hardly helps (samples set for p = {confidence:g})"
+        label(axes, x="stretch k: 1/k of the chips for k times as long", y="detection $p_d(k)/p$", title=title)
+        axes.legend(title="share of the fleet in use", fontsize=NOTE, title_fontsize=NOTE, loc="lower left")
+
+
+def chips_figure(
+    target: Target,
+    *,
+    flops: Mapping[str, float],
+    fleets: tuple[float, float] = (1e3, 1e7),
+    days: float = 365.0,
+    period: float = 30.0,
+    rate: float = 0.1,
+    confidence: float = 0.9,
+    flop_per_day: float = closed.FLOP_PER_CHIP_DAY,
+    per_inspector: float = 1000.0,
+    origin: Origin | None = None,
+) -> None:
+    """Draw the samples a year that Eq. 1 asks for against the size of the fleet, one line for each run.
+
+    Args:
+        target: axes or path.
+        flops: name of the run → H in FLOP.
+        fleets: smallest and largest fleet.
+        days, period, rate, confidence, flop_per_day: T, T_m, f, p, a.
+        per_inspector: chips that one inspector examines in a year (right-hand axis).
+        origin: command and seed for the metadata.
+    """
+    with canvas(target, title="Samples a year against fleet size", origin=origin) as axes:
+        for number, (name, flop) in enumerate(flops.items()):
+            needed = float(closed.chips_needed(flop=flop, days=days, flop_per_day=flop_per_day))
+            if needed > fleets[1]:
+                continue
+            fleet = np.geomspace(max(fleets[0], np.ceil(needed)), fleets[1], 200)
+            samples = closed.samples_needed(
+                flop=flop,
+                chips=fleet,
+                days=days,
+                period=period,
+                rate=rate,
+                confidence=confidence,
+                flop_per_day=flop_per_day,
+            )
+            yearly = closed.samples_per_year(per_period=samples, period=period)
+            axes.plot(fleet, yearly, **line(number), markevery=40, label=f"{name} ({flop:.3g} FLOP)")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(*fleets)
+        # Room for the legend above the lines.
+        axes.set_ylim(top=axes.get_ylim()[1] * 30)
+        count_axis(axes.xaxis)
+        count_axis(axes.yaxis)
+
+        def to_inspectors(samples: Any) -> Any:
+            return samples / per_inspector
+
+        def to_samples(inspectors: Any) -> Any:
+            return inspectors * per_inspector
+
+        right = axes.secondary_yaxis("right", functions=(to_inspectors, to_samples))
+        right.set_ylabel(f"inspectors, at {short_count(per_inspector)} chips each a year")
+        count_axis(right.yaxis)
+        right.tick_params(labelsize=8.5)
+        label(
+            axes,
+            x="chips that the Prover owns",
+            y="chips to sample a year",
+            title=f"p = {confidence:g}, T = {days:g} d, $T_m$ = {period:g} d, f = {rate:g} a day",
+        )
+        axes.legend(fontsize=NOTE, loc="upper left")
+
+
+def rate_figure(
+    target: Target,
+    *,
+    flop: float,
+    chips: float,
+    periods: Sequence[float] = (7.0, 30.0, 90.0),
+    rates: tuple[float, float] = (1e-3, 10.0),
+    days: float = 365.0,
+    confidence: float = 0.9,
+    flop_per_day: float = closed.FLOP_PER_CHIP_DAY,
+    origin: Origin | None = None,
+) -> None:
+    """Draw the samples a year against the snapshot rate f, one line for each monitoring period, and the floor f → ∞."""
+    grid = np.geomspace(*rates, 200)
+    floor = 0.0
+    with canvas(target, title="Samples a year against the snapshot rate", origin=origin) as axes:
+        for number, period in enumerate(periods):
+            samples = closed.samples_needed(
+                flop=flop,
+                chips=chips,
+                days=days,
+                period=period,
+                rate=grid,
+                confidence=confidence,
+                flop_per_day=flop_per_day,
+            )
+            axes.plot(grid, 365.0 / period * samples, **line(number), markevery=40, label=f"$T_m$ = {period:g} days")
+        share = closed.used_share(flop=flop, chips=chips, days=days, flop_per_day=flop_per_day)
+        floor = float(365.0 / days * closed.samples_for(hit=share, confidence=confidence))
+        axes.axhline(floor, color=FAINT, linewidth=1)
+        axes.annotate(
+            f"every used chip holds a snapshot: {short_count(np.ceil(floor))} a year",
+            (0.99, floor),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(0, -4),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=NOTE,
+            color=FAINT,
+        )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=floor / 2)
+        axes.set_xlim(*rates)
+        count_axis(axes.xaxis)
+        count_axis(axes.yaxis)
+        title = f"{flop:.3g} FLOP on a fleet of {chips:,.0f} chips, p = {confidence:g}, T = {days:g} d"
+        label(axes, x="snapshots per chip and day, f", y="chips to sample a year", title=title)
+        axes.legend(fontsize=NOTE)
+
+
+def time_to_detection_figure(
+    target: Target,
+    *,
+    schemes: Mapping[str, TimeToDetection],
+    run_days: float | None = None,
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw the probability to be caught by each day, one staircase for each scheme."""
+    if not schemes:
+        raise CallerError("no scheme to draw")
+    last = max(float(each.days[-1]) for each in schemes.values()) * 1.05
+    with canvas(target, title=title or "Time to detection", origin=origin) as axes:
+        for number, (name, scheme) in enumerate(schemes.items()):
+            days = np.concatenate(([0.0], scheme.days, [last]))
+            caught = np.concatenate(([0.0], scheme.detected, scheme.detected[-1:]))
+            axes.plot(
+                days, caught, **line(number), drawstyle="steps-post", markevery=max(1, days.size // 8), label=name
+            )
+            median = scheme.quantile(0.5)
+            if np.isfinite(median):
+                axes.plot(
+                    median,
+                    float(scheme.detected[scheme.days >= median][0]),
+                    marker="*",
+                    markersize=11,
+                    color=LINES[number % len(LINES)]["color"],
+                    markeredgecolor="white",
+                    linestyle="None",
+                    zorder=5,
+                )
+        if run_days is not None:
+            axes.axvline(run_days, color=FAINT, linewidth=1)
+            axes.annotate(
+                "run ends",
+                (run_days, 0.02),
+                xytext=(-4, 0),
+                textcoords="offset points",
+                ha="right",
+                fontsize=NOTE,
+                color=FAINT,
+            )
+        axes.set_xlim(0, last)
+        axes.set_ylim(0, 1.03)
+        percent_axis(axes.yaxis)
+        label(axes, x="days since the run began", y="probability of having been caught", title=title)
+        axes.legend(fontsize=NOTE, title="★ first day with at least 50%", title_fontsize=NOTE)
+
+
+def _decades(k: NDArray[np.int_]) -> NDArray[np.int_]:
+    return np.array([each - 1 for each in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if each <= k[-1]])
+
+
+def _sample_grid(chips: int, used: int, catch: float, marked: Sequence[int]) -> NDArray[np.float64]:
+    if chips <= _EVERY_INTEGER_UP_TO:
+        return np.arange(chips + 1, dtype=np.float64)
+    hit = closed.hit_probability(share=used / chips, snapshot=catch)
+    enough = float(closed.samples_for(hit=hit, confidence=_SATURATED)) if hit > 0 else float(chips)
+    last = min(chips, max(20, int(np.ceil(enough)), *(2 * each for each in marked)))
+    return np.unique(np.round(np.linspace(0, last, 300)))
+
+
+def _wanted(axes: Axes, chips: int, used: int, catch: float, confidence: float, last: float) -> None:
+    axes.axhline(confidence, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+    try:
+        needed = closed.samples_needed_without_replacement(chips=chips, used=used, catch=catch, confidence=confidence)
+        text = f"{100 * confidence:g}% takes {needed:,} chips"
+    except closed.OutOfReachError:
+        text = f"{100 * confidence:g}%: out of reach even with all chips"
+    axes.annotate(
+        text, (last, confidence), xytext=(0, -3), textcoords="offset points", ha="right", va="top", fontsize=NOTE
+    )
+
+
+def _place(axes: Axes, mark: Mark, chips: int, used: int, catch: float, number: int) -> None:
+    value = closed.detection(
+        closed.log_miss_without_replacement(chips=chips, used=used, samples=mark.samples, catch=catch)
+    )
+    axes.vlines(mark.samples, 0, value, color="black", linewidth=1)
+    axes.plot(mark.samples, value, marker="*", markersize=14, color="black", linestyle="None", zorder=6, clip_on=False)
+    axes.annotate(
+        f"{mark.text}: {mark.samples:,} chips, {100 * float(value):.3g}%",
+        (mark.samples, float(value)),
+        xytext=(12, -16 - 14 * number),
+        textcoords="offset points",
+        fontsize=NOTE + 1,
+        bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "black", "linewidth": 0.6},
+        zorder=7,
+    )

@@ -1,0 +1,231 @@
+"""Figures of results that are computed elsewhere: costs, simulated strategies, leakage, sensitivity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.report.style import (
+    FAINT,
+    HATCHES,
+    NOTE,
+    Origin,
+    Target,
+    canvas,
+    count_axis,
+    label,
+    line,
+    percent_axis,
+)
+from firmware_sim.errors import CallerError
+
+__all__ = ["EvasionBar", "bar_size", "cost_figure", "evasion_figure", "leakage_figure", "sensitivity_figure"]
+
+_BAR: dict[str, Any] = {"height": 0.62, "edgecolor": "#08306b", "linewidth": 0.8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvasionBar:
+    """A simulated detection probability of one strategy, with its interval and, where there is one, the closed form."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    closed_form: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.value <= self.high <= 1:
+            raise CallerError(f"estimate {self.name!r}: needs 0 <= low <= value <= high <= 1")
+        if self.closed_form is not None and not 0 <= self.closed_form <= 1:
+            raise CallerError(f"estimate {self.name!r}: the closed form must be a probability")
+
+
+def bar_size(bars: int) -> tuple[float, float]:
+    """Return width and height in inches of a figure with horizontal bars."""
+    return 6.4, 1.6 + 0.36 * bars
+
+
+def cost_figure(
+    target: Target,
+    *,
+    costs: Mapping[str, NDArray[np.float64]],
+    confidence: ArrayLike,
+    unit: str = "inspector-years a year",
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw cost against wanted confidence; the axis is linear in log(1-p), in which Eq. 1's cost is a straight line."""
+    wanted = np.asarray(confidence, dtype=np.float64)
+    if not ((wanted >= 0) & (wanted < 1)).all():
+        raise CallerError("confidence must be at least 0 and below 1")
+    nines = -np.log10(1.0 - wanted)
+    with canvas(target, title=title or "Cost against confidence", origin=origin) as axes:
+        for number, (name, values) in enumerate(costs.items()):
+            if len(values) != wanted.size:
+                raise CallerError(f"costs of {name!r}: {len(values)} values for {wanted.size} confidences")
+            axes.plot(nines, values, **line(number), markevery=max(1, wanted.size // 8), label=name)
+        ticks = [p for p in (0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999) if wanted.min() <= p <= wanted.max()]
+        axes.set_xticks([-np.log10(1.0 - p) for p in ticks], [f"{100 * p:g}%" for p in ticks])
+        axes.set_xlim(nines.min(), nines.max())
+        axes.set_ylim(bottom=0)
+        count_axis(axes.yaxis)
+        label(axes, x="wanted detection probability", y=unit, title=title)
+        axes.legend(fontsize=NOTE)
+
+
+def evasion_figure(
+    target: Target,
+    *,
+    estimates: Sequence[EvasionBar],
+    confidence: float | None = None,
+    interval: str | None = "interval",
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw evasion strategies side by side: detection with its interval, and the closed form where there is one.
+
+    Args:
+        target: axes or path.
+        estimates: one bar each, first on top.
+        confidence: wanted probability, drawn as a line.
+        interval: what the whiskers are, such as "95% interval"; None if the bars themselves are closed forms.
+        title: of the figure.
+        origin: command and seed for the metadata.
+    """
+    if not estimates:
+        raise CallerError("no strategy to draw")
+    rows = np.arange(len(estimates))[::-1]
+    with canvas(target, title=title or "Evasion strategies", origin=origin, size=bar_size(len(estimates))) as axes:
+        value = np.array([each.value for each in estimates])
+        look: dict[str, Any] = {
+            "height": 0.62,
+            "color": "#c9d8ea",
+            "edgecolor": "#08306b",
+            "hatch": "///",
+            "linewidth": 0.8,
+        }
+        axes.barh(rows, value, **look, label="closed form" if interval is None else "simulated")
+        if interval is not None:
+            spread = [value - [each.low for each in estimates], [each.high for each in estimates] - value]
+            axes.errorbar(
+                value, rows, xerr=spread, fmt="none", ecolor="black", capsize=3, linewidth=1.2, label=interval
+            )
+        theory = [
+            (each.closed_form, row) for row, each in zip(rows, estimates, strict=True) if each.closed_form is not None
+        ]
+        if theory:
+            axes.plot(
+                *zip(*theory, strict=True),
+                marker="D",
+                markersize=6,
+                markerfacecolor="white",
+                color="black",
+                linestyle="None",
+                clip_on=False,
+                label="closed form",
+            )
+        for row, each in zip(rows, estimates, strict=True):
+            axes.annotate(
+                f"{100 * each.value:.3g}%",
+                (max(each.high, each.closed_form or 0.0), row),
+                xytext=(8, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=NOTE,
+                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+            )
+        if confidence is not None:
+            axes.axvline(confidence, color=FAINT, linestyle="--", linewidth=1, label=f"wanted, {100 * confidence:g}%")
+        axes.set_yticks(rows, [each.name for each in estimates])
+        axes.set_ylim(-0.6, len(estimates) - 0.4)
+        axes.grid(False, axis="y")
+        axes.set_xlim(0, 1.12)
+        axes.set_xticks(np.linspace(0, 1, 6))
+        percent_axis(axes.xaxis)
+        label(axes, x="probability of being caught", y="")
+        _title_over_legend(axes, title)
+
+
+def leakage_figure(
+    target: Target,
+    *,
+    months: ArrayLike,
+    unseen: Mapping[str, ArrayLike],
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw the probability that diverted chips stay unseen against the months since, on a logarithmic axis.
+
+    Args:
+        target: axes or path.
+        months: shape (n,).
+        unseen: name of the line, such as "10 chips" → probabilities, shape (n,).
+        title: of the figure.
+        origin: command and seed for the metadata.
+    """
+    time = np.asarray(months, dtype=np.float64)
+    with canvas(target, title=title or "Supply-chain leakage", origin=origin) as axes:
+        for number, (name, values) in enumerate(unseen.items()):
+            curve = np.asarray(values, dtype=np.float64)
+            if curve.shape != time.shape:
+                raise CallerError(f"line {name!r}: {curve.size} probabilities for {time.size} months")
+            axes.plot(time, curve, **line(number), markevery=max(1, time.size // 8), label=name)
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=max(1e-12, axes.get_ylim()[0]), top=1.2)
+        axes.set_xlim(float(time.min()), float(time.max()))
+        label(axes, x="months since the diversion", y="probability that no chip was missed yet", title=title)
+        axes.legend(fontsize=NOTE, title="diverted", title_fontsize=NOTE)
+
+
+def sensitivity_figure(
+    target: Target,
+    *,
+    rows: Sequence[tuple[str, float, float]],
+    x: str = "answer, relative to the one as it is",
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw a tornado: by which factor the answer changes when each parameter is made lower and higher.
+
+    Args:
+        target: axes or path.
+        rows: (parameter, factor when it is lower, factor when it is higher; NaN if impossible), strongest first.
+        x: label of the axis.
+        title: of the figure.
+        origin: command and seed for the metadata.
+    """
+    if not rows:
+        raise CallerError("no parameter to draw")
+    places = np.arange(len(rows))[::-1]
+    with canvas(target, title=title or "Sensitivity", origin=origin, size=bar_size(len(rows))) as axes:
+        axes.set_xscale("log", base=2)
+        for side, colour in enumerate(("#c9d8ea", "#f0b48a")):
+            factors = np.array([row[1 + side] for row in rows], dtype=np.float64)
+            known = np.where(np.isfinite(factors), factors, 1.0)
+            look: dict[str, Any] = {
+                "height": 0.62,
+                "color": colour,
+                "edgecolor": "black",
+                "hatch": HATCHES[side],
+                "linewidth": 0.8,
+            }
+            axes.barh(places, known - 1.0, left=1.0, **look, label=("parameter lower", "parameter higher")[side])
+        axes.axvline(1.0, color="black", linewidth=1)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        axes.set_yticks(places, [row[0] for row in rows])
+        axes.grid(False, axis="y")
+        label(axes, x=x, y="")
+        _title_over_legend(axes, title)
+
+
+def _title_over_legend(axes: Axes, title: str) -> None:
+    """Put the legend in a row above the axes and the title above the legend: bars leave no room inside."""
+    axes.legend(fontsize=NOTE, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.3, frameon=False)
+    axes.set_title(title, loc="left", fontsize=10, pad=22)

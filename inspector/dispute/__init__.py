@@ -1,0 +1,1 @@
+"""Refereed delegation (Verde): two provers, a bisection over steps and operators, and who is wrong."""

@@ -1,0 +1,179 @@
+"""What a dispute is about: the task that both labs say they did, as the referee knows it without either of them.
+
+The agreement names the initial states and the programs: derived from a recipe, or in the trust file. Batches and
+hyper-parameters that are declared step by step may differ between two labs without either being wrong: such a dispute
+decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from firmware_sim.errors import CallerError, EvidenceError
+from inspector.inspection.agreement import agreement_of
+from inspector.inspection.execution import check_numbers
+from inspector.inspection.trust import Trust
+from monitor.programs.bits import same_bytes
+from monitor.programs.keys import RepeatedKeys
+from monitor.programs.program import Program
+from monitor.replay.replaying import scalars_of
+from monitor.replay.steps import execution_of
+from monitor.replay.tracing import specification
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = ["Disputed", "Ruling", "compare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """Who is wrong, about which operator, and in which of the decision cases; nobody where nothing decides."""
+
+    guilty: tuple[str, ...]
+    operator: str | None
+    text: str
+    case: str
+    executed: int = 0
+
+
+def compare(right: Mapping[str, bool], operator: str, what: str) -> Ruling:
+    """Rule against each party that is not right about ``what``."""
+    guilty = tuple(name for name, is_right in right.items() if not is_right)
+    text = f"{', '.join(guilty) or 'nobody'} states another {what} of {operator} than the task gives"
+    return Ruling(guilty=guilty, operator=operator, text=text, case=what)
+
+
+class Disputed:
+    """The task of two finished runs.
+
+    Attributes:
+        steps, shards, numerics: as both declare them.
+
+    Raises:
+        CallerError: the runs are not of one task that can be disputed.
+        EvidenceError: a run declares other things than its recipe gives.
+    """
+
+    def __init__(self, first: RunFolder, second: RunFolder, trust: Trust | None) -> None:
+        _require_one_task(first, second)
+        self._declared = first.declared
+        self.steps, self.shards, self.numerics = first.declared.steps, first.declared.shards, first.declared.numerics
+        self._runs = (first, second)
+        self._agreed = agreement_of(first, trust)
+        self._program = lru_cache(maxsize=64)(first.program)
+
+    def claim_of(self, leaf: Leaf) -> Leaf:
+        """What a leaf claims, without what may differ between two labs that are both right, such as rounding logs.
+
+        Batches are compared by their content, as each lab salts its own.
+        """
+        return replace(leaf, log="", batch="")
+
+    def starts_right(self, leaf: Leaf) -> bool:
+        """Whether step 0 holds a state from which this task may start."""
+        bare = Leaf(step=0, batch="", state=leaf.state, log="", loss="", flop=0)
+        return leaf == bare and str(leaf.state.root) in self._agreed.initial_states
+
+    def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
+        """Rule on what the parties declare about a step beside its result; None if that is in order."""
+        for what, check in (
+            ("batch", _check_batch),
+            ("program", self._check_program),
+            ("FLOP", _check_flop),
+            ("numbers", self._check_numbers),
+        ):
+            right = {
+                name: _holds(check, run, leaf) for (name, leaf), run in zip(leaves.items(), self._runs, strict=True)
+            }
+            if not all(right.values()):
+                return compare(right, "the step", what)
+        batches = [run.batches().batch(step) for run in self._runs]
+        if not _equal(*batches):
+            return _undecided("train on different batches, and no order of data was agreed", "batch")
+        mine, theirs = (execution_of(leaf) for leaf in leaves.values())
+        if mine.program != theirs.program:
+            return _undecided("run different programs, both of them agreed", "program")
+        program = self._program(mine.program)
+        numbers = [[number.hex() for number in scalars_of(program, each)] for each in (mine, theirs)]
+        if numbers[0] != numbers[1]:
+            return _undecided("take different numbers, each in accord with its hyper-parameters", "numbers")
+        return None
+
+    def specification(self, step: int) -> list[dict[str, Any]]:
+        """What every honest prover's operators of a step are."""
+        return specification(self._program_of(step), self._declared, execution_of(self._runs[0].leaf(step)))
+
+    def source(self, step: int, kind: str, name: str) -> Tensor:
+        """A tensor that a step reads and no operator made: of the batch, or a constant."""
+        if kind == "batch":
+            return self._runs[0].batches().batch(step)[name]
+        if kind == "constant":
+            return self._program_of(step).constants[int(name)].tensor()
+        raise EvidenceError(f"a step reads no {kind}")
+
+    def keys(self, step: int, index: int) -> RepeatedKeys:
+        """Keys for a random operator of a step."""
+        keys = RepeatedKeys(self._declared.seed, step)
+        keys.expect(self._program_of(step).calls[index]["draws"])
+        return keys
+
+    def _program_of(self, step: int) -> Program:
+        return self._program(execution_of(self._runs[0].leaf(step)).program)
+
+    def _check_program(self, run: RunFolder, leaf: Leaf) -> bool:
+        return execution_of(leaf).program in self._agreed.programs
+
+    def _check_numbers(self, run: RunFolder, leaf: Leaf) -> bool:
+        check_numbers(run, leaf.step, self._agreed)
+        return True
+
+
+def _check_batch(run: RunFolder, leaf: Leaf) -> bool:
+    return leaf.batch == run.batches().batch_root(leaf.step).hex()
+
+
+def _check_flop(run: RunFolder, leaf: Leaf) -> bool:
+    return leaf.flop == run.program(execution_of(leaf).program).flop
+
+
+def _holds(check: Callable[[RunFolder, Leaf], bool], run: RunFolder, leaf: Leaf) -> bool:
+    """Evidence of its own that a lab cannot show speaks against it."""
+    try:
+        return check(run, leaf)
+    except EvidenceError:
+        return False
+
+
+def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return set(first) == set(second) and all(
+        first[name].dtype == second[name].dtype
+        and first[name].shape == second[name].shape
+        and same_bytes(first[name], second[name])
+        for name in first
+    )
+
+
+def _undecided(text: str, case: str) -> Ruling:
+    return Ruling(guilty=(), operator=None, text=f"the labs {text}: inspect both runs", case=case)
+
+
+def _require_one_task(first: RunFolder, second: RunFolder) -> None:
+    for run in (first, second):
+        if not run.finished:
+            raise CallerError(f"{run.folder.name} is not finished, so it has no result to dispute")
+        if not run.declared.steps:
+            raise CallerError(f"{run.folder.name} took no step, so it has no result to dispute")
+    if first.folder.resolve() == second.folder.resolve():
+        raise CallerError("a run cannot be in dispute with itself")
+    if first.declared != second.declared:
+        raise CallerError("the runs declare different tasks; a dispute is about one task")
+    if first.declared.steps != second.declared.steps:
+        raise CallerError(f"the runs took {first.declared.steps} and {second.declared.steps} steps: different tasks")
+    if first.declared.numerics == "native":
+        raise CallerError("runs with native numerics cannot be disputed: no two devices reach the same bits")
+    if first.declared.recipe is not None and first.metadata.data != second.metadata.data:
+        raise CallerError("the runs commit to different data, so they are different tasks")

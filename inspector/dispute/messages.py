@@ -1,0 +1,192 @@
+"""Counts and checks what goes between a referee and one prover; silence and nonsense lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from firmware_sim import bounds
+from firmware_sim.errors import ChipwitnessError, EvidenceError
+from firmware_sim.evidence import canonical, verify_consistency, verify_inclusion
+from monitor.lab.prover import Opening, Prover, TraceHead
+from monitor.programs.trace import Node
+from monitor.transcript import Leaf
+
+__all__ = ["Failure", "Party", "Traffic"]
+
+Result = TypeVar("Result")
+
+
+class Failure(EvidenceError):
+    """A party gave no valid answer, and has lost for that."""
+
+    def __init__(self, party: str, why: str) -> None:
+        self.party = party
+        super().__init__(f"{party} gave no valid answer: {why}")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Rounds (one question to each party) and bytes of all answers."""
+
+    rounds: int = 0
+    bytes: int = 0
+
+
+class Party:
+    """One prover as the referee sees it: every answer is checked against what it has committed to before.
+
+    Args:
+        size, root: the log of steps, from a head that the lab signed.
+    """
+
+    def __init__(self, name: str, prover: Prover, *, size: int, root: bytes, shards: int, traffic: Traffic) -> None:
+        self.name = name
+        self._prover = prover
+        self._size = size
+        self._root = root
+        self._shards = shards
+        self._traffic = traffic
+        self._trace: dict[int, TraceHead] = {}
+
+    def leaf(self, step: int) -> Leaf:
+        """The committed leaf of a step."""
+        opening = self._opening(lambda: self._prover.step(step))
+        self._check_inclusion(opening, step, self._size, self._root)
+        return self._parsed(lambda: _leaf(opening.leaf, step, self._shards))
+
+    def trace(self, step: int) -> TraceHead:
+        """The commitment to the operators of a step; asked for once, and binding from then on."""
+        if step not in self._trace:
+            head = self._ask(lambda: self._prover.trace(step))
+            if type(head) is not TraceHead or type(head.size) is not int or type(head.root) is not bytes:
+                raise Failure(self.name, "its trace has no head")
+            if not 1 <= head.size <= 1 << 24 or len(head.root) != 32:
+                raise Failure(self.name, "its trace has an impossible size")
+            self._traffic.bytes += 40
+            self._trace[step] = head
+        return self._trace[step]
+
+    def prefix(self, step: int, size: int) -> bytes:
+        """Root over the first operators of a step, shown to be a prefix of the committed list."""
+        head = self.trace(step)
+        root, proof = self._ask(lambda: _checked_prefix(self._prover.trace_prefix(step, size)))
+        self._traffic.bytes += 32 * (1 + len(proof))
+        self._parsed(
+            lambda: verify_consistency(old=size, new=head.size, proof=proof, old_root=root, new_root=head.root)
+        )
+        return root
+
+    def node(self, step: int, index: int) -> Node:
+        """One committed operator."""
+        head = self.trace(step)
+        opening = self._opening(lambda: self._prover.node(step, index))
+        self._check_inclusion(opening, index, head.size, head.root)
+        node = self._parsed(lambda: Node.from_json(canonical.decode(opening.leaf, most=bounds.STEP_BYTES)))
+        if node.index != index:
+            raise Failure(self.name, f"operator {index} of its trace calls itself {node.index}")
+        return node
+
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Tensors of an operator; the caller compares them with the committed digests."""
+        inputs, outputs = self._ask(lambda: [_checked_tensors(group) for group in self._prover.tensors(step, index)])
+        self._count(inputs, outputs)
+        return inputs, outputs
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """Full state after a step; the caller compares it with the committed digest."""
+        state = self._ask(lambda: _checked_state(self._prover.state(step)))
+        self._count(list(state.values()))
+        return state
+
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        """Rounding-log entries of one operator."""
+        entries = self._ask(lambda: _checked_bytes(self._prover.rounding_entries(step, index)))
+        self._traffic.bytes += len(entries)
+        return entries
+
+    def _ask(self, question: Callable[[], Result]) -> Result:
+        try:
+            return question()
+        except ChipwitnessError as error:
+            raise Failure(self.name, str(error)) from None
+        except Exception as error:  # whatever goes wrong in a party's answer is that party's fault
+            raise Failure(self.name, f"{type(error).__name__}: {error}") from None
+
+    def _parsed(self, function: Callable[[], Result]) -> Result:
+        try:
+            return function()
+        except (ChipwitnessError, LookupError, TypeError, ValueError) as error:
+            raise Failure(self.name, str(error)) from None
+
+    def _opening(self, question: Callable[[], Opening]) -> Opening:
+        opening = self._ask(question)
+        if type(opening) is not Opening or type(opening.leaf) is not bytes:
+            raise Failure(self.name, "its opening has no leaf")
+        self._ask(lambda: _checked_proof(opening.proof))
+        return opening
+
+    def _check_inclusion(self, opening: Opening, index: int, size: int, root: bytes) -> None:
+        self._traffic.bytes += len(opening.leaf) + 32 * len(opening.proof)
+        self._parsed(
+            lambda: verify_inclusion(leaf=opening.leaf, index=index, size=size, proof=opening.proof, root=root)
+        )
+
+    def _count(self, *groups: list[Tensor]) -> None:
+        self._traffic.bytes += sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group)
+
+
+def _checked_bytes(value: object) -> bytes:
+    if type(value) is not bytes:
+        raise EvidenceError(f"an answer holds {type(value).__name__} where bytes belong")
+    return value
+
+
+def _checked_prefix(value: object) -> tuple[bytes, tuple[bytes, ...]]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise EvidenceError("an answer is not a root with its proof")
+    return _checked_bytes(value[0]), _checked_proof(value[1])
+
+
+def _checked_proof(value: object) -> tuple[bytes, ...]:
+    if type(value) is not tuple:
+        raise EvidenceError("an answer's proof is not a tuple")
+    bounds.PROOF_NODES.check(len(value))
+    return tuple(_checked_bytes(item) for item in value)
+
+
+def _checked_state(value: object) -> dict[str, Tensor]:
+    if type(value) is not dict or not all(type(name) is str for name in value):
+        raise EvidenceError("an answer is not a state of named tensors")
+    _checked_tensors(list(value.values()))
+    return value
+
+
+def _checked_tensors(values: object) -> list[Tensor]:
+    """Dense tensors of exactly that type on the CPU, so that no code of the party runs when they are used."""
+    if type(values) is not list:
+        raise EvidenceError("an answer is not a list of tensors")
+    bounds.TENSORS.check(len(values))
+    for value in values:
+        if type(value) is not Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+            raise EvidenceError("an answer holds something that is not a dense tensor on the CPU")
+        check_materialised(value)
+    return values
+
+
+def check_materialised(value: Tensor) -> None:
+    """EvidenceError unless each element has memory of its own: an expanded tensor grows when it is copied or hashed."""
+    held = value.untyped_storage().nbytes()
+    if value.numel() * value.element_size() > held:
+        raise EvidenceError(f"an answer holds a tensor of {value.numel()} elements in {held} bytes")
+
+
+def _leaf(data: bytes, step: int, shards: int) -> Leaf:
+    leaf = Leaf.from_json(canonical.decode(data, most=bounds.STEP_BYTES), shards)
+    if leaf.step != step:
+        raise EvidenceError(f"the leaf of step {step} calls itself {leaf.step}")
+    return leaf

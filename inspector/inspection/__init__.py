@@ -1,0 +1,1 @@
+"""One inspection: trust, agreement, provenance, replayed segments, findings, and the verdict from them."""

@@ -1,0 +1,81 @@
+"""Compares what a replay reached with what a run committed to: exactly, digest by digest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+from inspector.inspection.transcripts import Transcript
+from inspector.replay.segment import Segment
+from monitor.sharding import StateDigest
+from monitor.transcript import Leaf
+
+__all__ = ["compare_replay"]
+
+
+def compare_replay(
+    transcript: Transcript, segment: Segment, replay: dict[str, Any], device: str, findings: Findings
+) -> None:
+    """Every recomputed leaf must equal the committed one; the first that does not is the finding.
+
+    Raises:
+        EvidenceError, KeyError, ValueError: the replay's own answer is malformed: the device's fault.
+    """
+    run = transcript.run
+    where: dict[str, Any] = {"run": run.folder.name, "device": device, "segment": segment.index}
+    leaves = [Leaf.from_json(leaf, run.declared.shards) for leaf in replay["leaves"]]
+    start = StateDigest.from_json(replay["start_state"], run.declared.shards)
+    if start != transcript.leaves[segment.start].state:
+        findings.add(
+            Guard.REPLAY,
+            f"step {segment.start}: the checkpoint that the replay starts from is not the committed state",
+            step=segment.start,
+            **where,
+        )
+        return
+    steps = range(segment.start + 1, segment.stop + 1)
+    for step, leaf in zip(steps, leaves, strict=False):
+        committed = transcript.leaves[step]
+        if leaf != committed:
+            findings.add(Guard.REPLAY, _difference(transcript, committed, leaf, device), step=step, **where)
+            return
+    contradiction = replay["contradiction"]
+    if contradiction is not None:
+        step = contradiction["step"]
+        place = {key: value for key, value in contradiction.items() if key not in ("text", "obeyed")}
+        obeyed = contradiction.get("obeyed")
+        if obeyed is not None and Leaf.from_json(obeyed, run.declared.shards) == transcript.leaves[step]:
+            guard = Guard.ROUNDING
+            what = f"the committed state is reached on {device} only by obeying an edited log"
+        else:
+            guard = Guard.REPLAY
+            declared = transcript.data.describe(step)
+            what = f"training on the declared {declared} fails when replayed on {device}"
+        findings.add(guard, f"step {step}: {what}: {contradiction['text']}", **place, **where)
+    elif len(leaves) != len(steps):
+        raise ValueError(f"{len(leaves)} steps were replayed, not {len(steps)}")
+
+
+def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: str) -> str:
+    step = committed.step
+    declared = transcript.data.describe(step)
+    if reached.state != committed.state:
+        what = f"does not reach the committed state ({_shards(transcript, reached.state, committed.state)})"
+    else:
+        names = [
+            name
+            for name in ("batch", "log", "loss", "flop", "execution")
+            if getattr(reached, name) != getattr(committed, name)
+        ]
+        what = f"differs in {', '.join(names)}"
+    return f"step {step}: training on the declared {declared} {what} when replayed on {device}"
+
+
+def _shards(transcript: Transcript, mine: StateDigest, theirs: StateDigest) -> str:
+    """Which chips hold shards that differ."""
+    chips = transcript.run.metadata.chips
+    pairs = zip(chips, mine.shards, theirs.shards, strict=True)
+    differing = [chip for chip, one, other in pairs if one != other]
+    which = f"all {len(chips)} chips" if len(differing) == len(chips) else ", ".join(differing)
+    return f"the shards of {which} differ"

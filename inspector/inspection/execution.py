@@ -1,0 +1,290 @@
+"""Checks of what a run executed: its programs, where it starts, and what its declared numbers govern.
+
+None of the lab's Python runs here. What stands in its place is an agreement from outside the run (``agreement``) that
+names the programs and the initial state. The numbers of the optimizer's updates must be those that PyTorch's own class
+takes with the declared hyper-parameters; where that cannot be compared, nothing is concluded. Hyper-parameters are
+declared step by step, and each that changes is listed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from firmware_sim.errors import EvidenceError
+from inspector.inspection.agreement import Agreement
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+from inspector.inspection.paths import PathReport, check_paths
+from monitor.declaration.reference import SCHEDULES
+from monitor.declaration.slots import StepNumbers, overlay
+from monitor.declaration.statement import is_hyper_name
+from monitor.programs.program import Program
+from monitor.replay.replaying import scalars_of
+from monitor.replay.steps import execution_of
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = ["NOT_REVIEWED", "ExecutionReport", "check_numbers", "examine_execution", "numbers_text"]
+
+NOT_REVIEWED = ("a model delivered through a linear loss, or number by number",)
+"""What a review of programs does not show."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ExecutionReport:
+    """What an inspection says about what a run executed.
+
+    Attributes:
+        executable: its programs are agreed, so that replay devices may run them.
+        programs: steps that run each program.
+        constant_bytes: bytes of constants in all programs together.
+        slots: (operator, what explains it) of the numbers that change from step to step, with how many there are.
+        rates: lowest and highest learning rate of each parameter group, over the steps that update.
+        changed: each hyper-parameter that differs from its declaration in some step, over the steps that update.
+        unbound: hyper-parameters that are bound to no arithmetic, each with the reason.
+        idle: parameter groups none of whose weights is ever updated.
+        updates: runs of the optimizer's ``step``.
+        paths: by which batches and constants reach the new state past every loss.
+        governed: scalars of each program that the declared hyper-parameters give.
+    """
+
+    executable: bool = False
+    programs: Counter[str] = field(default_factory=Counter)
+    constant_bytes: int = 0
+    slots: Counter[tuple[str, str]] = field(default_factory=Counter)
+    rates: list[list[float]] = field(default_factory=list)
+    changed: list[dict[str, Any]] = field(default_factory=list)
+    unbound: dict[str, str] = field(default_factory=dict)
+    idle: list[int] = field(default_factory=list)
+    updates: int = 0
+    paths: PathReport = field(default_factory=dict)
+    governed: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "programs": dict(self.programs),
+            "constant_bytes": self.constant_bytes,
+            "slots": [
+                {"operator": operator, "explained_by": explained, "count": count}
+                for (operator, explained), count in sorted(self.slots.items())
+            ],
+            "learning_rates": self.rates,
+            "changed_hyper_parameters": self.changed,
+            "not_bound": dict(sorted(self.unbound.items())),
+            "idle_groups": self.idle,
+            "updates": self.updates,
+            "direct_paths": self.paths,
+            "governed_scalars": dict(self.governed),
+            "not_reviewed": list(NOT_REVIEWED),
+        }
+
+
+def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, findings: Findings) -> ExecutionReport:
+    """Check all steps of a run against the agreement."""
+    where = {"run": run.folder.name}
+    report = ExecutionReport()
+    start = leaves[0].state.root
+    if str(start) not in agreed.initial_states:
+        text = f"step 0: the initial state is not {_which(agreed, run)}"
+        findings.add(Guard.INITIALISATION, text, step=0, **where)
+    report.programs = Counter(leaf.execution.program for leaf in leaves if leaf.execution is not None)
+    programs = findings.read(lambda: _read_programs(run, report, agreed, findings), **where)
+    if programs is None:
+        return report
+    report.constant_bytes = sum(len(each.data) for program in programs.values() for each in program.constants)
+    report.executable = agreed.may_load(leaves[0], findings)
+    strangers = [digest for digest in sorted(report.programs) if digest not in agreed.programs]
+    if strangers and findings.is_on(Guard.PROGRAM):
+        report.executable = False
+        steps = [leaf.step for leaf in leaves if leaf.execution is not None and leaf.execution.program in strangers]
+        text = f"step {steps[0]}: runs program {strangers[0][:16]}…, which was not agreed"
+        findings.add(Guard.PROGRAM, text, step=steps[0], **where)
+    if not agreed.may_load(leaves[0], findings) or len(programs) < len(report.programs):
+        return report  # what was not agreed is not opened, so nothing more can be said
+    if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
+        report.executable = False
+        return report
+    report.paths = check_paths(programs, run.declared, agreed, findings, where)
+    findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
+    findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
+    _doubt_unbound(report, agreed, findings, where)
+    _check_changed(report, agreed, findings, where)
+    return report
+
+
+def _which(agreed: Agreement, run: RunFolder) -> str:
+    return "one that was agreed" if run.declared.recipe is None else f"what seed {run.declared.seed} gives"
+
+
+def _read_programs(
+    run: RunFolder, report: ExecutionReport, agreed: Agreement, findings: Findings
+) -> dict[str, Program]:
+    """The agreed programs that steps name; every file is named, or announced with the next step, and each is there."""
+    stored = {digest for digest, path in run.programs().items() if not run.is_pending(path)}
+    unused = sorted(stored - set(report.programs))
+    if unused:
+        raise EvidenceError(f"program {unused[0][:16]}… is stored, but no step runs it")
+    missing = sorted(set(report.programs) - set(run.programs()))
+    if missing:
+        raise EvidenceError(f"program {missing[0][:16]}… is run by a step, but not stored")
+    return {digest: run.program(digest) for digest in report.programs if agreed.may_decode(digest, findings)}
+
+
+def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]) -> bool:
+    """Each step's execution fits its program and the declared optimizer."""
+    for leaf in leaves[1:]:
+        execution = execution_of(leaf)
+        scalars_of(programs[execution.program], execution)
+        if len(execution.hyper) != len(run.declared.groups):
+            raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
+        for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
+            if not set(changes) <= set(declared):
+                raise EvidenceError(f"step {leaf.step} declares a hyper-parameter that the optimizer does not have")
+    return True
+
+
+def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:
+    """EvidenceError if a number that a step up to ``last`` takes is not what its declared hyper-parameters give."""
+    leaves = run.load_steps()[0][: last + 1]
+    if not agreed.may_load(leaves[0]):
+        raise EvidenceError("the initial state is not one that was agreed")
+    named = {execution_of(leaf).program for leaf in leaves[1:]}
+    programs = {digest: agreed.program(run, digest) for digest in named}
+    _check_steps(run, leaves, programs)
+    _follow(run, leaves, programs, agreed, ExecutionReport())
+
+
+def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> None:
+    for leaf in leaves[1:]:
+        expected = programs[execution_of(leaf).program].flop
+        if leaf.flop != expected:
+            raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {expected}")
+
+
+def _follow(
+    run: RunFolder, leaves: list[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
+) -> None:
+    """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
+    used = {
+        leaf.step: overlay(run.declared.groups, execution_of(leaf).hyper)
+        for leaf in leaves[1:]
+        if programs[execution_of(leaf).program].updates or any(execution_of(leaf).hyper)
+    }
+    rates = zip(*(_rates(groups, step) for step, groups in used.items()), strict=True)
+    report.rates = [[min(seen), max(seen)] for seen in rates]
+    report.changed = list(_changed(run.declared.groups, list(used.values())))
+    _check_schedule(run, used)
+    numbers = StepNumbers(run.declared, run.declared.check_state(run.checkpoint(0)))
+    try:
+        for leaf in leaves[1:]:
+            execution = execution_of(leaf)
+            numbers.take(programs[execution.program], execution.slots, execution.hyper)
+            free = [slot for slot in numbers.unexplained() if slot.program not in agreed.free]
+            if free:
+                raise EvidenceError(
+                    f"step {leaf.step}: a number that {free[0].operator} takes (scalar {free[0].number}) changes from "
+                    "step to step outside the optimizer's updates"
+                )
+    finally:
+        report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
+        report.governed = numbers.governed()
+        report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
+
+
+def _check_schedule(run: RunFolder, used: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+    """Each step that updates uses the learning rates that the declared schedule gives."""
+    schedule = run.declared.schedule
+    if schedule is None:
+        return
+    for step, groups in used.items():
+        for number, (group, declared) in enumerate(zip(groups, run.declared.groups, strict=True)):
+            if not schedule.agrees(declared.get("lr"), group.get("lr"), step):
+                raise EvidenceError(
+                    f"step {step} uses learning rate {group.get('lr')!a:.40} in group {number}, but declares "
+                    f"{declared.get('lr')!a:.40} times {schedule.factor(step)!r} by its schedule"
+                )
+
+
+def _rates(groups: Sequence[Mapping[str, Any]], step: int) -> list[float]:
+    """Learning rate of each parameter group in a step, 0 where there is none."""
+    rates = [group.get("lr", 0.0) for group in groups]
+    try:
+        if all(map(_is_ordered, rates)):
+            return [float(rate) for rate in rates]
+    except OverflowError:
+        pass
+    raise EvidenceError(f"step {step} declares a learning rate that is no number")
+
+
+def _changed(
+    declared: Sequence[Mapping[str, Any]], used: Sequence[Sequence[Mapping[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """Each hyper-parameter that some step uses otherwise than declared: first, last, lowest and highest value."""
+    for number, group in enumerate(declared):
+        for name in sorted(group):
+            values = [groups[number][name] for groups in used]
+            if all(_is_same(value, group[name]) for value in values):
+                continue
+            line = {"group": number, "name": name, "declared": group[name], "first": values[0], "last": values[-1]}
+            if all(map(_is_ordered, values)):
+                line |= {"lowest": min(values), "highest": max(values)}
+            yield line
+
+
+def _is_ordered(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _doubt_unbound(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
+    """A declared hyper-parameter that governs no number that could be found says nothing about the training."""
+    names = sorted(set(report.unbound) - agreed.free)
+    if names:
+        text = f"not bound to the arithmetic: {_listed(names)}, since {report.unbound[names[0]]}"
+        findings.doubt(text, **where)
+
+
+def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
+    """Learning rates follow schedules; everything else is as it was declared before the first step, unless free."""
+    lines = [line for line in report.changed if line["name"] not in {"lr"} | SCHEDULES | agreed.free]
+    if lines:
+        text = f"hyper-parameters differ from their declaration: {_changes(lines)}"
+        findings.add(Guard.PROGRAM, text, **where)
+
+
+def numbers_text(loops: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about the numbers of loops, given their reports as ``to_json`` returns them."""
+    text = ""
+    free = sum(slot["count"] for loop in loops for slot in loop["slots"] if slot["explained_by"] == "nothing")
+    if free:
+        text += f"; {free} numbers change from step to step without a rule, as agreed"
+    unbound = sorted({name for loop in loops for name in loop["not_bound"]})
+    if unbound:
+        text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"
+    changed = [line for loop in loops for line in loop["changed_hyper_parameters"]]
+    if changed:
+        text += f"; hyper-parameters that change: {_changes(changed)}"
+    return text
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name if is_hyper_name(name) else ascii(name)[:60] for name in names)
+
+
+def _changes(lines: Sequence[Mapping[str, Any]], most: int = 4) -> str:
+    """Changed hyper-parameters in words; the report lists those that there is no room for."""
+    parts = []
+    for line in lines[:most]:
+        shown = {key: ascii(value)[:60] for key, value in line.items()}
+        span = f" in {shown['lowest']} … {shown['highest']}" if "lowest" in line else ""
+        parts.append(
+            f"{_listed([line['name']])} of group {line['group']} (declared {shown['declared']}) from "
+            f"{shown['first']} to {shown['last']}{span}"
+        )
+    return ", ".join(parts) + (f" and {len(lines) - most} more" if len(lines) > most else "")

@@ -1,0 +1,61 @@
+"""Collects what the guards find, so that one bad piece of evidence does not hide the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from firmware_sim import Unaudited
+from firmware_sim.errors import EvidenceError
+from inspector.inspection.guards import Guard, Settings
+from inspector.inspection.verdict import Reason
+
+__all__ = ["Findings"]
+
+Result = TypeVar("Result")
+
+
+class Findings:
+    """Findings (they reject) and doubts (they leave the verdict open) of one inspection."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.found: list[Reason] = []
+        self.doubts: list[Reason] = []
+
+    def is_on(self, guard: Guard) -> bool:
+        """Tell whether the guard is on."""
+        return guard in self._settings.guards
+
+    def add(self, guard: Guard, text: str, **where: Any) -> None:
+        """Record a finding of that guard, unless it is switched off."""
+        if self.is_on(guard):
+            self.found.append(Reason(guard=guard.value, text=text, where=where))
+
+    def doubt(self, text: str, **where: Any) -> None:
+        """Record why nothing can be concluded."""
+        self.doubts.append(Reason(guard="evidence", text=text, where=where))
+
+    def check(self, guard: Guard, function: Callable[[], Result], **where: Any) -> Result | None:
+        """Call the function if the guard is on; an EvidenceError is a finding, and the result is then None.
+
+        What is too long to audit is a doubt.
+        """
+        if not self.is_on(guard):
+            return None
+        try:
+            return function()
+        except Unaudited as error:
+            self.doubt(str(error), **where)
+            return None
+        except EvidenceError as error:
+            self.add(guard, str(error), **where)
+            return None
+
+    def read(self, function: Callable[[], Result], **where: Any) -> Result | None:
+        """Call a function without which nothing can be checked; an EvidenceError rejects whatever guards are on."""
+        try:
+            return function()
+        except EvidenceError as error:
+            self.found.append(Reason(guard="evidence", text=str(error), where=where))
+            return None

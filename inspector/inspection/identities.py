@@ -1,0 +1,171 @@
+"""Two chips with one identity, or two logs of one chip: what only a clone or a rolled-back chip can produce.
+
+A certificate names one piece of silicon (TCG DICE), whose log only grows. All evidence of an inspection is compared,
+also that of chips which were not drawn: two quotes of one identity prove by themselves that one is a clone's.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from firmware_sim import RECORD_BYTES, LogRecord, bounds, open_quote, parse_log
+from firmware_sim.checks import CloneError, check_distinct, check_log_chain, check_log_quoted
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import Digest, Quote
+from firmware_sim.identity import ChipIdentity, check_maker, read_chain
+from inspector.inspection.answers import Answers
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+from inspector.inspection.provenance import Source, runs_of_owner, sources_of
+from inspector.inspection.transcripts import Transcript
+from inspector.inspection.trust import Trust
+
+__all__ = ["check_clone_proof", "examine_identities"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Witness:
+    """Evidence under the name of one chip, by an identity that a trusted maker vouches for."""
+
+    chip: str
+    source: Source
+    identity: ChipIdentity
+    quote: Quote
+
+    @property
+    def place(self) -> str:
+        return self.source.name or "an answer outside of any run"
+
+    def log(self) -> bytes:
+        """The chip's log, as long as its quote says: what is longer was not written by the chip, and is not parsed."""
+        log = self.source.read("log.bin")
+        if len(log) != self.quote.log_size * RECORD_BYTES:
+            raise EvidenceError(
+                f"the log in {self.place} is not the one of {self.quote.log_size} records that is quoted"
+            )
+        return log
+
+    def records(self) -> list[LogRecord]:
+        return parse_log(self.log(), chip=self.chip)
+
+
+def examine_identities(
+    transcripts: Sequence[Transcript], trust: Trust, answers: Answers, findings: Findings
+) -> list[dict[str, Any]]:
+    """Compare the identities in all evidence of registered chips; return a proof for each clone that was found.
+
+    Evidence that no trusted maker vouches for proves nothing here; it counts against its own chip where that is drawn.
+    """
+    if not findings.is_on(Guard.CLONE):
+        return []
+    proofs: list[dict[str, Any]] = []
+    for first, second in _neighbours(_witnesses(transcripts, trust, answers)):
+        try:
+            if first.chip != second.chip or not _extends(first, second):
+                check_distinct([(each.identity, each.records()) for each in (first, second)])
+        except EvidenceError as error:
+            text = _text(first, second)
+            impostor = first if first.chip != first.identity.chip_id else second
+            said = text if isinstance(error, CloneError) else f"{text}: {error}"
+            findings.add(Guard.CLONE, said, chip=impostor.chip)
+            if len(proofs) < bounds.CLONE_PROOFS.most:
+                proofs.append(_proof(first, second, text, trust))
+    return proofs
+
+
+def check_clone_proof(proof: Mapping[str, Any], ca_digests: Collection[Digest]) -> None:
+    """Check, with nothing but the makers' CAs, that two diverging logs are covered by quotes of one identity.
+
+    Raises:
+        EvidenceError: the proof does not show that.
+    """
+    try:
+        (chain, quote, log), (other_chain, other_quote, other_log) = (
+            (each["chain"].encode(), each["quote"].encode(), base64.b64decode(each["log"], validate=True))
+            for each in proof["evidence"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise EvidenceError("not a proof of a clone, or without the logs") from None
+    one = _quoted(chain, quote, log, ca_digests)
+    other = _quoted(other_chain, other_quote, other_log, ca_digests)
+    if one.certificate_digest != other.certificate_digest and one.alias_key != other.alias_key:
+        raise EvidenceError("the two logs are of two identities")
+    if log.startswith(other_log) or other_log.startswith(log):
+        raise EvidenceError("one of the two logs extends the other")
+
+
+def _quoted(chain: bytes, quote: bytes, log: bytes, ca_digests: Collection[Digest]) -> ChipIdentity:
+    """The identity whose quote covers the whole log; EvidenceError if none does."""
+    identity = read_chain(chain)
+    check_maker(identity, ca_digests)
+    records = parse_log(log, chip=identity.chip_id)
+    check_log_chain(records, identity)
+    check_log_quoted(records, open_quote(quote, identity.alias_key))
+    return identity
+
+
+def _witnesses(transcripts: Sequence[Transcript], trust: Trust, answers: Answers) -> Iterator[_Witness]:
+    for chip in sorted(trust.chips):
+        for source in sources_of(chip, runs_of_owner(chip, transcripts, trust), answers):
+            try:
+                identity = read_chain(source.read("chain.pem"))
+                check_maker(identity, trust.chip_trust.ca_digests)
+                quote = open_quote(source.read("quote.json"), identity.alias_key)
+            except EvidenceError:
+                continue
+            yield _Witness(chip=chip, source=source, identity=identity, quote=quote)
+
+
+def _neighbours(witnesses: Iterable[_Witness]) -> Iterator[tuple[_Witness, _Witness]]:
+    """Pairs under one certificate or key, next to each other by the size of the log.
+
+    Of one chip's logs each must begin the next longer one, so that neighbours suffice.
+    """
+    groups: dict[object, list[_Witness]] = {}
+    for witness in witnesses:
+        for mark in (witness.identity.certificate_digest, witness.identity.alias_key):
+            groups.setdefault(mark, []).append(witness)
+    seen = set()
+    for group in groups.values():
+        for first, second in pairwise(sorted(group, key=lambda witness: witness.quote.log_size)):
+            if (id(first), id(second)) not in seen:
+                seen.add((id(first), id(second)))
+                yield first, second
+
+
+def _extends(first: _Witness, second: _Witness) -> bool:
+    """Whether two logs of one chip, the shorter one first, are one log at two times."""
+    return second.log().startswith(first.log())
+
+
+def _text(first: _Witness, second: _Witness) -> str:
+    if first.chip == second.chip:
+        return f"chip {first.chip}: its logs in {first.place} and {second.place} contradict each other"
+    return f"chips {first.chip} ({first.place}) and {second.chip} ({second.place}) present one identity"
+
+
+def _proof(first: _Witness, second: _Witness, text: str, trust: Trust) -> dict[str, Any]:
+    """What a third party needs; a log that is too long to be quoted lies in the run that is named."""
+    evidence = []
+    for each in (first, second):
+        log = each.source.read("log.bin")
+        short = len(log) // RECORD_BYTES <= bounds.STRANGE_LOG_RECORDS.most
+        evidence.append(
+            {
+                "chip": each.chip,
+                "place": each.place,
+                "chain": each.source.read("chain.pem").decode(),
+                "quote": each.source.read("quote.json").decode(),
+                "log": base64.b64encode(log).decode() if short else None,
+            }
+        )
+    proof: dict[str, Any] = {"text": text, "evidence": evidence}
+    try:
+        check_clone_proof(proof, trust.chip_trust.ca_digests)
+    except EvidenceError as error:
+        return {**proof, "stands_alone": False, "rests_on": f"the lab's signed runs: {error}"}
+    return {**proof, "stands_alone": True}

@@ -1,0 +1,78 @@
+"""What an inspector keeps of each chip between inspections: where its log ended (Shavit 2023, section 3).
+
+A log that was restored to an earlier state hangs together in itself. Only who has seen more of it can tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from firmware_sim import LogPosition, bounds
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical
+from inspector.inspection.verdict import Verdict
+
+__all__ = ["load_memory", "remember", "save_memory"]
+
+_FORMAT = "chipwitness/memory/1"
+_KEYS = {"counter", "size", "head"}
+
+
+def load_memory(path: Path) -> dict[str, LogPosition]:
+    """The last position of each chip's log, by chip; none where there is no such file: nothing was inspected yet.
+
+    Raises:
+        CallerError: the file cannot be read, is another one, or lies in no folder.
+    """
+    try:
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}")
+        if not path.exists():
+            return {}
+        data: Any = canonical.parse(bounds.read_file(path, bounds.MEMORY_BYTES), most=bounds.MEMORY_BYTES)
+        if set(data) != {"format", "chips"} or data["format"] != _FORMAT:
+            raise ValueError("it has another format")
+        return {str(chip): _position(entry) for chip, entry in data["chips"].items()}
+    except (OSError, EvidenceError, ValueError, TypeError, AttributeError) as error:
+        raise CallerError(f"cannot read the inspector's memory {path}: {error}") from None
+
+
+def _position(entry: Any) -> LogPosition:
+    if set(entry) != _KEYS or not all(type(entry[key]) is int and entry[key] >= 0 for key in ("counter", "size")):
+        raise ValueError("a position is malformed")
+    head = bytes.fromhex(entry["head"])
+    if len(head) != 32:
+        raise ValueError("a head has another length than 32 bytes")
+    return LogPosition(counter=entry["counter"], size=entry["size"], head=head)
+
+
+def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> dict[str, LogPosition]:
+    """The memory after an inspection, whatever its outcome: a chip may be sound that shows its lab to be a liar.
+
+    The log of a chip that is not sound itself, or did not go on from where it ended, changes nothing.
+    """
+    known = dict(memory)
+    for chip in verdict.evidence.get("chips", []):
+        if chip["sound"]:
+            known[chip["chip"]] = LogPosition(
+                counter=chip["log_counter"], size=chip["log_size"], head=bytes.fromhex(chip["log_head"])
+            )
+    return known
+
+
+def save_memory(path: Path, memory: Mapping[str, LogPosition]) -> None:
+    """Write what ``load_memory`` reads, as a whole or not at all; CallerError if that fails."""
+    chips = {
+        chip: {"counter": position.counter, "size": position.size, "head": position.head.hex()}
+        for chip, position in sorted(memory.items())
+    }
+    draft = path.with_name(path.name + ".new")
+    try:
+        draft.write_text(json.dumps({"format": _FORMAT, "chips": chips}, indent=1) + "\n", encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as error:
+        raise CallerError(f"cannot write the inspector's memory {path}: {error.strerror}") from None

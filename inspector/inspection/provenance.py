@@ -1,0 +1,317 @@
+"""What one chip says, and whether the declared runs explain it (Shavit 2023, sections 3 and 4; PAPERS S4–S6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from firmware_sim import (
+    LogPosition,
+    LogRecord,
+    RecordKind,
+    decode_epoch_keys,
+    open_quote,
+    parse_log,
+)
+from firmware_sim.checks import CHIP_GUARDS, ChipCase
+from firmware_sim.errors import EvidenceError
+from firmware_sim.identity import read_chain
+from inspector.inspection.admission import admitted
+from inspector.inspection.answers import Answers
+from inspector.inspection.commits import BusyTicks, CommitOrder, SnapshotMoment, is_empty_snapshot
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+from inspector.inspection.transcripts import Transcript
+from inspector.inspection.trust import Trust
+from monitor.transcript.layout import CHIP_FILES, chip_path
+
+__all__ = ["ChipReport", "Source", "examine_chip", "runs_of_owner", "sources_of"]
+
+_GUARD_OF = {
+    "maker": Guard.IDENTITY,
+    "firmware": Guard.IDENTITY,
+    "expected chip": Guard.IDENTITY,
+    "boots": Guard.IDENTITY,
+    "epoch keys": Guard.SCHEDULE,
+    "schedule": Guard.SCHEDULE,
+}
+"""Which guard of the inspection a check of the chip belongs to; all others belong to the log."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ChipReport:
+    """What was read off one chip.
+
+    Attributes:
+        sound: whether identity, quote, log and schedule of the chip passed; whether runs explain its log is another
+            question.
+        extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
+            where this chip was not seen before.
+        snapshots: (run id, step) of each explained snapshot, in the order of the log.
+        gaps: power gaps, as record numbers.
+    """
+
+    chip: str
+    run: str = ""
+    shard: int | None = None
+    certificate: str = ""
+    sound: bool = False
+    log_counter: int = 0
+    log_size: int = 0
+    log_head: str = ""
+    extends: bool | None = None
+    snapshots: list[tuple[str, int]] = field(default_factory=list)
+    unexplained: list[int] = field(default_factory=list)
+    gaps: list[int] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "chip": self.chip,
+            "run": self.run,
+            "shard": self.shard,
+            "certificate": self.certificate,
+            "sound": self.sound,
+            "log_counter": self.log_counter,
+            "log_size": self.log_size,
+            "log_head": self.log_head,
+            "extends": self.extends,
+            "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
+            "unexplained_records": self.unexplained,
+            "power_gaps": self.gaps,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a chip's evidence lies: a run of the chip's own lab, or ("") the answers of chips that take part in none.
+
+    ``read`` returns one of the chip's four files; EvidenceError where it cannot.
+    """
+
+    name: str
+    read: Callable[[str], bytes]
+
+
+def examine_chip(
+    chip: str,
+    transcripts: Sequence[Transcript],
+    trust: Trust,
+    findings: Findings,
+    *,
+    answers: Answers | None = None,
+    last: LogPosition | None = None,
+) -> ChipReport:
+    """Read a chip's evidence and match every record of its log to the runs that its lab declares.
+
+    What another lab's run says of the chip counts for nothing. A chip of the registry without evidence is a refusal,
+    and counts as a failure.
+
+    Args:
+        answers: evidence of chips that answered outside of any run.
+        last: where the chip's log ended at an earlier inspection, which it must extend; None if there was none.
+    """
+    report = ChipReport(chip=chip)
+    if not _is_listed(chip, trust, findings):
+        return report
+    own = runs_of_owner(chip, transcripts, trust)
+    sources = sources_of(chip, own, answers)
+    if not sources:
+        findings.read(lambda: _refused(chip), chip=chip)
+        return report
+    source = findings.read(lambda: _latest(chip, sources), chip=chip)
+    if source is None:
+        return report
+    report.run = source.name
+    case = findings.read(partial(_open_case, chip, source, trust, last), chip=chip)
+    if case is None:
+        return report
+    report.certificate = str(case.identity.certificate_digest)
+    report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
+    report.log_head = case.quote.log_head.hex()
+    report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
+    if last is not None:
+        report.extends = case.last is not None
+    found, doubts = len(findings.found), len(findings.doubts)
+    if trust.registry is not None:
+        certificate = case.identity.certificate_digest
+        findings.check(Guard.REGISTRY, partial(trust.registry.check_certificate, chip, certificate), chip=chip)
+    for name, check in CHIP_GUARDS.items():
+        if name == "schedule" and len(findings.found) > found:
+            break  # what already fails could claim any number of ticks
+        findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
+    report.sound = (len(findings.found), len(findings.doubts)) == (found, doubts)
+    _match(report, case.records, own, findings)
+    return report
+
+
+def _is_listed(chip: str, trust: Trust, findings: Findings) -> bool:
+    """Whether the registry's signed view, where there is one, gives the chip to its lab; a finding if it does not."""
+    if trust.registry is None:
+        return True
+    before = len(findings.found)
+    findings.check(Guard.REGISTRY, partial(trust.registry.check_listed, chip, trust.chips[chip]), chip=chip)
+    return len(findings.found) == before
+
+
+def runs_of_owner(chip: str, transcripts: Sequence[Transcript], trust: Trust) -> list[Transcript]:
+    """The runs of the lab to which the registry gives the chip."""
+    return [item for item in transcripts if item.run.metadata.lab == trust.chips.get(chip)]
+
+
+def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[Source]:
+    """Everywhere that evidence of the chip lies, in its lab's runs and outside of them."""
+    sources = [
+        Source(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
+        for item in transcripts
+        if chip_path(chip, CHIP_FILES[0]) in item.run.files
+    ]
+    if answers is not None and answers.holds(chip):
+        sources.append(Source(name="", read=partial(answers.read, chip)))
+    return sources
+
+
+def _read_from_run(item: Transcript, chip: str, name: str) -> bytes:
+    return item.run.read(chip_path(chip, name))
+
+
+def _refused(chip: str) -> None:
+    raise EvidenceError(f"chip {chip} was drawn, but no evidence of it was handed over: a refusal counts as a failure")
+
+
+def _latest(chip: str, sources: Sequence[Source]) -> Source:
+    """The source with the chip's longest log; every other log of it must be a beginning of that one.
+
+    Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
+    """
+    logs = [(source.read("log.bin"), source) for source in sources]
+    longest, latest = max(logs, key=lambda entry: len(entry[0]))
+    for log, source in logs:
+        if not longest.startswith(log):
+            names = " and ".join(each.name or "its answer outside of any run" for each in (latest, source))
+            raise EvidenceError(f"chip {chip}: its logs in {names} contradict each other")
+    return latest
+
+
+def _open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None) -> ChipCase:
+    """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
+
+    Inspecting the very quote of an earlier inspection again is allowed: it need not extend itself.
+    """
+    chain, epochs, log, quote = (source.read(name) for name in CHIP_FILES)
+    identity = read_chain(chain)
+    opened = open_quote(quote, identity.alias_key)
+    return ChipCase(
+        chip_id=chip,
+        nonce=trust.nonce,
+        verifier_id=trust.verifier,
+        trust=trust.chip_trust,
+        last=None if last == LogPosition.of(opened) else last,
+        identity=identity,
+        quote=opened,
+        records=parse_log(admitted(log, identity, trust.chip_trust, chip=chip), chip=chip),
+        keys=decode_epoch_keys(epochs),
+    )
+
+
+def _match(
+    report: ChipReport, records: Sequence[LogRecord], transcripts: Sequence[Transcript], findings: Findings
+) -> None:
+    """Each record must belong to exactly one declared run, and come when an honest host makes the chip write it."""
+    runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
+    committed: set[tuple[bytes, int]] = set()
+    laws = (
+        (Guard.COMMITMENT, CommitOrder(report.chip)),
+        (Guard.SNAPSHOT, SnapshotMoment(report.chip)),
+        (Guard.TIME, BusyTicks(report.chip, runs)),
+    )
+    cut = 0
+    for record in records:
+        for guard, law in laws:
+            findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
+        cut += record.kind is RecordKind.POWER_GAP and record.op != 0
+        if record.kind not in (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT):
+            continue
+        if record.kind is RecordKind.SNAPSHOT and is_empty_snapshot(record):
+            continue
+        where = {"chip": report.chip, "record": record.counter, "step": record.step}
+        transcript = runs.get(record.run_id)
+        if transcript is None or report.chip not in transcript.run.metadata.chips:
+            report.unexplained.append(record.counter)
+            text = f"chip {report.chip}, record {record.counter}: belongs to a run that was not declared"
+            findings.add(Guard.SNAPSHOT, text, **where)
+            continue
+        report.shard = transcript.run.metadata.chips.index(report.chip)
+        if record.kind is RecordKind.REGIONS:
+            _match_regions(report, record, transcript, findings)
+        elif record.kind is RecordKind.COMMIT:
+            committed.add((record.run_id, record.step))
+            _match_commitment(report, record, transcript, findings)
+        else:
+            _match_snapshot(report, record, transcript, findings)
+    text = f"chip {report.chip}: power was cut {cut} times in the middle of a snapshot"
+    if cut > 1:
+        findings.add(Guard.SCHEDULE, text, chip=report.chip)
+    elif cut:
+        findings.doubt(text, chip=report.chip)
+    for transcript in transcripts:
+        if report.chip in transcript.run.metadata.chips:
+            _match_missing(report, transcript, committed, findings)
+
+
+def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
+    assert report.shard is not None
+    if record.digest != transcript.region_tables[report.shard]:
+        findings.add(
+            Guard.COMMITMENT,
+            f"chip {report.chip}, record {record.counter}: the memory layout is not that of shard {report.shard}",
+            chip=report.chip,
+            record=record.counter,
+        )
+
+
+def _match_commitment(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
+    known = record.step < len(transcript.leaves)
+    if not known or record.digest != transcript.tree.root(record.step + 1):
+        findings.add(
+            Guard.COMMITMENT,
+            f"chip {report.chip}, record {record.counter}: step {record.step} was committed with another log head",
+            chip=report.chip,
+            record=record.counter,
+            step=record.step,
+        )
+
+
+def _match_snapshot(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
+    assert report.shard is not None
+    known = record.step < len(transcript.leaves)
+    if known and record.digest == transcript.leaves[record.step].state.shards[report.shard].value:
+        report.snapshots.append((record.run_id.hex(), record.step))
+        return
+    report.unexplained.append(record.counter)
+    findings.add(
+        Guard.SNAPSHOT,
+        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {record.step} "
+        f"is not shard {report.shard} of any declared state at that step",
+        chip=report.chip,
+        record=record.counter,
+        step=record.step,
+        tick=record.tick,
+    )
+
+
+def _match_missing(
+    report: ChipReport, transcript: Transcript, committed: set[tuple[bytes, int]], findings: Findings
+) -> None:
+    """The chip must have heard of every step of a finished run in which it took part."""
+    run_id = transcript.run.metadata.run_id
+    missing = [leaf.step for leaf in transcript.leaves if (run_id, leaf.step) not in committed]
+    if missing:
+        findings.add(
+            Guard.COMMITMENT,
+            f"chip {report.chip}: never heard of step {missing[0]} of run {transcript.run.folder.name}",
+            chip=report.chip,
+            step=missing[0],
+        )

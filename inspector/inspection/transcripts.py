@@ -1,0 +1,174 @@
+"""Checks of a run's transcript that need no re-execution."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
+from inspector.inspection.agreed_data import check_agreed_data
+from inspector.inspection.agreement import agreement_of, unread_files
+from inspector.inspection.execution import ExecutionReport, examine_execution
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+from inspector.inspection.trust import Trust
+from monitor.environment import accelerator
+from monitor.recording.derivation import meta_batch
+from monitor.replay.steps import check_size
+from monitor.sharding import ShardedMemory
+from monitor.transcript import Batches, Leaf, RunFolder, parse_time
+from monitor.transcript.layout import batch_path
+
+__all__ = ["Transcript", "open_run", "read_transcript"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """A run whose files, log and data hang together.
+
+    Attributes:
+        leaves: steps 0 … committed.
+        tree: their RFC 9162 log.
+        region_tables: digest of each shard's region table, as the declaration gives it.
+        execution: what its programs are and whether they may be executed.
+    """
+
+    run: RunFolder
+    leaves: list[Leaf]
+    tree: MerkleTree
+    data: Batches
+    region_tables: list[bytes]
+    execution: ExecutionReport
+
+
+def open_run(folder: Path, trust: Trust) -> RunFolder:
+    """Open a run under the key of one of the registered labs.
+
+    The lab is found by trying the registered keys on the manifest, since nothing is parsed before it is verified.
+
+    Raises:
+        CallerError: there is no such folder.
+        EvidenceError: no registered lab signed the manifest, or it names another lab than its signer.
+    """
+    error: EvidenceError | None = None
+    for lab, key in trust.labs.items():
+        try:
+            run = RunFolder(folder, key)
+        except EvidenceError as failure:
+            error = failure if error is None or not isinstance(failure, SignatureError) else error
+            continue
+        if run.metadata.lab != lab:
+            raise EvidenceError(f"lab {lab} signed a run that names lab {run.metadata.lab}")
+        return run
+    raise error if error is not None else EvidenceError("no lab is registered")
+
+
+def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: datetime) -> Transcript | None:
+    """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on."""
+    where = {"run": run.folder.name}
+    if findings.read(run.check_listing, **where) is None:
+        return None
+    agreed = findings.read(lambda: agreement_of(run, trust), **where)
+    if agreed is None:
+        return None
+    has_recipe = run.declared.recipe is not None
+    if has_recipe and not findings.read(lambda: check_agreed_data(run, trust, findings), **where):
+        return None
+    steps = findings.read(run.load_steps, **where)
+    if steps is None:
+        return None
+    unread = findings.read(lambda: unread_files(run, steps[0], agreed, findings), **where)
+    if unread is None or findings.read(lambda: run.check_contents(unread), **where) is None:
+        return None
+    data = findings.read(run.batches, **where)
+    if data is None or (has_recipe and findings.read(lambda: _check_samples(run, data), **where) is None):
+        return None
+    leaves, tree = steps
+    if not run.finished:
+        _unfinished(run, findings, now)
+    elif len(leaves) != run.declared.steps + 1:
+        findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
+    if not leaves:
+        return None  # begun, and nothing committed yet
+    if run.finished and findings.read(lambda: _check_trained(leaves), **where) is None:
+        return None
+    if not agreed.may_load(leaves[0], findings):
+        examine_execution(run, leaves, agreed, findings)
+        return None
+    memory = findings.read(lambda: _memory(run), **where)
+    if memory is None:
+        return None
+    findings.read(lambda: _check_checkpoints(run, leaves, memory), **where)
+    findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
+    report = examine_execution(run, leaves, agreed, findings)
+    findings.read(lambda: _check_logs(run, leaves), **where)
+    return Transcript(
+        run=run,
+        leaves=leaves,
+        tree=tree,
+        data=data,
+        region_tables=[shard.table_digest().value for shard in memory.shards],
+        execution=report,
+    )
+
+
+def _check_trained(leaves: list[Leaf]) -> bool:
+    """Whoever finishes a run has taken steps, declared beforehand or not."""
+    if len(leaves) < 2:
+        raise EvidenceError("the run is finished and commits no step")
+    return True
+
+
+def _memory(run: RunFolder) -> ShardedMemory:
+    """Memory of the declared layout; the state must be as large as its first checkpoint's file allows."""
+    check_size(run)
+    return run.declared.empty_memory(accelerator())
+
+
+def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
+    committed = max(run.committed, 0)
+    whole = "" if run.declared.length is None else f"of {run.declared.length} "
+    text = f"the run is unfinished: {committed} {whole}steps are committed"
+    end = run.metadata.declared_end
+    if now > parse_time(end):
+        findings.add(Guard.REPLAY, f"{text}, and its declared end {end} has passed", run=run.folder.name)
+    else:
+        findings.doubt(f"{text}; its declared end is {end}", run=run.folder.name)
+
+
+def _check_checkpoints(run: RunFolder, leaves: list[Leaf], memory: ShardedMemory) -> None:
+    """Each W_i is there and is the state that its leaf commits to; an open-ended run has its last when it ends."""
+    last = len(leaves) - 1
+    due = set(range(0, last + 1, run.declared.checkpoint_every)) | {0}
+    if run.finished or run.declared.length is not None:
+        due.add(run.declared.steps)
+    for step in sorted(due):
+        if step > last:
+            break
+        memory.load(run.checkpoint(step))
+        if memory.digest() != leaves[step].state:
+            raise EvidenceError(f"the checkpoint of step {step} is not the state that the step commits to")
+
+
+def _check_samples(run: RunFolder, data: Batches) -> bool:
+    """The samples have the names, types and shapes that the task's program reads."""
+    expected = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in meta_batch(run.task).items()}
+    found = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in data.batch(1).items()}
+    if found != expected:
+        raise EvidenceError(f"the samples are not those of preset {run.task.preset}: {found}, not {expected}")
+    return True
+
+
+def _check_batches(leaves: list[Leaf], data: Batches, unread: Collection[str]) -> None:
+    for leaf in leaves[1:]:
+        if batch_path(leaf.step) not in unread and leaf.batch != data.batch_root(leaf.step).hex():
+            raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
+
+
+def _check_logs(run: RunFolder, leaves: list[Leaf]) -> None:
+    for leaf in leaves[1:]:
+        if leaf.log != str(digest_bytes("rounding-log", run.rounding_log(leaf.step))):
+            raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step commits to")

@@ -1,0 +1,77 @@
+"""What a verdict says in words: what was found to hold, what that does not cover, and how each lab came out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inspector.inspection.execution import NOT_REVIEWED, numbers_text
+from inspector.inspection.findings import Findings
+from inspector.inspection.transcripts import Transcript
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+
+__all__ = ["NOT_COVERED", "acceptance", "outcomes_by_lab", "scope"]
+
+NOT_COVERED = (
+    "work that the lab tells no chip of",
+    "evidence withheld until after the draw, or older than the challenge",
+    "chips put back to a copy of an earlier state",
+    "false steps where no chip took a snapshot",
+    "labs that declare nothing",
+)
+"""What no verdict claims yet: it needs chips that meter their work, and a challenge after the lab's commitment."""
+
+
+def acceptance(evidence: dict[str, Any]) -> str:
+    """The sentence of an acceptance."""
+    replays = evidence.get("replays", [])
+    chips = evidence.get("chips", [])
+    snapshots = sum(len(chip["snapshots"]) for chip in chips)
+    devices = ", ".join(sorted({replay["device"] for replay in replays}))
+    steps = sum(replay.get("steps", 0) for replay in replays)
+    text = (
+        f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
+        f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
+    )
+    logged = sum(replay.get("logged_decisions", 0) for replay in replays)
+    turned = sum(replay.get("turned_decisions", 0) for replay in replays)
+    if logged:
+        text += f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
+    if "known_chips" in evidence:
+        known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
+        text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"
+        text += " left them"
+        if known > extended:
+            text += f", {known - extended} showed what was seen then and nothing newer"
+    text += f"; {evidence['chips_listed']}"
+    text += numbers_text([run["execution"] for run in evidence["runs"]])
+    if evidence.get("draw", {}).get("simulated"):
+        text += "; simulated draw: whoever knows the seed knew it beforehand"
+    return text
+
+
+def scope(transcripts: Sequence[Transcript]) -> str:
+    """What an acceptance does not say."""
+    derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
+    return "not covered: " + "; ".join([*NOT_COVERED, *(() if derived else NOT_REVIEWED)])
+
+
+def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust: Trust) -> dict[str, str]:
+    """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it."""
+    signers = {item.run.folder.name: item.run.metadata.lab for item in transcripts}
+
+    def blamed(where: Mapping[str, Any]) -> str | None:
+        return where.get("lab") or signers.get(where.get("run", "")) or trust.chips.get(where.get("chip", ""))
+
+    guilty = {blamed(reason.where) for reason in findings.found}
+    open_points = {blamed(reason.where) for reason in findings.doubts}
+    outcomes = {}
+    for lab in sorted(set(signers.values())):
+        outcome = Outcome.ACCEPT
+        if open_points & {lab, None}:
+            outcome = Outcome.INCONCLUSIVE
+        if guilty & {lab, None}:
+            outcome = Outcome.REJECT
+        outcomes[lab] = outcome.value
+    return outcomes

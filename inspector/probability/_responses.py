@@ -1,0 +1,155 @@
+"""How a Prover does best against a schedule, and how often the same schedule accuses an honest lab."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from firmware_sim.errors import CallerError
+from inspector.probability._logspace import Floats
+from inspector.probability._schedule import Evasion, PlannedRun, Problem, Visits
+from inspector.probability.alarms import fewest_tolerated, log_tolerated
+from inspector.probability.detection import ChipsTooFewError
+from inspector.probability.sites import sites_log_miss, worst_placement
+
+__all__ = ["Response", "best_response", "false_alarm", "tolerating"]
+
+_CELLS = 128
+_REFINEMENTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """How the Prover does best with one evasion against a schedule.
+
+    Attributes:
+        evasion: its name.
+        placement: chips used at each site, in the order of the sites.
+        detection: probability to be caught all the same.
+        false_alarm: probability that a lab without violation is accused over as many days by the same schedule.
+    """
+
+    evasion: str
+    placement: tuple[float, ...]
+    detection: float
+    false_alarm: float
+
+    @property
+    def excess(self) -> float:
+        """Detection less false alarm: how much more often the run is caught than an honest lab is accused."""
+        return self.detection - self.false_alarm
+
+
+def best_response(problem: Problem, visits: Sequence[Visits], evasion: Evasion) -> Response:
+    """Return how the Prover does best with ``evasion`` against a schedule.
+
+    Raises:
+        ChipsTooFewError: the evasion needs more chips than the sites that it may use hold.
+        CallerError: the schedule does not name the problem's sites in order.
+    """
+    if [each.site for each in visits] != [site.name for site in problem.sites]:
+        raise CallerError("the schedule must have one line for each site, in the same order")
+    run = PlannedRun.of(problem, evasion)
+    if not run.fits:
+        raise ChipsTooFewError(f"evasion {evasion.name!r} needs more chips than the sites hold that it may use")
+    refusals = problem.honest_refusal_rate > 0 or any(each.refusals_allowed for each in visits)
+    placed, log_miss = (_with_refusals if refusals else _all_shown)(problem, visits, run)
+    return Response(
+        evasion=evasion.name,
+        placement=tuple(map(float, placed)),
+        detection=-math.expm1(log_miss),
+        false_alarm=false_alarm(problem, visits, run.days),
+    )
+
+
+def false_alarm(problem: Problem, visits: Sequence[Visits], days: float) -> float:
+    """Return the chance that honest refusals alone, over ``days`` days, end in an accusation at some visit."""
+    quiet = log_tolerated(
+        rate=problem.honest_refusal_rate,
+        checks=[each.samples for each in visits],
+        allowed=[each.refusals_allowed for each in visits],
+    )
+    met = [each.times(days) for each in visits]
+    return 0.0 - math.expm1(math.fsum(times * log for times, log in zip(met, quiet, strict=True) if times))
+
+
+def tolerating(problem: Problem, visits: Sequence[Visits]) -> list[Visits]:
+    """Return the schedule with the fewest tolerated refusals that keep an honest lab within the cap.
+
+    Every visit of the longest run gets an equal part of the cap, so all of them together keep it too.
+    """
+    number = sum(each.times(problem.longest) for each in visits)
+
+    def fewest(each: Visits) -> int:
+        def alarm(allowed: int) -> float:
+            quiet = log_tolerated(rate=problem.honest_refusal_rate, checks=each.samples, allowed=allowed)
+            return 0.0 - math.expm1(number * float(quiet))
+
+        # Where as many may be refused as are drawn, nobody is accused, so some number always keeps the cap.
+        return fewest_tolerated(alarm, most=each.samples, cap=problem.false_alarms) or 0
+
+    return [replace(each, refusals_allowed=fewest(each)) for each in visits]
+
+
+def _all_shown(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> tuple[Floats, float]:
+    """Return the best placement and its log of the miss where every drawn chip is shown."""
+    samples, catch = np.empty(len(visits)), np.empty(len(visits))
+    for place, each in enumerate(visits):
+        times, catch[place] = run.inspections(each.period)
+        samples[place] = each.samples * times
+    chips = np.array([site.chips for site in problem.sites])
+    placed = np.zeros(len(visits))
+    open_ = run.allowed
+    placed[open_] = worst_placement(total=run.chips, chips=chips[open_], samples=samples[open_], catch=catch[open_])
+    return placed, float(sites_log_miss(used=placed, chips=chips, samples=samples, catch=catch))
+
+
+def _with_refusals(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> tuple[Floats, float]:
+    """Return the best placement and its log of the miss where some drawn chips are not shown.
+
+    A visit passes if no chip with evidence is shown and no more are missing than it tolerates. Whether the Prover
+    refuses or not, -log of that chance is convex in the placement: it is the integral of a beta density, or a
+    convolution of two powers, both log-concave. So the flattest pieces are filled first: on a grid over each site,
+    then on finer ones around what was found.
+    """
+    chips = np.array([site.chips for site in problem.sites])[:, None]
+    samples = np.array([each.samples for each in visits])[:, None]
+    allowed = np.array([each.refusals_allowed for each in visits])[:, None]
+    times = np.array([each.times(run.days) for each in visits])[:, None]
+    catch = np.array([run.inspections(each.period)[1] for each in visits])[:, None]
+    broken = problem.honest_refusal_rate
+
+    def exponent(used: Floats) -> Floats:
+        evident = (1.0 - broken) * catch * np.minimum(used / chips, 1.0)
+        missing = np.minimum(broken + evident, 1.0) if run.refuses else np.minimum(broken / (1.0 - evident), 1.0)
+        log = log_tolerated(rate=missing, checks=samples, allowed=allowed)
+        if not run.refuses:
+            log = log + samples * np.log1p(-evident)
+        return np.where(times > 0, -np.maximum(times, 1.0) * log, 0.0)
+
+    most = np.where(run.allowed, np.minimum(chips[:, 0], run.chips), 0.0)
+    low, high = np.zeros(len(visits)), most
+    placed = low
+    for _ in range(_REFINEMENTS):
+        grid = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _CELLS + 1)
+        placed = _filled(grid, exponent(grid), run.chips)
+        cell = (high - low) / _CELLS
+        low, high = np.maximum(placed - 2.0 * cell, 0.0), np.minimum(placed + 2.0 * cell, most)
+    return placed, -float(exponent(placed[:, None]).sum())
+
+
+def _filled(grid: Floats, heights: Floats, total: float) -> Floats:
+    """Return the placement of ``total`` chips, from each row's first point on, whose interpolated height is least."""
+    widths = np.diff(grid, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = np.diff(heights, axis=1) / widths
+    # Beyond the smallest float, and in cells without width, there is nothing to compare: those come last.
+    order = np.argsort(np.where(np.isnan(slopes), np.inf, slopes).ravel(), kind="stable")
+    sizes = widths.ravel()[order]
+    before = np.concatenate(([0.0], np.cumsum(sizes)[:-1]))
+    taken = np.empty(sizes.size)
+    taken[order] = np.clip(total - grid[:, 0].sum() - before, 0.0, sizes)
+    return np.asarray(grid[:, 0] + taken.reshape(widths.shape).sum(axis=1))

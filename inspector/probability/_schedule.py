@@ -1,0 +1,206 @@
+"""What a plan is made of: sites, evasions, a schedule, and the run that it must catch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from firmware_sim.errors import CallerError
+from inspector.probability._logspace import counts, reals
+from inspector.probability.alarms import FALSE_ALARMS
+from inspector.probability.detection import (
+    DAYS_PER_YEAR,
+    FLOP_PER_CHIP_DAY,
+    chips_needed,
+    snapshot_probability,
+)
+
+__all__ = ["AS_DECLARED", "Evasion", "PlannedRun", "Problem", "Site", "Visits"]
+
+_MOST_SITES = 200
+_LARGEST_HIT = 1.0 - 2.0**-53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A place that one visit inspects.
+
+    Attributes:
+        name: unique.
+        chips: chips there.
+        visit_work: what a visit costs beside the chips, in chips that could have been examined instead.
+        sample_work: what examining a chip costs there; 1 is the usual chip.
+    """
+
+    name: str
+    chips: float
+    visit_work: float = 10.0
+    sample_work: float = 1.0
+
+    def __post_init__(self) -> None:
+        reals(f"chips of site {self.name!r}", self.chips, low=1, high=2.0**53)
+        reals(f"visit work of site {self.name!r}", self.visit_work, low=0, high=np.inf)
+        reals(f"sample work of site {self.name!r}", self.sample_work, low=0, high=np.inf, open_low=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evasion:
+    """What the Prover does beside choosing the sites.
+
+    Attributes:
+        name: unique.
+        stretch: k; 1/k of the chips for k times as long, below 1 more chips for less time.
+        visible: share of the used chips that the inspectors can sample (the others are undeclared or exempt).
+        readout: chance that the log of a sampled used chip still incriminates (tampered logs, spoofed transcripts).
+        refuses: whether drawn chips with evidence are refused, as many as are tolerated and one that is not.
+        sites: names of the sites that the Prover is able to use; empty means all.
+    """
+
+    name: str
+    stretch: float = 1.0
+    visible: float = 1.0
+    readout: float = 1.0
+    refuses: bool = False
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        reals(f"stretch of evasion {self.name!r}", self.stretch, low=0, high=np.inf, open_low=True)
+        for name, value in (("visible", self.visible), ("readout", self.readout)):
+            reals(f"{name} of evasion {self.name!r}", value, low=0, high=1)
+
+
+AS_DECLARED = Evasion(name="as declared")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is to be caught, where, and with what confidence.
+
+    Attributes:
+        flop: H.
+        sites: at least one.
+        periods: candidate values of T_m in days.
+        evasions: what to hold against; at least one of them must be possible for the Prover.
+        days: T of the run as declared.
+        rate: f.
+        confidence: p.
+        flop_per_day: a.
+        honest_refusal_rate: chance that a drawn chip cannot be shown for an innocent reason.
+        false_alarms: largest chance of accusing an honest lab over the longest run; below ``confidence`` where there
+            are honest refusals, for else false alarms alone would reach it.
+    """
+
+    flop: float
+    sites: tuple[Site, ...]
+    periods: tuple[float, ...] = (7.0, 14.0, 30.0, 60.0, 90.0, 180.0, 365.0)
+    evasions: tuple[Evasion, ...] = (AS_DECLARED,)
+    days: float = DAYS_PER_YEAR
+    rate: float = 0.1
+    confidence: float = 0.9
+    flop_per_day: float = FLOP_PER_CHIP_DAY
+    honest_refusal_rate: float = 0.0
+    false_alarms: float = FALSE_ALARMS
+
+    def __post_init__(self) -> None:
+        for what, names in (("site", [s.name for s in self.sites]), ("evasion", [e.name for e in self.evasions])):
+            if not names:
+                raise CallerError(f"a plan needs at least one {what}")
+            if len(set(names)) < len(names):
+                raise CallerError(f"{what} names must be unique")
+        if len(self.sites) > _MOST_SITES:
+            raise CallerError(f"{len(self.sites)} sites are more than {_MOST_SITES}: merge the small ones")
+        reals("periods", self.periods, low=0, high=np.inf, open_low=True)
+        reals("days", self.days, low=0, high=np.inf, open_low=True)
+        reals("rate", self.rate, low=0, high=np.inf, open_low=True)
+        if not 0 < float(reals("confidence", self.confidence, low=0, high=1)) < 1:
+            raise CallerError("confidence must be above 0 and below 1")
+        reals("honest refusal rate", self.honest_refusal_rate, low=0, high=1)
+        reals("false alarms", self.false_alarms, low=0, high=1)
+        if self.honest_refusal_rate > 0 and self.false_alarms >= self.confidence:
+            raise CallerError(
+                f"false alarms of {self.false_alarms:g} would reach a confidence of {self.confidence:g} by themselves"
+            )
+        known = {site.name for site in self.sites}
+        for evasion in self.evasions:
+            if not known.issuperset(evasion.sites):
+                raise CallerError(f"evasion {evasion.name!r} names a site that is not in the plan")
+        chips_needed(flop=self.flop, days=self.days, flop_per_day=self.flop_per_day)
+
+    @property
+    def exponent(self) -> float:
+        """The wanted -log(1 - p)."""
+        return -math.log1p(-self.confidence)
+
+    @property
+    def evident_exponent(self) -> float:
+        """-log of the largest chance that no chip with evidence is shown: what false alarms within the cap leave."""
+        spared = self.false_alarms if self.honest_refusal_rate > 0 else 0.0
+        return -math.log1p(spared - self.confidence)
+
+    @property
+    def longest(self) -> float:
+        """Days of the longest run of the list, over which an honest lab is looked at as often as any other."""
+        return self.days * max(evasion.stretch for evasion in self.evasions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """One line of a schedule: every ``period`` days ``samples`` chips of ``site``; no visits where samples is 0.
+
+    More than ``refusals_allowed`` chips of one visit that are not shown count as a violation.
+    """
+
+    site: str
+    period: float
+    samples: int
+    refusals_allowed: int = 0
+
+    def __post_init__(self) -> None:
+        reals(f"period of site {self.site!r}", self.period, low=0, high=np.inf, open_low=True)
+        counts(f"samples of site {self.site!r}", self.samples)
+        counts(f"tolerated refusals of site {self.site!r}", self.refusals_allowed)
+
+    def times(self, days: float) -> float:
+        """Visits that a run of so many days meets: one at least (Eq. 1, App. C.2), none where nothing is drawn."""
+        return max(1.0, days / self.period) if self.samples else 0.0
+
+    @property
+    def per_year(self) -> float:
+        """Visits a year."""
+        return DAYS_PER_YEAR / self.period if self.samples else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """A run under one evasion: visible chips, days, readout, whether it refuses, and which sites it may use."""
+
+    chips: float
+    days: float
+    rate: float
+    readout: float
+    refuses: bool
+    allowed: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    fits: bool
+
+    @classmethod
+    def of(cls, problem: Problem, evasion: Evasion) -> PlannedRun:
+        total = float(chips_needed(flop=problem.flop, days=problem.days, flop_per_day=problem.flop_per_day))
+        visible = total / evasion.stretch * evasion.visible
+        allowed = np.array([not evasion.sites or site.name in evasion.sites for site in problem.sites])
+        room = sum(site.chips for site, open_ in zip(problem.sites, allowed, strict=True) if open_)
+        return cls(
+            chips=min(visible, room),
+            days=problem.days * evasion.stretch,
+            rate=problem.rate,
+            readout=evasion.readout,
+            refuses=evasion.refuses,
+            allowed=allowed,
+            fits=visible <= room * (1.0 + 1e-12),
+        )
+
+    def inspections(self, period: float) -> tuple[float, float]:
+        """Return how many inspections the run meets, and the chance that a drawn used chip incriminates in one."""
+        window = snapshot_probability(rate=self.rate, days=min(self.days, period))
+        return max(1.0, self.days / period), min(float(window) * self.readout, _LARGEST_HIT)

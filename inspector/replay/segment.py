@@ -1,0 +1,141 @@
+"""Re-execution of a segment W_i → W_{i+k} from its checkpoint, its data and its rounding logs (PAPERS S5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.statement import Declaration
+from monitor.numerics import Bound, LogContradiction
+from monitor.replay.steps import ProgramSteps
+from monitor.sharding import StateDigest
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = [
+    "Segment",
+    "SegmentReplay",
+    "replay_segment",
+    "segment_count",
+    "segment_of",
+    "segments",
+]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """Steps ``start`` + 1 … ``stop``, between two checkpoints."""
+
+    index: int
+    start: int
+    stop: int
+
+    def __contains__(self, step: int) -> bool:
+        return self.start < step <= self.stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentReplay:
+    """What a replay reached, before anyone compares it with what was committed.
+
+    Attributes:
+        leaves: recomputed leaves of the steps of the segment, as far as the replay came.
+        contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
+            a log with the leaf that the step has if the log is obeyed all the same.
+        logged: rounding decisions that were taken from the log.
+        turned: those among them that this device alone would have taken the other way.
+    """
+
+    segment: Segment
+    start_state: StateDigest
+    leaves: tuple[Leaf, ...]
+    contradiction: dict[str, Any] | None
+    logged: int
+    turned: int
+    first_turned_step: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "segment": [self.segment.index, self.segment.start, self.segment.stop],
+            "start_state": self.start_state.to_json(),
+            "leaves": [leaf.to_json() for leaf in self.leaves],
+            "contradiction": self.contradiction,
+            "logged": self.logged,
+            "turned": self.turned,
+            "first_turned_step": self.first_turned_step,
+        }
+
+
+def segments(declared: Declaration) -> list[Segment]:
+    """All segments of a run, in order."""
+    return [segment_of(declared, index) for index in range(segment_count(declared))]
+
+
+def segment_count(declared: Declaration) -> int:
+    """Number of segments of a run."""
+    return -(-declared.steps // declared.checkpoint_every)
+
+
+def segment_of(declared: Declaration, index: int) -> Segment:
+    """One segment; CallerError if there is no such one."""
+    count = segment_count(declared)
+    if not 0 <= index < count:
+        known = f"segments 0 … {count - 1}" if count else "no step yet"
+        raise CallerError(f"there is no segment {index}; this run has {known}")
+    start = index * declared.checkpoint_every
+    return Segment(index, start, min(start + declared.checkpoint_every, declared.steps))
+
+
+def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -> SegmentReplay:
+    """Replay one segment on this process's device.
+
+    Args:
+        check_rounding: False obeys rounding logs without asking whether any device had a choice.
+    Raises:
+        CallerError: there is no such segment, or the run's numerics are not controlled.
+        EvidenceError: the checkpoint or the data cannot be read.
+    """
+    segment = segment_of(run.declared, index)
+    if run.declared.numerics == "native":
+        raise CallerError("a run with native numerics cannot be replayed bit for bit")
+    steps = ProgramSteps(run, segment.start, bound=Bound(check=check_rounding))
+    start_state = steps.training.memory.digest()
+    leaves: list[Leaf] = []
+    contradiction: dict[str, Any] | None = None
+    logged = turned = 0
+    first_turned: int | None = None
+    for step in range(segment.start + 1, segment.stop + 1):
+        try:
+            leaf, session = steps.take()
+        except EvidenceError as error:
+            contradiction = _explain(step, error)
+            if isinstance(error, LogContradiction) and check_rounding:
+                blind = replay_segment(run, index, check_rounding=False).leaves
+                reached = step - segment.start - 1 < len(blind)
+                contradiction["obeyed"] = blind[step - segment.start - 1].to_json() if reached else None
+            break
+        except (IndexError, ValueError) as error:  # values that the program cannot read, such as a label without class
+            contradiction = {"step": step, "text": f"the step cannot be executed: {error}"}
+            break
+        logged += session.statistics.entries
+        if session.statistics.forced:
+            turned += session.statistics.forced
+            first_turned = step if first_turned is None else first_turned
+        leaves.append(leaf)
+    return SegmentReplay(
+        segment=segment,
+        start_state=start_state,
+        leaves=tuple(leaves),
+        contradiction=contradiction,
+        logged=logged,
+        turned=turned,
+        first_turned_step=first_turned,
+    )
+
+
+def _explain(step: int, error: EvidenceError) -> dict[str, Any]:
+    where: dict[str, Any] = {"step": step, "text": str(error)}
+    if isinstance(error, LogContradiction):
+        where |= {"operator": error.operator, "operator_index": error.call, "element": error.element}
+    return where

@@ -1,0 +1,1 @@
+"""A run folder as storage: bytes per step, and a check of everything by code of its own."""

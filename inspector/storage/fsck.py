@@ -1,0 +1,311 @@
+"""A second opinion on a run folder: all that its files say of each other, recomputed from their raw bytes.
+
+It shares no code with what writes and verifies run folders (``monitor.transcript``), so that a mistake there does not
+hide itself. What it does not repeat: whether declared training gives the committed states, and what chips prove.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import CallerError
+from inspector.storage._fsck_formats import (
+    Frontier,
+    Problem,
+    batch_root,
+    chip_commits,
+    labelled,
+    need,
+    open_envelope,
+    read_json,
+    sample_root,
+    state_digests,
+    tensors,
+)
+
+__all__ = ["Report", "fsck"]
+
+_KIND = "application/vnd.chipwitness.manifest+json"
+_LONGEST_FILE = 16 << 30
+_LONGEST_MANIFEST = 32 << 20
+_LONGEST_ORDER = 32 << 20
+_LONGEST_RECORD = 8 << 20
+_SHOWN = 200
+_SHA256 = re.compile("[0-9a-f]{64}")
+_STEP_FILE = re.compile(r"(logs/\d{8}\.rlog|(checkpoints|batches)/\d{8}\.safetensors)", re.ASCII)
+_FIXED = ("metadata.json", "data/salt.bin", "data/samples.safetensors", "data/order.safetensors")
+_CHIP_FILES = ("chain.pem", "epochs.json", "log.bin", "quote.json")
+_MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, struct.error)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found: ``problems`` is empty for a sound folder; the rest counts what was recomputed."""
+
+    problems: list[str] = field(default_factory=list)
+    lab: str = ""
+    finished: bool = False
+    steps: int = -1
+    files: int = 0
+    bytes: int = 0
+    batches: int = 0
+    states: int = 0
+    commits: int = 0
+
+    @contextmanager
+    def about(self, what: str) -> Iterator[None]:
+        """Turn whatever is wrong with a part of the run into a line."""
+        try:
+            yield
+        except Problem as problem:
+            self.problems.append(f"{what[:_SHOWN]} {problem}")
+        except _MALFORMED as error:
+            self.problems.append(f"{what[:_SHOWN]} is malformed or cannot be read ({type(error).__name__})")
+
+
+def fsck(folder: Path, keys: Mapping[str, bytes]) -> Report:
+    """Recompute a run folder.
+
+    Args:
+        keys: public key of each registered lab, 32 bytes.
+
+    Raises:
+        CallerError: there is no such folder, or no key.
+    """
+    if not folder.is_dir() or not keys:
+        raise CallerError(f"there is no run folder {folder}" if keys else "no lab is registered")
+    report = Report()
+    with report.about("manifest.json"):
+        head, report.lab = open_envelope(_read(folder / "manifest.json", _LONGEST_MANIFEST), _KIND, keys)
+        _check_head(head)
+        report.finished, report.steps = head["finished"], head["steps"]
+        with report.about("journal.tsv"):
+            _Run(folder, head, report).check()
+    return report
+
+
+def _check_head(head: Any) -> None:
+    need(set(head) == {"run", "finished", "steps", "root", "journal", "pending"}, "has missing or extra keys")
+    journal, pending = head["journal"], head["pending"]
+    need(set(journal) == {"records", "files", "bytes", "sha256"}, "has a malformed account of the journal")
+    counts = [head["steps"], *(journal[name] for name in ("records", "files", "bytes"))]
+    need(all(type(count) is int for count in counts) and min(counts[1:]) >= 0, "counts in something else than numbers")
+    need(isinstance(head["run"], str) and type(head["finished"]) is bool, "has a malformed run or state")
+    need(isinstance(pending, str) and not (head["finished"] and pending), "announces a record of a finished run")
+    need(_SHA256.fullmatch(head["root"]) and _SHA256.fullmatch(journal["sha256"]), "has a malformed digest")
+    announced = bool(pending) and not pending.startswith("\t")
+    need(-1 <= head["steps"] < 10**8, "counts an impossible number of steps")
+    need(
+        journal["records"] == head["steps"] + 2 + head["finished"] - announced, "does not count a record for each step"
+    )
+    need(journal["bytes"] <= _LONGEST_FILE, "has a journal that is too long")
+
+
+class _Run:
+    """One folder, walked through once, record by record."""
+
+    def __init__(self, folder: Path, head: Mapping[str, Any], report: Report) -> None:
+        self._folder, self._head, self._report = folder, head, report
+        self._log = Frontier()
+        self._roots: list[bytes] = []
+        self._listed: set[str] = set()
+        self._here: set[str] = set()
+        self._programs: set[str] = set()
+        self._named: set[str] = set()
+        self._task: Mapping[str, Any] = {}
+        self._rows: list[list[int]] = []
+        self._last: Any = None
+
+    def check(self) -> None:
+        """Check the journal, all files that it lists, and that there are no others."""
+        head = self._head
+        path, pending = self._folder / "journal.tsv", head["pending"].encode() + b"\n" if head["pending"] else b""
+        self._check_digest(path, pending)
+        hasher, files = hashlib.sha256(), 0
+        with path.open("rb") as journal:
+            for number in range(head["journal"]["records"]):
+                line = journal.readline(_LONGEST_RECORD + 1)
+                need(line.endswith(b"\n") and len(line) <= _LONGEST_RECORD, f"has no record {number}")
+                hasher.update(line)
+                files += self._record(number, line, announced=False)
+            need(journal.tell() == head["journal"]["bytes"], "has another length than signed")
+        need(hasher.hexdigest() == head["journal"]["sha256"], "was altered while it was read")
+        need(files == head["journal"]["files"], f"lists {files} files, not {head['journal']['files']} as signed")
+        if pending:
+            self._record(head["journal"]["records"], pending, announced=True)
+        need(self._log.root().hex() == head["root"], "has leaves whose root is not the signed one")
+        unused = sorted(self._programs - self._named)
+        need(not unused, f"lists program {unused[:1]}, which no step runs")
+        missing = sorted(self._named - self._programs)
+        need(not missing, f"has a step that runs program {missing[:1]}, which is not listed")
+        self._check_walk()
+
+    def _check_digest(self, path: Path, pending: bytes) -> None:
+        """Before any of it is parsed: it is what was signed, and perhaps a beginning of the announced record."""
+        need(stat.S_ISREG(os.lstat(path).st_mode), "is no plain file")
+        left, hasher = self._head["journal"]["bytes"], hashlib.sha256()
+        with path.open("rb") as journal:
+            while left:
+                chunk = journal.read(min(left, 1 << 20))
+                need(chunk, "is shorter than signed")
+                hasher.update(chunk)
+                left -= len(chunk)
+            tail = journal.read(len(pending) + 1)
+        need(hasher.hexdigest() == self._head["journal"]["sha256"], "has another digest than signed")
+        need(tail == pending[: len(tail)], "goes on with bytes that nobody signed")
+
+    def _record(self, number: int, line: bytes, *, announced: bool) -> int:
+        """Check a record, its leaf and its files; return how many it lists."""
+        leaf_bytes, tab, listed = line[:-1].partition(b"\t")
+        need(tab, f"has no tab in record {number}")
+        step, report = number - 1, self._report
+        files: dict[str, Any] = {}
+        leaf: Any = None
+        with report.about(f"journal.tsv: record {number}"):
+            files = read_json(listed)
+            need(isinstance(files, dict), "lists no files")
+            if 0 <= step <= self._head["steps"]:
+                leaf = read_json(leaf_bytes)
+                need(leaf["step"] == step, "holds the leaf of another step")
+                self._log.add(leaf_bytes)
+                self._roots.append(self._log.root())
+                if leaf.get("execution") is not None:
+                    self._named.add(leaf["execution"]["program"])
+                self._last = leaf
+            else:
+                need(not leaf_bytes, "has a leaf, but is no step's")
+        for path, entry in files.items():
+            with report.about(path):
+                need(path not in self._listed, "is listed twice")
+                need(self._belongs(path, number), f"is listed in record {number}, where it does not belong")
+                need(isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int, "has a malformed entry")
+                self._listed.add(path)
+                if announced and entry[0] and not os.path.lexists(self._folder / path):
+                    continue
+                self._file(path, entry, step, leaf)
+        return len(files)
+
+    def _belongs(self, path: str, number: int) -> bool:
+        step = number - 1
+        if number == 0:
+            return path in _FIXED
+        if step > self._head["steps"]:
+            chip, _, name = path.removeprefix("chips/").partition("/")
+            last = f"checkpoints/{step - 1:08d}.safetensors"
+            plain = re.fullmatch("[a-z0-9][a-z0-9-]{0,63}", chip)
+            return path == last or (path.startswith("chips/") and plain is not None and name in _CHIP_FILES)
+        if re.fullmatch(r"programs/[0-9a-f]{64}\.json", path):
+            self._programs.add(path[9:-5])
+            return True
+        return _STEP_FILE.fullmatch(path) is not None and path.rpartition("/")[2].startswith(f"{step:08d}.")
+
+    def _file(self, path: str, entry: list[Any], step: int, leaf: Any) -> None:
+        length, sha256 = entry
+        target = self._folder / path
+        if length:
+            self._here.add(path)
+            for at in (target, *list(target.parents)[: path.count("/")]):
+                need(not stat.S_ISLNK(os.lstat(at).st_mode), "is reached through a link")
+            need(stat.S_ISREG(os.lstat(target).st_mode), "is no plain file")
+            need(os.lstat(target).st_size == length, f"has {os.lstat(target).st_size} bytes, not {length} as signed")
+            need(length <= _LONGEST_FILE, "is too long")
+        with _content(target, length) as data:
+            need(hashlib.sha256(data).hexdigest() == sha256, "has another digest than signed")
+            self._content(path, data, step, leaf)
+        self._report.files += 1
+        self._report.bytes += length
+
+    def _content(self, path: str, data: memoryview, step: int, leaf: Any) -> None:
+        """Check what a file says against the leaf of its step and the metadata."""
+        report, kind = self._report, path.partition("/")[0]
+        if path == "metadata.json":
+            need(labelled("run", data).hex() == self._head["run"], "is of another run than the manifest")
+            metadata = read_json(data)
+            need(metadata["lab"] == self._report.lab, "names another lab than the one that signed")
+            self._task = metadata["task"]
+        elif kind == "logs":
+            digest = f"sha256:{labelled('rounding-log', data).hex()}"
+            need(leaf["log"] == digest, "is not the log that its leaf commits to")
+            self._check_rows(leaf, step)
+        elif kind == "batches":
+            tensors(data)
+            salt = _read(self._folder / "data/salt.bin", 32)
+            need(batch_root(salt, step, data).hex() == leaf["batch"], "is not the batch that its leaf commits to")
+            report.batches += 1
+        elif kind == "programs":
+            need(hashlib.sha256(data).hexdigest() == path[9:-5], "has another digest than its name")
+            read_json(data)
+        elif kind == "checkpoints":
+            found, declared = tensors(data), self._task.get("state")
+            if declared is not None:
+                digests = state_digests(declared, found, self._task["shards"])
+                need(digests == (leaf or self._last)["state"], "is not the state that its leaf commits to")
+                report.states += 1
+        elif path == "data/order.safetensors":
+            order = tensors(data)["order"]
+            need(order.kind == "I64" and len(order.shape) == 2, "is no table of rows")
+            need(len(order.data) <= _LONGEST_ORDER, "is too long")
+            width = order.shape[1]
+            rows = order.data.cast("q").tolist()
+            self._rows = [rows[start : start + width] for start in range(0, len(rows), max(width, 1))]
+        elif path.endswith(".safetensors"):
+            tensors(data)
+        elif path.endswith("/log.bin"):
+            for run, at, root in chip_commits(data):
+                if run == self._head["run"]:
+                    need(at < len(self._roots) and root == self._roots[at], f"commits step {at} to another log")
+                    report.commits += 1
+
+    def _check_rows(self, leaf: Any, step: int) -> None:
+        """A preset's batch, from the declared samples."""
+        if self._rows:
+            with _content(self._folder / "data/samples.safetensors", -1) as data:
+                salt = _read(self._folder / "data/salt.bin", 32)
+                root = sample_root(salt, tensors(data), self._rows[step - 1])
+            need(root.hex() == leaf["batch"], f"has a leaf whose batch is not the declared one of step {step}")
+            self._report.batches += 1
+
+    def _check_walk(self) -> None:
+        """Every file is listed, and every folder holds one."""
+        known = {"manifest.json", "journal.tsv", *self._here}
+        folders = {os.path.dirname(path) for path in self._listed}
+        folders |= {os.path.dirname(path) for path in folders}
+        for at, inner, names in os.walk(self._folder):
+            base = Path(at).relative_to(self._folder)
+            for name in inner:
+                path = (base / name).as_posix()
+                if path not in folders or os.path.islink(self._folder / path):
+                    self._report.problems.append(f"{path} is a folder that no listed file lies in")
+            for name in names:
+                if (base / name).as_posix() not in known:
+                    self._report.problems.append(f"{(base / name).as_posix()} is listed nowhere")
+
+
+def _read(path: Path, most: int) -> bytes:
+    need(stat.S_ISREG(os.lstat(path).st_mode), "is no plain file")
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    need(len(data) <= most, "is too long")
+    return data
+
+
+@contextmanager
+def _content(path: Path, length: int) -> Iterator[memoryview]:
+    """A file's bytes without a copy; a length of 0 stands for a file that is not stored."""
+    if not length:
+        yield memoryview(b"")
+        return
+    with path.open("rb") as file:
+        # Never closed by hand: what was parsed points into it, and an exception may still hold that.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    yield memoryview(mapped)

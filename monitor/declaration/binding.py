@@ -1,0 +1,210 @@
+"""Binds the numbers of a step's program to the declared optimizer: call by call, on the same tensors.
+
+A program says which of its calls are updates of the optimizer. An update is bound if its last calls are those of the
+reference, on the same tensors: the same operators, constants and whole weights, results of the same earlier calls,
+one gradient for each weight. Calls before them belong to a closure. A program is bound if all its updates are, and if
+nothing else in it writes a weight or the optimizer's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monitor.declaration.reference import NotBound, Update
+from monitor.declaration.statement import Declaration
+from monitor.programs.calls import is_view, operator_of, scalar_numbers, written_slots
+from monitor.programs.program import Program
+from monitor.programs.trace import layout_of
+
+__all__ = ["Bound", "ProgramWrites", "bind", "calls_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Which scalars and constants of a program must equal which of the reference."""
+
+    scalars: Mapping[int, int]
+    constants: frozenset[tuple[int, int]]
+
+
+class ProgramWrites:
+    """What the calls of a program write, and for each source whose memory it is.
+
+    Attributes:
+        updates: for each of the program's updates, the weights that it writes, and how.
+        present: weights for which the optimizer holds state when the step begins.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._written: list[list[str]] = []  # owners of what each call writes, in the order of its results
+        for call in program.calls:
+            self._written.append([self.owner(call["sources"][slot]["source"]) for slot in written_slots(call)])
+        self.updates = tuple(self._update(first, last) for first, last in program.updates)
+        named = {source for source in self._sources() if source.startswith("state:optimizer/")}
+        self.present = frozenset(name.removeprefix("state:optimizer/").rpartition("/")[0] for name in named)
+
+    def owner(self, source: str) -> str:
+        """The tensor in whose memory a source lies: of state, batch or constants, or one that a call made.
+
+        It is empty where a source is a view that a call returned; a recorder names whose memory that is.
+        """
+        if not source.startswith("node:"):
+            return source
+        _, number, slot = source.split(":")
+        call, written = self.program.calls[int(number)], self._written[int(number)]
+        position = int(slot) - (len(call["results"]) - len(written))
+        if position >= 0:
+            return written[position]
+        return "" if is_view(operator_of(call["operator"])) else source
+
+    def check_elsewhere(self, bound: Collection[int]) -> None:
+        """NotBound if a call outside ``bound`` writes a weight or the optimizer's state, or a view hides what it is."""
+        if not all(self.owner(source) for source in self._sources()):
+            raise NotBound("the program names a view as if it were memory of its own")
+        for number, owners in enumerate(self._written):
+            for owner in owners:
+                if number not in bound and owner.startswith(("state:weight/", "state:optimizer/")):
+                    operator = self.program.calls[number]["operator"]
+                    raise NotBound(
+                        f"{operator} writes {owner.removeprefix('state:')!a} outside the optimizer's updates"
+                    )
+
+    def _update(self, first: int, last: int) -> Update:
+        owners = {owner for owners in self._written[first:last] for owner in owners}
+        weights = {owner.removeprefix("state:weight/") for owner in owners if owner.startswith("state:weight/")}
+        foreach = any(call["operator"].startswith("aten._foreach_") for call in self.program.calls[first:last])
+        return Update(frozenset(weights), foreach)
+
+    def _sources(self) -> Iterator[str]:
+        for call in self.program.calls:
+            yield from (place["source"] for place in call["sources"])
+        yield from (place["source"] for place in self.program.commit.values() if place is not None)
+
+
+def bind(writes: ProgramWrites, reference: Program, task: Declaration) -> Bound:
+    """Find the numbers of the program's updates in the reference.
+
+    Raises:
+        NotBound: the program's updates, its other writes or its new state are not the reference's.
+    """
+    return _Binding(writes, reference, task).bound()
+
+
+class _Binding:
+    def __init__(self, writes: ProgramWrites, reference: Program, task: Declaration) -> None:
+        self._writes, self._program, self._reference = writes, writes.program, reference
+        self._layouts = {
+            f"state:{entry.kind}/{entry.name}": _whole(entry.dtype, entry.shape)
+            for entry in task.state
+            if entry.kind != "gradient"
+        }
+        self._partner: dict[int, int] = {}  # a call of the reference -> the program's
+        self._constants: set[tuple[int, int]] = set()
+
+    def bound(self) -> Bound:
+        mine, theirs = _scalars_of(self._program), _scalars_of(self._reference)
+        found: dict[int, int] = {}
+        for (first, last), (start, stop) in zip(self._program.updates, self._reference.updates, strict=True):
+            begin = last - (stop - start)
+            if begin < first:
+                raise NotBound(f"an update has {last - first} calls, where the declared optimizer makes {stop - start}")
+            self._gradients: dict[str, Mapping[str, Any]] = {}
+            self._begin = begin
+            for offset in range(stop - start):
+                self._partner[start + offset] = begin + offset
+                self._match(begin + offset, start + offset)
+                found.update(zip(mine[begin + offset], theirs[start + offset], strict=True))
+        self._writes.check_elsewhere(set(self._partner.values()))
+        self._check_commit()
+        return Bound(found, frozenset(self._constants))
+
+    def _match(self, number: int, partner: int) -> None:
+        mine, theirs = self._program.calls[number], self._reference.calls[partner]
+        if mine["operator"] != theirs["operator"]:
+            raise NotBound(
+                f"call {number} of an update is {mine['operator']}, where the declared optimizer calls "
+                f"{theirs['operator']}"
+            )
+        if _plain(mine["arguments"]) != _plain(theirs["arguments"]) or len(mine["sources"]) != len(theirs["sources"]):
+            raise NotBound(f"{mine['operator']} (call {number}) has other arguments than in the declared optimizer")
+        for place, other in zip(mine["sources"], theirs["sources"], strict=True):
+            if not self._is_same(place, other):
+                raise NotBound(
+                    f"{mine['operator']} (call {number}) takes {place['source']!a} where the declared optimizer takes "
+                    f"{other['source']!a}"
+                )
+
+    def _is_same(self, place: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Tell whether a place of the program is what the reference reads in its place."""
+        source, wanted = place["source"], other["source"]
+        kind = wanted.partition(":")[0]
+        if wanted.startswith("state:gradient/"):
+            weight = self._layouts["state:weight/" + wanted.removeprefix("state:gradient/")]
+            same = self._gradients.setdefault(wanted, place)
+            made_here = source.startswith("node:") and _number(source) >= self._begin
+            return same == place and not made_here and place["shape"] == weight["shape"]
+        if kind == "state":
+            return source == wanted and _covers(place, self._layouts.get(source))
+        if kind == "constant":
+            return source.startswith("constant:") and self._is_alike(_number(source), _number(wanted))
+        _, call, slot = wanted.split(":")
+        number = self._partner[int(call)]
+        results = self._program.calls[number]["results"]
+        return source == f"node:{number}:{slot}" and _covers(place, results[int(slot)])
+
+    def _is_alike(self, mine: int, theirs: int) -> bool:
+        one, other = self._program.constants[mine], self._reference.constants[theirs]
+        self._constants.add((mine, theirs))
+        return (one.dtype, len(one.data)) == (other.dtype, len(other.data))
+
+    def _check_commit(self) -> None:
+        """Each weight of the new state is the old one's memory, and the optimizer's state is what its updates made."""
+        for name, place in self._program.commit.items():
+            if not name.startswith(("weight/", "optimizer/")) or (place is None and name.startswith("optimizer/")):
+                continue
+            other = self._reference.commit.get(name)
+            same = place is not None and (
+                self._is_same(place, other)
+                if other is not None
+                else place["source"] == f"state:{name}" and _covers(place, self._layouts.get(f"state:{name}"))
+            )
+            if not same:
+                raise NotBound(f"{name!a} of the new state is not what the optimizer's updates make")
+
+
+def calls_of(program: Program) -> list[int]:
+    """Number of the call that takes each scalar."""
+    return [call for call, numbers in enumerate(_scalars_of(program)) for _ in numbers]
+
+
+def _scalars_of(program: Program) -> list[list[int]]:
+    return [list(scalar_numbers(call["arguments"])) for call in program.calls]
+
+
+def _number(source: str) -> int:
+    return int(source.split(":")[1])
+
+
+def _plain(value: Any) -> Any:
+    """Arguments without the numbers of their scalars."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return (type(value).__name__, value)  # 1, 1.0 and True are three arguments
+    if set(value) == {"$scalar"}:
+        return {"$scalar": 0}
+    return {name: _plain(item) for name, item in value.items()}
+
+
+def _covers(place: Mapping[str, Any], layout: Mapping[str, Any] | None) -> bool:
+    """Tell whether a place is all of what its source is."""
+    return layout is not None and place["offset"] == 0 and all(place[key] == layout[key] for key in layout)
+
+
+def _whole(dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    return layout_of(torch.empty(shape, dtype=getattr(torch, dtype), device="meta"))

@@ -1,0 +1,196 @@
+"""Compares the numbers of a run's programs, step by step, with what the declared optimizer takes.
+
+One rule binds every number of an optimizer's update, whether it ever changes or not: by its place, it must equal the
+number in the same place of the reference. A number elsewhere that some step gives another value than the program does
+is a slot; nothing explains it. Values must agree to 2^-46 of themselves, since ``pow`` differs between mathematical
+libraries in the last bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from firmware_sim.errors import EvidenceError
+from monitor.declaration.binding import Bound, ProgramWrites, bind, calls_of
+from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, NotBound, ReferenceOptimizer
+from monitor.declaration.statement import Declaration
+from monitor.programs.program import Program, parse_hex
+
+__all__ = ["Slot", "StepNumbers", "overlay"]
+
+Hyper = Mapping[str, Any]
+
+_CLOSE = 2.0**-46
+_MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+
+
+def overlay(groups: Sequence[Hyper], changes: Sequence[Hyper]) -> list[dict[str, Any]]:
+    """Hyper-parameters of a step: the declared ones with the step's changes."""
+    return [{**group, **changed} for group, changed in zip(groups, changes, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A scalar of a program that changes from step to step, and the operator that takes it.
+
+    Attributes:
+        explained: ``update`` if the declared optimizer gives it, ``not bound`` if it is part of an update that could
+            not be compared, ``nothing`` outside updates.
+    """
+
+    program: str
+    number: int
+    operator: str
+    explained: str
+
+
+@dataclass(slots=True)
+class _Known:
+    """A program, the call that takes each of its scalars, and its last binding with the reference it was made for."""
+
+    program: Program
+    calls: list[int]
+    writes: ProgramWrites
+    slots: dict[int, str] = field(default_factory=dict)
+    structure: tuple[Any, ...] | None = None
+    bound: Bound | None = None
+
+    def operator(self, number: int) -> str:
+        """The operator that takes a scalar."""
+        return str(self.program.calls[self.calls[number]]["operator"])
+
+
+class StepNumbers:
+    """Follows a run and keeps what its numbers are bound to.
+
+    Args:
+        task: the declaration.
+        start: the state that the run began with, under ``kind/name``.
+
+    Attributes:
+        steps: steps so far.
+        updates: runs of the optimizer's ``step`` so far.
+        unbound: hyper-parameters that govern no number that could be found, each with the reason and the first step.
+        updated: weights that updates wrote.
+    """
+
+    def __init__(self, task: Declaration, start: Mapping[str, Tensor]) -> None:
+        self._task = task
+        self._known: dict[str, _Known] = {}
+        self.steps = 0
+        self.updates = 0
+        self.unbound: dict[str, str] = {}
+        self.updated: set[str] = set()
+        self._reference: ReferenceOptimizer | None = None
+        try:
+            self._reference = ReferenceOptimizer(task, start)
+        except NotBound as reason:
+            self._give_up(str(reason))
+            return
+        for name in self._names() - self._reference.known:
+            self.unbound[name] = f"{task.optimizer} has no such hyper-parameter"
+
+    def take(self, program: Program, slots: Mapping[str, Sequence[int]], hyper: Sequence[Hyper]) -> None:
+        """Add the next step: the program that it ran, the scalars that it changed, its changed hyper-parameters.
+
+        Raises:
+            EvidenceError: a number of an update is not what the declared hyper-parameters give.
+        """
+        self.steps += 1
+        self.updates += len(program.updates)
+        try:
+            known = self._known.get(program.digest) or _Known(program, calls_of(program), ProgramWrites(program))
+        except _MALFORMED:
+            raise EvidenceError(f"step {self.steps} runs a program whose calls have malformed arguments") from None
+        self._known[program.digest] = known
+        changed = {number: parse_hex(text) for text, numbers in slots.items() for number in numbers}
+        bound: Bound | None = None
+        if self._reference is not None:
+            try:
+                bound = self._bind(known, changed, overlay(self._task.groups, hyper))
+            except NotBound as reason:
+                self._give_up(f"step {self.steps}: {reason}")
+        for update in known.writes.updates:
+            self.updated |= update.weights
+        for number in changed:
+            explained = "update" if bound is not None and number in bound.scalars else self._loose(known, number)
+            if known.slots.get(number) != "nothing":
+                known.slots[number] = explained
+
+    def slots(self) -> Iterable[Slot]:
+        """All slots of all programs so far."""
+        for known in self._known.values():
+            for number, explained in sorted(known.slots.items()):
+                yield Slot(known.program.digest, number, known.operator(number), explained)
+
+    def unexplained(self) -> list[Slot]:
+        """Slots outside the optimizer's updates."""
+        return [slot for slot in self.slots() if slot.explained == "nothing"]
+
+    def governed(self) -> dict[str, int]:
+        """For each program, how many of its scalars the declared hyper-parameters give."""
+        return {
+            digest: len(known.bound.scalars) if self._reference is not None and known.bound is not None else 0
+            for digest, known in self._known.items()
+        }
+
+    def idle_groups(self) -> list[int]:
+        """Parameter groups none of whose weights an update wrote: their hyper-parameters govern nothing."""
+        return [i for i, names in enumerate(self._task.parameters) if not self.updated & set(names)]
+
+    def _bind(self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper]) -> Bound:
+        assert self._reference is not None
+        writes = known.writes
+        strangers = set().union(*(update.weights for update in writes.updates)) - {
+            name for names in self._task.parameters for name in names
+        }
+        if strangers:
+            raise NotBound(f"an update writes {sorted(strangers)[0]!a}, which belongs to no parameter group")
+        reference = self._reference.take(writes.updates, groups, writes.present)
+        structure = reference.structure()
+        if known.bound is None or known.structure != structure:
+            try:
+                known.bound, known.structure = bind(writes, reference, self._task), structure
+            except _MALFORMED:
+                raise NotBound("the program's calls have malformed arguments") from None
+        for number, partner in known.bound.scalars.items():
+            found = changed.get(number)
+            found = parse_hex(known.program.scalars[number]) if found is None else found
+            expected = parse_hex(reference.scalars[partner])
+            if not _is_close(found, expected):
+                raise EvidenceError(
+                    f"step {self.steps}: {known.operator(number)} of an update takes {found!r} (scalar {number}), but "
+                    f"the declared hyper-parameters give {expected!r}"
+                )
+        for mine, theirs in known.bound.constants:
+            if known.program.constants[mine] != reference.constants[theirs]:
+                raise EvidenceError(
+                    f"step {self.steps}: constant {mine} of an update is not what the declared hyper-parameters give"
+                )
+        return known.bound
+
+    def _loose(self, known: _Known, number: int) -> str:
+        """What to say about a changing number that is not bound."""
+        call = known.calls[number]
+        inside = any(first <= call < last for first, last in known.program.updates)
+        return "not bound" if inside and self._reference is None else "nothing"
+
+    def _give_up(self, reason: str) -> None:
+        """From now on nothing is bound: the reference can no longer follow."""
+        self._reference = None
+        for name in self._names():
+            self.unbound.setdefault(name, reason)
+
+    def _names(self) -> set[str]:
+        return {name for group in self._task.groups for name in group} - IMPLEMENTATION - SCHEDULES
+
+
+def _is_close(found: float, expected: float) -> bool:
+    if math.isnan(expected) or math.isinf(expected):
+        return found == expected or (math.isnan(found) and math.isnan(expected))
+    return abs(found - expected) <= _CLOSE * abs(expected)

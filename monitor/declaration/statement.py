@@ -1,0 +1,268 @@
+"""What a run declares before it starts: numerics, optimizer, schedule, length and the layout of its state.
+
+Every run has such a declaration. One that follows a recipe (a preset's task) says so, and then lab and inspector derive
+all of it from the recipe, programs included (``monitor.recording.derivation``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from firmware_sim import REGION_KINDS, bounds
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import DTYPE_SIZES
+from monitor.declaration.schedules import Schedule
+from monitor.numerics import DECLARABLE
+from monitor.presets.task import Task
+from monitor.sharding import ShardedMemory
+
+__all__ = ["Declaration", "StateEntry", "check_hyper", "class_name", "hyper_of", "is_hyper_name", "members_of"]
+
+_FORM = "declaration/1"
+_KEYS = {
+    *("form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "parameters", "state"),
+    *("schedule", "length", "recipe"),
+}
+_MOST_GROUPS = 1 << 10
+_HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
+_SCALARS = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEntry:
+    """One tensor of the state: ``kind`` is weight, buffer, gradient or optimizer."""
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        texts = (self.kind, self.name, self.dtype)
+        if not all(isinstance(text, str) and text for text in texts):
+            raise EvidenceError("the declared state has a tensor whose kind, name or type is no text")
+        if self.kind not in REGION_KINDS or self.dtype not in DTYPE_SIZES:
+            raise EvidenceError(
+                f"the declared state has an impossible tensor: {self.kind!r:.40} {self.name!r:.100} {self.dtype!r:.40}"
+            )
+        bounds.check_shape(self.shape)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the tensor's elements."""
+        return math.prod(self.shape) * DTYPE_SIZES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """The declared part of a run, whose steps are programs (part of M in Shavit 2023, section 4.1; PAPERS S5).
+
+    Attributes:
+        seed: of the keys of random operators (dropout).
+        optimizer: full name of the optimizer's class.
+        groups: hyper-parameters of each parameter group, as they are before the first step.
+        parameters: names of the weights in each parameter group, in its order.
+        state: all tensors of the state, in the order of memory.
+        schedule: rule of the learning rates; None where each step declares its own.
+        length: steps of the whole run; None for an open end, where the signed manifest counts them and every chip has
+            heard of each.
+        recipe: the preset's task that decides all of this, or None.
+        steps: ``length``, or how far a run with an open end came; no part of the declaration.
+    """
+
+    numerics: str
+    seed: int
+    checkpoint_every: int
+    shards: int
+    optimizer: str
+    groups: tuple[Mapping[str, Any], ...]
+    parameters: tuple[tuple[str, ...], ...]
+    state: tuple[StateEntry, ...]
+    schedule: Schedule | None = None
+    length: int | None = None
+    recipe: Task | None = None
+    steps: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.numerics not in (("exact", "rounded") if self.recipe is None else DECLARABLE):
+            raise CallerError(f"a loop is recorded with exact or rounded numerics, not {self.numerics!r}")
+        if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= bounds.STEPS.most):
+            raise CallerError(f"the length of a run is 1 … {bounds.STEPS.most} steps, not {self.length!r}")
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
+            raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed!r}")
+        for name, most in (("checkpoint_every", bounds.STEPS.most), ("shards", 4096)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise CallerError(f"{name} must be at least 1 and at most {most}, not {value!r}")
+        if not 1 <= len(self.state) <= bounds.TENSORS.most:
+            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {bounds.TENSORS.most} can be recorded")
+        if not 1 <= len(self.groups) <= _MOST_GROUPS:
+            raise CallerError(
+                f"the optimizer has {len(self.groups)} parameter groups; 1 … {_MOST_GROUPS} can be recorded"
+            )
+        if len({(entry.kind, entry.name) for entry in self.state}) != len(self.state):
+            raise CallerError("two tensors of the state have one name")
+        for group in self.groups:
+            check_hyper(group)
+        names = [name for group in self.parameters for name in group]
+        weights = {entry.name for entry in self.state if entry.kind == "weight"}
+        if len(self.parameters) != len(self.groups) or len(set(names)) != len(names) or not set(names) <= weights:
+            raise CallerError("the parameter groups do not name weights of the state, each at most once")
+        values = sum(1 + _count(value) for group in self.groups for value in group.values())
+        if values > bounds.HYPER_VALUES.most:
+            raise CallerError(
+                f"the optimizer has {values} hyper-parameters; at most {bounds.HYPER_VALUES.most} can be recorded"
+            )
+
+    @classmethod
+    def of_recipe(
+        cls, task: Task, model: nn.Module, optimizer: Optimizer, state: tuple[StateEntry, ...]
+    ) -> Declaration:
+        """The declaration of a preset's task, given what it builds."""
+        return cls(
+            numerics=task.numerics,
+            seed=task.seed,
+            checkpoint_every=task.checkpoint_every,
+            shards=task.shards,
+            optimizer=class_name(optimizer),
+            groups=tuple(hyper_of(group) for group in optimizer.param_groups),
+            parameters=members_of(model, optimizer),
+            state=state,
+            schedule=Schedule.of("warmup", steps=task.warmup) if task.warmup else Schedule.of("constant"),
+            length=task.steps,
+            recipe=task,
+            steps=task.steps,
+        )
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the whole state."""
+        return sum(entry.byte_count for entry in self.state)
+
+    def empty_memory(self, place: torch.device) -> ShardedMemory:
+        """Memory of the declared layout, all zeros; EvidenceError if it cannot be spread over the shards."""
+        tensors = {
+            (entry.kind, entry.name): torch.zeros((), dtype=getattr(torch, entry.dtype), device=place).expand(
+                entry.shape
+            )
+            for entry in self.state
+        }
+        try:
+            return ShardedMemory(tensors, self.shards)
+        except CallerError as error:
+            raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
+
+    def check_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a full state under ``kind/name``; EvidenceError unless it has the declared tensors and no others."""
+        declared = {f"{entry.kind}/{entry.name}": (entry.dtype, entry.shape) for entry in self.state}
+        found = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in state.items()}
+        if found != declared:
+            odd = sorted(name for name in declared.keys() | found.keys() if declared.get(name) != found.get(name))
+            raise EvidenceError(f"a checkpoint does not hold exactly the declared tensors (first: {odd[0]!a})")
+        return state
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the declaration as JSON-able values."""
+        return {
+            "form": _FORM,
+            "numerics": self.numerics,
+            "seed": self.seed,
+            "checkpoint_every": self.checkpoint_every,
+            "shards": self.shards,
+            "optimizer": self.optimizer,
+            "groups": [dict(group) for group in self.groups],
+            "parameters": [list(names) for names in self.parameters],
+            "state": [[entry.kind, entry.name, entry.dtype, list(entry.shape)] for entry in self.state],
+            "schedule": None if self.schedule is None else self.schedule.to_json(),
+            "length": self.length,
+            "recipe": None if self.recipe is None else self.recipe.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Declaration:
+        """Parse what ``to_json`` returned; EvidenceError on anything missing, extra or out of range."""
+        if not isinstance(data, dict) or set(data) != _KEYS or data["form"] != _FORM:
+            raise EvidenceError("the declaration in the metadata has missing or extra keys")
+        state, groups, parameters = data["state"], data["groups"], data["parameters"]
+        lists = [state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
+        if not all(isinstance(each, list) for each in lists):
+            raise EvidenceError("the declared state, groups or parameters in the metadata are no lists")
+        if not isinstance(data["optimizer"], str):
+            raise EvidenceError("the declared optimizer in the metadata is no text")
+        try:
+            entries = [
+                StateEntry(kind=kind, name=name, dtype=dtype, shape=tuple(shape)) for kind, name, dtype, shape in state
+            ]
+            return cls(
+                numerics=data["numerics"],
+                seed=data["seed"],
+                checkpoint_every=data["checkpoint_every"],
+                shards=data["shards"],
+                optimizer=data["optimizer"],
+                groups=tuple(groups),
+                parameters=tuple(tuple(names) for names in parameters),
+                state=tuple(entries),
+                schedule=None if data["schedule"] is None else Schedule.from_json(data["schedule"]),
+                length=data["length"],
+                recipe=None if data["recipe"] is None else Task.from_json(data["recipe"]),
+            )
+        except (CallerError, TypeError, ValueError) as error:
+            raise EvidenceError(f"the declaration in the metadata is invalid: {error}") from None
+
+
+def _count(value: object) -> int:
+    return len(value) if isinstance(value, list | tuple) else 0
+
+
+def class_name(value: object) -> str:
+    """Full name of an object's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def members_of(model: nn.Module, optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:
+    """Names of the weights in each of an optimizer's parameter groups; KeyError on one that the model does not hold."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return tuple(tuple(names[parameter] for parameter in group["params"]) for group in optimizer.param_groups)
+
+
+def is_hyper_name(text: object) -> bool:
+    """Tell whether a hyper-parameter may be agreed on by this name: a short lower-case identifier."""
+    return isinstance(text, str) and _HYPER_NAME.fullmatch(text) is not None
+
+
+def hyper_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of an optimizer's parameter group as JSON has them; CallerError on a tensor among them."""
+    found = {}
+    for name, value in group.items():
+        if name == "params":
+            continue
+        if isinstance(value, Tensor):
+            raise CallerError(f"the optimizer's {name} is a tensor; give it as a plain number")
+        found[name] = [_plain(part) for part in value] if isinstance(value, tuple | list) else _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's own, which JSON has."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_hyper(group: object) -> None:
+    """Hyper-parameters are numbers, truth values, text, None, or lists of them; CallerError names any other."""
+    if not isinstance(group, Mapping):
+        raise CallerError("a parameter group is no mapping")
+    for name, value in group.items():
+        parts = value if isinstance(value, list | tuple) else [value]
+        if not isinstance(name, str) or not all(isinstance(part, _SCALARS) for part in parts):
+            raise CallerError(f"the optimizer's {name} is {type(value).__name__}; give it as a plain number")
+        if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
+            raise CallerError(f"the optimizer's {name} is not finite")

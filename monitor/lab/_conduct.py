@@ -1,0 +1,113 @@
+"""How an honest lab behaves, as the moments at which a lie could depart from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from monitor.numerics import Bound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from monitor.declaration.statement import Declaration
+    from monitor.lab.host import Host
+    from monitor.lab.site import Site, SiteConfig
+    from monitor.numerics import Observer
+    from monitor.replay.moment import Moment
+    from monitor.sharding import ShardedMemory
+    from monitor.transcript import Batches, Leaf
+    from monitor.transcript.declared_data import DeclaredData
+
+__all__ = ["Conduct", "shuffle_weights", "undeclared"]
+
+
+def undeclared(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch of the same shapes that nobody declared."""
+    return {name: values.flip(0).roll(1, -1) for name, values in batch.items()}
+
+
+def shuffle_weights(memory: ShardedMemory, seed: int) -> None:
+    """Put other weights in place of a state's: its own in an order that the seed gives, and a little added."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for (kind, _), tensor in memory.tensors.items():
+            if kind == "weight":
+                flat = tensor.detach().reshape(-1)
+                order = torch.randperm(flat.numel(), generator=generator).to(flat.device)
+                tensor.copy_((flat[order] + 2.0**-7).view(tensor.shape))
+
+
+class Conduct:
+    """The honest lab.
+
+    Attributes:
+        bound: by which the lab obeys its own rounding logs when it takes a committed step again.
+        needs_before: whether it looks at the state before a step.
+        keeps_leaves: whether it looks at leaves that were committed long ago.
+    """
+
+    bound = Bound()
+    needs_before = False
+    keeps_leaves = False
+
+    @property
+    def lies(self) -> bool:
+        """Whether it departs from honesty, so that its recorder's own checks would find it."""
+        return type(self) is not Conduct
+
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        """Raise CallerError if this lie cannot be told in that run by that lab."""
+
+    def declare_data(self, data: DeclaredData) -> DeclaredData:
+        """Return the samples and their order that the lab declares and trains on."""
+        return data
+
+    def before_run(self, site: Site) -> None:
+        """Called once before the chips hold the run's memory."""
+
+    def initialise(self, declared: Declaration, memory: ShardedMemory, site: Site) -> None:
+        """Called on the initial state before it is committed."""
+
+    def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
+        """Return the batch that is really trained on; ``batches`` has those of other steps, as far as they came."""
+        return declared
+
+    def observer(self, step: int) -> Observer | None:
+        """Return an observer that may alter operator results."""
+        return None
+
+    def record(self, moment: Moment) -> tuple[bytes, str]:
+        """Return the rounding log that the lab commits to, and the bits of the loss that the step has under it."""
+        return moment.log, moment.loss
+
+    def before_commit(self, moment: Moment) -> None:
+        """Called after a step was taken and before its state is committed."""
+
+    def declare(self, leaf: Leaf) -> Leaf:
+        """Return the leaf that the lab commits to."""
+        return leaf
+
+    def head(self, step: int, shard: int, host: Host) -> bytes:
+        """Return the root of the log of steps that the chip with a shard is told after a step."""
+        return host.root(step)
+
+    def tick(self, step: int, host: Host) -> None:
+        """Let the tick pass in which the chips hold the state after a step."""
+        host.tick_chips(step)
+
+    def after_step(self, step: int, host: Host) -> None:
+        """Called after a step was committed and the chips have seen it."""
+
+    def before_evidence(self, host: Host) -> None:
+        """Called after the last step, before the chips are asked for their evidence."""
+
+    def hand_over(self, shard: int, evidence: dict[str, bytes], host: Host) -> dict[str, bytes]:
+        """Return the evidence files of the chip that holds a shard, as the lab hands them over."""
+        return evidence
+
+    def publish(self, run: Path, site: Site) -> None:
+        """Called with the finished run folder before anybody else sees it."""

@@ -1,0 +1,241 @@
+"""Lies about which training the chips take part in: other runs, other chips, other logs, other models, other data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from firmware_sim import NO_RUN, LabLie
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import MerkleTree
+from monitor.lab._conduct import Conduct, shuffle_weights, undeclared
+from monitor.lab.site import Site, SiteConfig
+from monitor.replay.replaying import ProgramTraining
+from monitor.transcript import RunFolder, encode_arrays
+from monitor.transcript.layout import ORDER, SAMPLES
+
+if TYPE_CHECKING:
+    from monitor.declaration.statement import Declaration
+    from monitor.lab.host import Host
+    from monitor.replay.moment import Moment
+    from monitor.sharding import ShardedMemory
+    from monitor.transcript import Leaf
+    from monitor.transcript.declared_data import DeclaredData
+
+__all__ = ["EVASIONS"]
+
+
+def _other_model(moment: Moment) -> ShardedMemory:
+    """The same layout with other weights: what the lab is really after."""
+    memory = ProgramTraining(moment.declared, device=moment.memory.place).memory
+    memory.load(moment.memory.export())
+    shuffle_weights(memory, moment.declared.seed + 1)
+    return memory
+
+
+class _UndeclaredRun(Conduct):
+    """Trains another model on the chips for some steps after the declared run, and hands no transcript of it over."""
+
+    def __init__(self, step: int) -> None:
+        """``step`` is the number of steps of the other run."""
+        self._steps = step
+
+    def before_evidence(self, host: Host) -> None:
+        if host.moment is None:
+            return
+        other = _other_model(host.moment)
+        run_id = hashlib.sha256(f"chipwitness/undeclared/{host.site.config.secret}".encode()).digest()
+        for chip, shard in zip(host.site.chips, other.shards, strict=True):
+            chip.attach(shard, run_id, 0)
+        batch = undeclared(host.moment.batch)
+        for step in range(1, self._steps + 1):
+            host.moment.train(other, batch)
+            for chip in host.site.chips:
+                chip.tick(run_id, step)
+
+
+class _UndeclaredChips(Conduct):
+    """Trains on one chip more than the registry knows; the simulated registry leaves it out (``Site``)."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told from the start, whatever ``step`` is."""
+
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.shards < 2:
+            raise CallerError("a registry without any chip has nothing to inspect; give --chips 2 or more")
+
+
+class _TwoTranscripts(Conduct):
+    """From one step on tells the second half of its chips the heads of another log, with half the FLOP."""
+
+    keeps_leaves = True
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.shards < 2:
+            raise CallerError("one chip hears of one transcript only; give --chips 2 or more")
+
+    def head(self, step: int, shard: int, host: Host) -> bytes:
+        if shard < (host.declared.shards + 1) // 2:
+            return host.root(step)
+        return MerkleTree(self._other(leaf).encoded() for leaf in host.leaves[: step + 1]).root()
+
+    def _other(self, leaf: Leaf) -> Leaf:
+        return replace(leaf, flop=leaf.flop // 2) if leaf.step >= self._step else leaf
+
+
+class _FakeLayers(Conduct):
+    """From one step on the first chip's shard is that of another training; the declared rest is made up around it.
+
+    What the transcript states is what the chips hold, so that every snapshot is explained; no step leads there.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step < self._step:
+            return
+        hidden = ProgramTraining(moment.declared, device=moment.memory.place).memory
+        shuffle_weights(hidden, moment.declared.seed)
+        for _ in range(moment.step - self._step + 1):
+            moment.train(hidden, {name: torch.zeros_like(values) for name, values in moment.batch.items()})
+        regions = zip(moment.memory.shards[0].regions, hidden.shards[0].regions, strict=True)
+        with torch.no_grad():
+            for shown, real in regions:
+                if not shown.shape:
+                    continue  # a counter of steps, by which the optimizer would betray the lie to itself
+                part = slice(shown.offset, shown.offset + shown.elements)
+                shown.tensor.view(-1)[part].copy_(real.tensor.view(-1)[part])
+
+
+class _ChainedRuns(Conduct):
+    """Goes on from where the lab's earlier run ended, and claims to start from the declared seed."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told before the first step, whatever ``step`` is."""
+
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if config.silicon is None:
+            raise CallerError("a run is chained to an earlier one of the same lab; give --after RUN")
+        earlier = _first_run(config).declared
+        if earlier.state != declared.state or earlier.shards != declared.shards:
+            raise CallerError("a run is chained to one of the same model and optimizer; that was another")
+
+    def initialise(self, declared: Declaration, memory: ShardedMemory, site: Site) -> None:
+        run = _first_run(site.config)
+        memory.load(run.checkpoint(run.declared.steps))
+
+
+class _StaleSnapshots(Conduct):
+    """Commits every head, then shows W_0 at the tick and says "step 0"; from step 2 on the weights are noise.
+
+    Where snapshots may name any committed step, only the first segment is ever replayed.
+    """
+
+    def __init__(self, step: int) -> None:
+        """The lie is told from step 2 on, whatever ``step`` is."""
+        self._shown: dict[str, Tensor] = {}
+
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.checkpoint_every != 1:
+            raise CallerError("the first segment must end before the weights are made up; give --checkpoint-every 1")
+
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step < 2:
+            return
+        generator = torch.Generator().manual_seed(moment.step)
+        with torch.no_grad():
+            for (kind, _), tensor in moment.memory.tensors.items():
+                if kind == "weight":
+                    tensor.detach().copy_(torch.randn(tensor.shape, generator=generator))
+
+    def tick(self, step: int, host: Host) -> None:
+        held = {name: tensor.clone() for name, tensor in host.memory.export().items()}
+        self._shown = self._shown or held
+        host.memory.load(self._shown)
+        host.tick_chips(0)
+        host.memory.load(held)
+
+
+class _EarlyTicks(Conduct):
+    """Lets the chips work for many ticks before any memory is attached."""
+
+    def __init__(self, step: int, ticks: int = 300) -> None:
+        """The lie is told before the first step, whatever ``step`` is."""
+        self._ticks = ticks
+
+    def before_run(self, site: Site) -> None:
+        _work_without_memory(site, self._ticks)
+
+
+class _PausedTicks(Conduct):
+    """Shuts the chips down in order after a step, lets them work without memory, and attaches the memory again."""
+
+    def __init__(self, step: int, ticks: int = 200) -> None:
+        self._step = step
+        self._ticks = ticks
+
+    def after_step(self, step: int, host: Host) -> None:
+        if step == self._step:
+            host.site.restart()
+            _work_without_memory(host.site, self._ticks)
+            host.attach_memory(step)
+            host.announce(step)
+
+
+def _work_without_memory(site: Site, ticks: int) -> None:
+    for chip in site.chips:
+        for _ in range(ticks):
+            chip.tick(NO_RUN, 0)
+
+
+class _OtherData(Conduct):
+    """Declares and trains on the first sample only, with noise for its values, and calls that the preset's data."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told from the start, whatever ``step`` is."""
+
+    def check(self, declared: Declaration, config: SiteConfig) -> None:
+        if declared.recipe is None:
+            raise CallerError("only a run whose recipe names its data can declare others in their place")
+
+    def declare_data(self, data: DeclaredData) -> DeclaredData:
+        honest = data.with_salt(bytes(32))
+        noise = np.random.default_rng(1)
+        samples = {}
+        for name, values in honest.samples.items():
+            one = np.zeros_like(values[:1]) if values.ndim == 1 else values[:1]
+            samples[name] = noise.permutation(one.reshape(-1)).reshape(one.shape)
+        files = {SAMPLES: encode_arrays(samples), ORDER: encode_arrays({"order": np.zeros_like(honest.order)})}
+        return replace(data, files=files)
+
+
+def _first_run(config: SiteConfig) -> RunFolder:
+    """The run for which the lab's chips were made."""
+    assert config.silicon is not None
+    lab = Path(config.silicon).parent
+    return RunFolder(lab.with_name(lab.name.removesuffix(".lab")), Site.lab_key(config).verifying)
+
+
+EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {
+    LabLie.UNDECLARED_RUN: _UndeclaredRun,
+    LabLie.UNDECLARED_CHIPS: _UndeclaredChips,
+    LabLie.TWO_TRANSCRIPTS: _TwoTranscripts,
+    LabLie.FAKE_LAYERS: _FakeLayers,
+    LabLie.CHAINED_RUNS: _ChainedRuns,
+    LabLie.STALE_SNAPSHOTS: _StaleSnapshots,
+    LabLie.EARLY_TICKS: _EarlyTicks,
+    LabLie.PAUSED_TICKS: _PausedTicks,
+    LabLie.OTHER_DATA: _OtherData,
+}
+"""The lies of this file; the argument is the step at which the lab departs from honesty."""

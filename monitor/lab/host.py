@@ -1,0 +1,95 @@
+"""The host of a lab's chips: it shows them the memory, commits each step to disk and then to them.
+
+A step is durable on disk before the chips hear of it, and the chips hear of it before they may snapshot it: so after a
+crash no chip holds a snapshot that the transcript does not explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from monitor.replay.moment import Moment
+from monitor.sharding import ShardedMemory
+from monitor.transcript.leaf import Leaf
+
+if TYPE_CHECKING:
+    from monitor.declaration.statement import Declaration
+    from monitor.lab._conduct import Conduct
+    from monitor.lab.site import Site
+    from monitor.transcript import Batches, TranscriptWriter
+
+__all__ = ["Host"]
+
+
+class Host:
+    """What a recorded run does with disk and chips.
+
+    Attributes:
+        memory: the state that the chips hold.
+        batches: what the steps train on.
+        leaves: all committed ones, for a conduct that keeps them.
+        moment: the last step that was taken; None before the first.
+    """
+
+    def __init__(
+        self,
+        declared: Declaration,
+        memory: ShardedMemory,
+        batches: Batches,
+        site: Site,
+        writer: TranscriptWriter,
+        conduct: Conduct,
+        run_id: bytes,
+    ) -> None:
+        self.declared = declared
+        self.memory = memory
+        self.batches = batches
+        self.site = site
+        self.writer = writer
+        self.leaves: list[Leaf] = []
+        self.moment: Moment | None = None
+        self._conduct = conduct
+        self._run_id = run_id
+
+    def attach_memory(self, step: int) -> None:
+        """Show every chip its shard of the memory, from a step on."""
+        for chip, shard in zip(self.site.chips, self.memory.shards, strict=True):
+            chip.attach(shard, self._run_id, step)
+
+    def tick_chips(self, step: int) -> None:
+        """Let one tick of work pass on every chip; the host claims that memory holds the state after ``step``."""
+        for chip in self.site.chips:
+            chip.tick(self._run_id, step)
+
+    def idle_chips(self) -> None:
+        """Let one tick without work pass on every chip."""
+        for chip in self.site.chips:
+            chip.idle(1)
+
+    def commit(self, leaf: Leaf, files: Mapping[str, bytes]) -> None:
+        """Write a step to disk, then tell the chips."""
+        self.writer.append(leaf, files)
+        self.keep(leaf)
+        self.announce(leaf.step)
+
+    def keep(self, leaf: Leaf) -> None:
+        """Remember a committed leaf, for a conduct that needs it."""
+        if self._conduct.keeps_leaves:
+            self.leaves.append(leaf)
+
+    def announce(self, step: int) -> None:
+        """Tell the chips the head of the log that ends with ``step``, and let one tick pass."""
+        for shard, chip in enumerate(self.site.chips):
+            chip.commit(self._run_id, step, self._conduct.head(step, shard, self))
+        self._conduct.tick(step, self)
+        for chip in self.site.idle:
+            chip.idle(1)
+
+    def root(self, step: int) -> bytes:
+        """Root of the log of steps that ends with ``step``."""
+        return self.writer.tree.root(step + 1)
+
+    def hand_over(self, shard: int, evidence: dict[str, bytes]) -> dict[str, bytes]:
+        """Return a chip's evidence files as this lab hands them over."""
+        return self._conduct.hand_over(shard, evidence, self)

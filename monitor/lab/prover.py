@@ -1,0 +1,117 @@
+"""A lab's side of a dispute: opens its commitments, and runs one step again to commit to its operators (PAPERS V)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import MerkleTree
+from monitor.lab.conduct import conduct
+from monitor.lab.reexecution import Reexecution, TracedStep
+from monitor.lab.site import Site, site_path
+from monitor.programs.trace import Node
+from monitor.transcript import RunFolder
+
+__all__ = ["LabProver", "Opening", "Prover", "TraceHead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A leaf of a tree with its inclusion proof."""
+
+    leaf: bytes
+    proof: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceHead:
+    """Commitment to the operators of one step: their number and RFC 9162 root."""
+
+    size: int
+    root: bytes
+
+
+class Prover(ABC):
+    """What a referee can ask of a party. Whoever does not answer, or answers with anything malformed, has lost."""
+
+    @abstractmethod
+    def step(self, number: int) -> Opening:
+        """Open the leaf of a step in the log of steps."""
+
+    @abstractmethod
+    def trace(self, step: int) -> TraceHead:
+        """Run a step again and commit to its operators."""
+
+    @abstractmethod
+    def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        """Root over the first ``size`` operators, with the proof that the committed list extends them."""
+
+    @abstractmethod
+    def node(self, step: int, index: int) -> Opening:
+        """Open one operator."""
+
+    @abstractmethod
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Input and output tensors of one operator."""
+
+    @abstractmethod
+    def state(self, step: int) -> dict[str, Tensor]:
+        """Full state after a step."""
+
+    @abstractmethod
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        """Rounding-log entries of one operator."""
+
+
+class LabProver(Prover):
+    """A lab in this process: its run folder, and its private side for running steps again as it did."""
+
+    def __init__(self, folder: Path) -> None:
+        config = Site.read_config(site_path(folder))
+        self.folder = folder
+        self._run = RunFolder(folder, Site.lab_key(config).verifying)
+        self._leaves, self._tree = self._run.load_steps()
+        self._reexecution = Reexecution(self._run, conduct(config.lie, config.lie_step))
+        self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
+
+    def step(self, number: int) -> Opening:
+        proof = self._tree.inclusion_proof(number, self._tree.size)
+        return Opening(leaf=self._leaves[number].encoded(), proof=tuple(proof))
+
+    def trace(self, step: int) -> TraceHead:
+        _, tree = self._trace(step)
+        return TraceHead(size=tree.size, root=tree.root())
+
+    def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        _, tree = self._trace(step)
+        return tree.root(size), tuple(tree.consistency_proof(size, tree.size))
+
+    def node(self, step: int, index: int) -> Opening:
+        nodes, tree = self._trace(step)
+        return Opening(leaf=nodes[index].encoded(), proof=tuple(tree.inclusion_proof(index, tree.size)))
+
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        traced = self._execute(step, capture=index)
+        return [x.cpu() for x in traced.inputs], [x.cpu() for x in traced.outputs]
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._reexecution.state(step).export().items()}
+
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        return self._execute(step, capture=None).session.entries_of(index)
+
+    def _trace(self, step: int) -> tuple[list[Node], MerkleTree]:
+        if step not in self._traces:
+            nodes = self._execute(step, capture=None).nodes
+            self._traces[step] = (nodes, MerkleTree(node.encoded() for node in nodes))
+        return self._traces[step]
+
+    def _execute(self, step: int, *, capture: int | None) -> TracedStep:
+        traced = self._reexecution.trace(step, capture)
+        if traced.leaf != self._leaves[step]:
+            raise EvidenceError(f"step {step} does not run again to its committed state")
+        return traced

@@ -1,0 +1,122 @@
+"""A lab executes its committed steps again as it took them then, lies included: to resume, and for disputes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import CallerError
+from monitor import numerics
+from monitor.lab._conduct import Conduct
+from monitor.programs.interpreter import Watch
+from monitor.programs.trace import Node
+from monitor.replay.moment import Moment
+from monitor.replay.steps import ProgramSteps, execution_of
+from monitor.replay.tracing import ProgramTracer, specification
+from monitor.sharding import ShardedMemory
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = ["LabSteps", "Reexecution", "TracedStep"]
+
+
+class LabSteps:
+    """A lab's own state after one of its checkpoints, and its next steps as it took them.
+
+    Attributes:
+        memory: the state.
+        step: how far it came.
+    """
+
+    def __init__(self, run: RunFolder, start: int, behaviour: Conduct, *, device: torch.device | None = None) -> None:
+        """Load the checkpoint of step ``start`` to ``device``, by default where this process trains."""
+        self._run = run
+        self._behaviour = behaviour
+        self._batches = run.batches()
+        self._steps = ProgramSteps(run, start, bound=behaviour.bound, device=device)
+        self.memory = self._steps.training.memory
+
+    @property
+    def step(self) -> int:
+        """The last step taken."""
+        return self._steps.training.step
+
+    def take(self, watch: Watch | None = None) -> tuple[Leaf, numerics.Session]:
+        """Take the next step and return the leaf that the lab committed to."""
+        step, behaviour = self.step + 1, self._behaviour
+        before = None
+        if behaviour.needs_before:
+            before = {name: tensor.clone() for name, tensor in self.memory.export().items()}
+        batch = behaviour.batch(step, self._batches.batch(step), self._batches)
+        leaf, session = self._steps.take(batch=batch, observer=behaviour.observer(step), watch=watch)
+        moment = Moment(
+            step=step,
+            declared=self._run.declared,
+            program=self._steps.program(step),
+            execution=execution_of(leaf),
+            batch=batch,
+            memory=self.memory,
+            before=before,
+            log=self._run.rounding_log(step),
+            loss=leaf.loss,
+        )
+        behaviour.before_commit(moment)
+        return behaviour.declare(replace(leaf, state=self.memory.digest())), session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """One step taken again.
+
+    Attributes:
+        inputs, outputs: tensors of the node that was to be captured.
+        session: with the rounding log's entries of each operator.
+        leaf: what the step leads to.
+    """
+
+    nodes: list[Node]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    session: numerics.Session
+    leaf: Leaf
+
+
+class Reexecution:
+    """Executes any step of one run again.
+
+    Raises:
+        CallerError: the run's numerics are not controlled.
+    """
+
+    def __init__(self, run: RunFolder, behaviour: Conduct) -> None:
+        if run.declared.numerics == "native":
+            raise CallerError("a run with native numerics cannot be disputed: no two devices reach the same bits")
+        self._run, self._behaviour = run, behaviour
+
+    def state(self, step: int) -> ShardedMemory:
+        """The lab's own state after a step, from its last checkpoint before it."""
+        return self._steps_to(step).memory
+
+    def trace(self, step: int, capture: int | None) -> TracedStep:
+        """Take a step with all its operators noted, and the tensors of one of them kept."""
+        steps = self._steps_to(step - 1)
+        execution = execution_of(self._run.leaf(step))
+        program = self._run.program(execution.program)
+        tracer = ProgramTracer(specification(program, self._run.declared, execution), capture=capture)
+        leaf, session = steps.take(tracer)
+        tracer.commit_state(steps.memory.export(), str(steps.memory.digest().root))
+        return TracedStep(
+            nodes=tracer.nodes,
+            inputs=tracer.captured_inputs,
+            outputs=tracer.captured_outputs,
+            session=session,
+            leaf=leaf,
+        )
+
+    def _steps_to(self, step: int) -> LabSteps:
+        every = self._run.declared.checkpoint_every
+        steps = LabSteps(self._run, step // every * every, self._behaviour)
+        while steps.step < step:
+            steps.take()
+        return steps

@@ -1,0 +1,113 @@
+"""The declared batch of a step: named tensors of somebody's loop, as memory and as a file.
+
+Tensors that share memory (inputs and targets cut out of one sequence) are one entry that holds the stretch of memory
+under all of them, named by all of them; any other contiguous tensor is an entry with its own shape.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import DTYPE_SIZES, MerkleTree, digest_bytes
+from monitor.programs.trace import reach
+
+__all__ = ["batch_layout", "batch_root", "flatten_batch"]
+
+_MOST_SPREAD = 4
+
+
+def batch_root(salt: bytes, step: int, content: bytes) -> bytes:
+    """RFC 9162 root over the salted digest of a step's batch file: 32 bytes."""
+    own = hmac.digest(salt, b"batch" + struct.pack("<Q", step), "sha256")
+    tree = MerkleTree()
+    tree.append(digest_bytes("batch", own + content).value)
+    return tree.root()
+
+
+def batch_layout(batch: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Dtype and shape of each entry, as a program declares them."""
+    return {
+        name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        for name, tensor in batch.items()
+    }
+
+
+def flatten_batch(batch: object) -> dict[str, Tensor]:
+    """Entries of a batch: a tensor, or dicts, tuples and lists of them; values that are no tensors are left out.
+
+    Raises:
+        CallerError: no tensor, one that is not dense, or one whose memory cannot be taken as it lies.
+    """
+    named = dict(_named("", batch))
+    if not named:
+        raise CallerError(f"a batch of type {type(batch).__name__} holds no tensor; give a tensor, tuple or dict")
+    for name, tensor in named.items():
+        if tensor.device.type == "meta" or tensor.layout != torch.strided:
+            raise CallerError(f"batch tensor {name} is not a dense tensor with values")
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPE_SIZES:
+            raise CallerError(f"batch tensor {name} is {tensor.dtype}, which is not recorded")
+    entries: dict[str, Tensor] = {}
+    for group in _groups(named):
+        names = sorted(group)
+        first = group[names[0]]
+        if all(_alike(tensor, first) for tensor in group.values()) and first.is_contiguous():
+            entries["+".join(names)] = first.detach()
+            continue
+        if len({tensor.dtype for tensor in group.values()}) != 1:
+            raise CallerError(f"batch tensors {', '.join(names)} share memory as different types; copy one of them")
+        start = min(int(tensor.storage_offset()) for tensor in group.values())
+        stop = max(_end(tensor) for tensor in group.values())
+        if stop - start > _MOST_SPREAD * max(sum(tensor.numel() for tensor in group.values()), 1):
+            raise CallerError(f"batch tensor {', '.join(names)} is a sparse view of other memory; make it contiguous")
+        entries["+".join(names)] = torch.as_strided(first.detach(), (stop - start,), (1,), start)
+    return dict(sorted(entries.items()))
+
+
+def _named(prefix: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield prefix or "batch", value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _named(f"{prefix}.{key}" if prefix else str(key), item)
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _named(f"{prefix}.{number}" if prefix else str(number), item)
+
+
+def _groups(named: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Tensors whose stretches of memory overlap, together."""
+    groups: list[dict[str, Tensor]] = []
+    for name, tensor in named.items():
+        touching = [group for group in groups if any(_overlap(tensor, other) for other in group.values())]
+        merged = {name: tensor}
+        for group in touching:
+            merged |= group
+            groups.remove(group)
+        groups.append(merged)
+    return groups
+
+
+def _end(tensor: Tensor) -> int:
+    return int(tensor.storage_offset()) + reach(list(tensor.shape), list(tensor.stride()))
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    return int(one.storage_offset()) < _end(other) and int(other.storage_offset()) < _end(one)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.shape, one.stride(), one.storage_offset()) == (
+        other.dtype,
+        other.shape,
+        other.stride(),
+        other.storage_offset(),
+    )

@@ -1,0 +1,122 @@
+"""Notices writes to watched memory that no recorded operator made, between the operators of a step.
+
+A copy of every watched tensor follows what recorded operators write. Whatever an operator is about to read or write
+must still have the bytes of its copy, and so must everything when the step ends. Memory apart from the host's is not
+watched: no NumPy array shares it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from firmware_sim.errors import CallerError
+from monitor.programs.bits import as_bits
+from monitor.programs.trace import reach
+
+__all__ = ["WriteWatch", "unwritten"]
+
+
+@dataclass(order=True, slots=True)
+class _Region:
+    """A stretch of memory, in addresses. The memory is held, so that nothing else comes to lie there."""
+
+    start: int
+    stop: int
+    name: str = field(compare=False)
+    now: Tensor = field(compare=False)
+    copy: Tensor = field(compare=False)
+
+    def part(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """What lies under a tensor and its copy; all of the region where the tensor is no smaller part of it."""
+        address, size = tensor.data_ptr(), tensor.dtype.itemsize
+        if tensor.nbytes >= self.stop - self.start or address < self.start or _end(tensor) > self.stop:
+            return self.now, self.copy
+        if size != self.now.dtype.itemsize or (address - self.start) % size:
+            return self.now, self.copy
+        offset = (address - self.start) // size
+        shape, stride = tensor.shape, tensor.stride()
+        return self.now.as_strided(shape, stride, self.now.storage_offset() + offset), self.copy.as_strided(
+            shape, stride, self.copy.storage_offset() + offset
+        )
+
+
+class WriteWatch:
+    """Watches contiguous tensors of the host's memory during one step, from the moment they are added.
+
+    Raises:
+        CallerError: from ``before`` and ``close``, naming a tensor that was written by no recorded operator.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._regions: list[_Region] = []
+        self._beginning: dict[int, _Region] = {}
+
+    def add(self, name: str, tensor: Tensor, copy: Tensor | None = None) -> None:
+        """Watch a tensor; ``copy`` may give memory of its shape that holds the same now."""
+        tensor = tensor.detach()
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return
+        if not tensor.numel() or not tensor.is_contiguous() or self._touched(tensor):
+            return
+        now = as_bits(tensor)
+        region = _Region(tensor.data_ptr(), _end(tensor), name, now, now.clone() if copy is None else as_bits(copy))
+        insort(self._regions, region)
+        self._beginning[region.start] = region
+
+    def before(self, func: OpOverload, tensors: Sequence[Tensor]) -> None:
+        """An operator is about to read or write these; one that returns views does neither."""
+        if not func.is_view:
+            for tensor in tensors:
+                for region in self._touched(tensor):
+                    self._require_unwritten(region.name, *region.part(tensor))
+
+    def after(self, written: Sequence[Tensor]) -> None:
+        """It has written these."""
+        for tensor in written:
+            for region in self._touched(tensor):
+                now, copy = region.part(tensor)
+                copy.copy_(now)
+
+    def close(self) -> None:
+        """The step has ended."""
+        for region in self._regions:
+            self._require_unwritten(region.name, region.now, region.copy)
+
+    def _require_unwritten(self, name: str, now: Tensor, copy: Tensor) -> None:
+        if not unwritten(now, copy):
+            raise CallerError(f"{name} was written in step {self._step} by something that is no recorded operator")
+
+    def _touched(self, tensor: Tensor) -> list[_Region]:
+        """Regions that a tensor reaches into; no two regions overlap."""
+        if tensor.device.type != "cpu" or not tensor.numel():
+            return []
+        start = tensor.data_ptr()
+        whole = self._beginning.get(start)
+        if whole is not None and tensor.nbytes <= whole.stop - start and tensor.is_contiguous():
+            return [whole]
+        stop, found = _end(tensor), []
+        first = max(bisect_right(self._regions, start, key=attrgetter("start")) - 1, 0)
+        for region in self._regions[first:]:
+            if region.start >= stop:
+                break
+            if region.stop > start:
+                found.append(region)
+        return found
+
+
+def unwritten(now: Tensor, copy: Tensor) -> bool:
+    """Whether memory holds what recorded operators left there."""
+    return torch.equal(now, copy)
+
+
+def _end(tensor: Tensor) -> int:
+    """Address of the byte after the last that a tensor touches."""
+    return tensor.data_ptr() + reach(list(tensor.shape), list(tensor.stride())) * tensor.dtype.itemsize

@@ -1,0 +1,93 @@
+"""The prover: trains a preset's task on monitored chips and leaves a run folder behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError
+from monitor.environment import accelerator, check_subnormals
+from monitor.lab.conduct import conduct
+from monitor.lab.evidence import chip_evidence, write_answers
+from monitor.lab.site import Site, SiteConfig, site_path
+from monitor.presets.task import Task
+from monitor.presets.training import build, take_step
+from monitor.programs.interpreter import loss_bits
+from monitor.recording.recorder import Recorder, lab_salt
+from monitor.recording.sources import DeclaredSource
+from monitor.transcript import RunData, RunFolder
+from monitor.transcript.declared_data import declared_data
+
+__all__ = ["Progress", "TrainResult", "chip_evidence", "resume", "train", "write_answers"]
+
+Progress = Callable[[int, int, str], None]
+"""Called with (steps done, steps in all, loss bits)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a finished training says about itself."""
+
+    run: Path
+    run_id: str
+    state_digest: str
+    steps: int
+    rounding_log_bytes: int
+
+
+def train(task: Task, out: Path, config: SiteConfig, *, device: str, progress: Progress | None = None) -> TrainResult:
+    """Train from the first step and write ``out`` (evidence) and ``out.lab`` (the lab's private side).
+
+    Args:
+        device: name of the replay device that this process runs as, for the metadata.
+    Raises:
+        CallerError: ``out`` exists, or the task or configuration is impossible.
+    """
+    if out.exists():
+        raise CallerError(f"{out} exists already; choose another --out or resume it")
+    check_subnormals()
+    own = declared_data(task, Path(config.source) if config.source else None)
+    declared = conduct(config.lie, config.lie_step).declare_data(own)
+    # The salt is the task's, not the lab's: two labs that train the same task commit to the same data.
+    data = declared.with_salt(lab_salt(config))
+    source = DeclaredSource(data, declared.name, declared.files)
+    model, optimizer = build(task, accelerator())
+    recorder = Recorder.of_recipe(task, model, optimizer, source, out=out, config=config, device=device)
+    return _train(recorder, task, model, optimizer, data, progress)
+
+
+def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
+    """Go on with a run that was killed: repeat the steps since its last checkpoint, then record.
+
+    Works on any device.
+    """
+    if not out.is_dir():
+        raise CallerError(f"there is no run folder {out}")
+    run = RunFolder(out, Site.lab_key(Site.read_config(site_path(out))).verifying)
+    model, optimizer = build(run.task, accelerator())
+    recorder = Recorder.resume(model, optimizer, out=out)
+    return _train(recorder, run.task, model, optimizer, run.data(), progress)
+
+
+def _train(
+    recorder: Recorder, task: Task, model: nn.Module, optimizer: Optimizer, data: RunData, progress: Progress | None
+) -> TrainResult:
+    """The loop of every preset, from wherever the recorder stands."""
+    for number in range(recorder.steps + 1, task.steps + 1):
+        batch = data.batch(number)
+        with recorder.step(batch) as step:
+            loss = take_step(task, model, optimizer, batch, task.learning_rate_at(number))
+            step.commit(loss=loss)
+        if progress is not None:
+            progress(number, task.steps, loss_bits(loss))
+    return TrainResult(
+        run=recorder.folder,
+        run_id=recorder.run_id,
+        state_digest=recorder.finish(),
+        steps=recorder.steps,
+        rounding_log_bytes=recorder.rounding_log_bytes,
+    )

@@ -1,0 +1,78 @@
+"""Where a run's batches come from: samples in a declared order, or whatever comes as the run goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from monitor.programs.batches import batch_root
+from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
+from monitor.transcript.data import RunData
+from monitor.transcript.layout import SALT, batch_path
+
+__all__ = ["DeclaredSource", "Source", "StreamSource"]
+
+
+class Source(Protocol):
+    """What a run says about its batches.
+
+    Attributes:
+        commitment: what M says about D.
+        files: what lies in the run folder from the start.
+        batches: those of the steps so far, or of all steps where they are declared.
+        keeps: whether each step's batch is kept in a file of its own.
+    """
+
+    commitment: Mapping[str, str]
+    files: Mapping[str, bytes]
+    batches: Batches
+    keeps: bool
+
+    def root(self, step: int, content: bytes) -> bytes:
+        """Root that the step's leaf commits to, 32 bytes; ``content`` is the batch as a file where it is kept."""
+
+    def step_files(self, step: int, content: bytes) -> dict[str, bytes]:
+        """What the run folder gets with the step."""
+
+
+class StreamSource:
+    """Batches that the loop brings, each committed by its step and kept in a file."""
+
+    keeps = True
+
+    def __init__(self, salt: bytes, folder: Path) -> None:
+        """``salt`` has 32 bytes; ``folder`` is the run's."""
+        self._salt = salt
+        self.commitment: Mapping[str, str] = salt_commitment(salt)
+        self.files: Mapping[str, bytes] = {SALT: salt}
+        self.batches: Batches = RecordedBatches(lambda path: (folder / path).read_bytes(), salt)
+
+    def root(self, step: int, content: bytes) -> bytes:
+        """Root over the salted digest of the step's file."""
+        return batch_root(self._salt, step, content)
+
+    def step_files(self, step: int, content: bytes) -> dict[str, bytes]:
+        """The batch."""
+        return {batch_path(step): content}
+
+
+class DeclaredSource:
+    """Samples and their order, fixed before the first step."""
+
+    keeps = False
+
+    def __init__(self, data: RunData, name: str, files: Mapping[str, bytes]) -> None:
+        """``name`` is the data set's digest, ``files`` the data files of the run folder."""
+        self._data = data
+        self.commitment: Mapping[str, str] = {**data.commitment(), "set": name}
+        self.files: Mapping[str, bytes] = {**files, SALT: data.salt}
+        self.batches: Batches = data
+
+    def root(self, step: int, content: bytes) -> bytes:
+        """Root over the sample digests of the declared batch."""
+        return self._data.batch_root(step)
+
+    def step_files(self, step: int, content: bytes) -> dict[str, bytes]:
+        """Nothing: the samples are there already."""
+        return {}

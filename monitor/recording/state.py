@@ -1,0 +1,253 @@
+"""A model and its optimizer in chip memory: adopted once, bound again after each step.
+
+Gradients and optimizer state come and go (``zero_grad`` drops them, the first ``step`` makes them); in memory each has
+its place from the start, zeros while it is absent.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError
+from monitor.declaration.statement import StateEntry
+from monitor.sharding import ShardedMemory, StateDigest
+
+__all__ = ["LoopState"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """How the loop's own objects hold one tensor of the state."""
+
+    get: Callable[[], Tensor | None]
+    bind: Callable[[Tensor], None]
+
+
+class LoopState:
+    """All weights, buffers, gradients and optimizer state of a loop, as views into sharded memory.
+
+    Args:
+        complete: the optimizer holds all the state that it will ever have, so that no trial step need show it.
+
+    Attributes:
+        entries: the tensors, in the order of memory.
+        numbers: names of what the optimizer keeps beside tensors, which no memory of a chip holds.
+
+    Raises:
+        CallerError: a tensor that cannot be adopted; it is named.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, shards: int, *, complete: bool = False) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._names = _parameter_names(model, optimizer)
+        forthcoming: dict[tuple[str, str], Tensor] = {}
+        self.numbers: tuple[str, ...] = ()
+        if not complete:
+            forthcoming, self.numbers = _forthcoming(optimizer, self._names)
+        tensors, self._bindings = self._find(forthcoming)
+        for (kind, name), tensor in tensors.items():
+            if tensor.is_complex():
+                raise CallerError(f"{kind} {name} is {tensor.dtype}; a recorded loop has real tensors")
+        self.entries = tuple(
+            StateEntry(kind=kind, name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+            for (kind, name), tensor in tensors.items()
+        )
+        self.memory = ShardedMemory(tensors, shards)
+        absent = {key for key, binding in self._bindings.items() if binding.get() is None}
+        with torch.no_grad():
+            for key, binding in self._bindings.items():
+                if key not in absent:
+                    binding.bind(self.memory.tensors[key])
+
+    def current(self) -> dict[str, Tensor | None]:
+        """Each tensor of the state as the loop's own objects hold it now, under ``kind/name``.
+
+        Raises:
+            CallerError: the optimizer holds a tensor that it did not have or announce before.
+        """
+        for parameter, slots in self._optimizer.state.items():
+            if parameter not in self._names:
+                raise CallerError("the optimizer has got another parameter since the recorder was made")
+            for key, value in slots.items():
+                if isinstance(value, Tensor) and ("optimizer", f"{self._names[parameter]}/{key}") not in self._bindings:
+                    raise CallerError(f"the optimizer has grown the state {key} of {self._names[parameter]}")
+        return {f"{kind}/{name}": binding.get() for (kind, name), binding in self._bindings.items()}
+
+    def strays(self) -> list[str]:
+        """Names of tensors that no longer lie in chip memory."""
+        strays = []
+        for (kind, name), binding in self._bindings.items():
+            tensor, place = binding.get(), self.memory.tensors[kind, name]
+            if tensor is not None and not _same_place(tensor, place):
+                strays.append(f"{kind}/{name}")
+        return strays
+
+    def settle(self) -> None:
+        """Move whatever a step has made anew into chip memory, and let the loop's objects hold it there."""
+        with torch.no_grad():
+            held = {key: binding.get() for key, binding in self._bindings.items()}
+            moved = {
+                key: tensor.detach().clone()
+                for key, tensor in held.items()
+                if tensor is not None and not _same_place(tensor, self.memory.tensors[key])
+            }
+            for key, tensor in moved.items():
+                place = self.memory.tensors[key]
+                if tensor.dtype != place.dtype or tensor.shape != place.shape:
+                    raise CallerError(f"{'/'.join(key)} changed to {tensor.dtype}{list(tensor.shape)} in a step")
+                place.copy_(tensor)
+                self._bindings[key].bind(place)
+            for key, value in held.items():
+                if value is None:
+                    self.memory.tensors[key].zero_()
+
+    def require_start(self, committed: StateDigest) -> None:
+        """CallerError unless memory holds the state that a run began with."""
+        if self.memory.digest() != committed:
+            raise CallerError("the model or the optimizer does not hold the state that the run began with")
+
+    def hold(self, present: set[str]) -> None:
+        """Let the loop's objects hold these tensors of the state, and no gradient or optimizer state beside them."""
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        self._optimizer.state.clear()
+        with torch.no_grad():
+            for (kind, name), binding in self._bindings.items():
+                if f"{kind}/{name}" in present:
+                    binding.bind(self.memory.tensors[kind, name])
+
+    def _find(
+        self, forthcoming: dict[tuple[str, str], Tensor]
+    ) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str], _Binding]]:
+        tensors: dict[tuple[str, str], Tensor] = {}
+        bindings: dict[tuple[str, str], _Binding] = {}
+        for name, parameter in self._model.named_parameters():
+            tensors["weight", name] = parameter.detach()
+            bindings["weight", name] = _Binding(_getter(parameter), _data_setter(parameter))
+        for name, buffer in self._model.named_buffers():
+            tensors["buffer", name] = buffer.detach()
+            bindings["buffer", name] = self._buffer(name)
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                gradient = parameter.grad
+                tensors["gradient", name] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
+                bindings["gradient", name] = _gradient(parameter)
+        for owner, name in self._names.items():
+            keys = [key for member, key in forthcoming if member == name]
+            keys += [key for key in self._optimizer.state.get(owner, {}) if key not in keys]
+            for key in keys:
+                value = self._optimizer.state.get(owner, {}).get(key, forthcoming.get((name, key)))
+                if isinstance(value, Tensor):
+                    tensors["optimizer", f"{name}/{key}"] = value.detach()
+                    bindings["optimizer", f"{name}/{key}"] = self._slot(owner, key)
+        return {key: tensor.detach() for key, tensor in tensors.items()}, bindings
+
+    def _buffer(self, name: str) -> _Binding:
+        owner, _, leaf = name.rpartition(".")
+        module = self._model.get_submodule(owner)
+
+        def get() -> Tensor | None:
+            return module._buffers.get(leaf)
+
+        def bind(place: Tensor) -> None:
+            buffer = module._buffers[leaf]
+            assert buffer is not None
+            buffer.data = place
+
+        return _Binding(get, bind)
+
+    def _slot(self, parameter: Tensor, key: str) -> _Binding:
+        state: dict[Tensor, Any] = self._optimizer.state
+
+        def get() -> Tensor | None:
+            value = state.get(parameter, {}).get(key)
+            return value if isinstance(value, Tensor) else None
+
+        def bind(place: Tensor) -> None:
+            state[parameter][key] = place
+
+        return _Binding(get, bind)
+
+
+def _getter(tensor: Tensor) -> Callable[[], Tensor | None]:
+    return lambda: tensor
+
+
+def _data_setter(tensor: Tensor) -> Callable[[Tensor], None]:
+    def bind(place: Tensor) -> None:
+        tensor.data = place
+
+    return bind
+
+
+def _gradient(parameter: Tensor) -> _Binding:
+    def bind(place: Tensor) -> None:
+        parameter.grad = place
+
+    return _Binding(lambda: parameter.grad, bind)
+
+
+def _same_place(tensor: Tensor, place: Tensor) -> bool:
+    return (
+        tensor.data_ptr() == place.data_ptr()
+        and tensor.shape == place.shape
+        and tensor.stride() == place.stride()
+        and tensor.dtype == place.dtype
+    )
+
+
+def _parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str]:
+    """Name of each parameter that the optimizer updates."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    found: dict[Tensor, str] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                shape = tuple(parameter.shape)
+                raise CallerError(f"the optimizer updates a parameter of shape {shape} that the model does not hold")
+            found[parameter] = names[parameter]
+    for owner in optimizer.state:
+        if owner not in found:
+            raise CallerError(f"the optimizer keeps state for {owner!r}, which is none of its parameters")
+    return found
+
+
+def _forthcoming(
+    optimizer: Optimizer, names: dict[Tensor, str]
+) -> tuple[dict[tuple[str, str], Tensor], tuple[str, ...]]:
+    """State that the optimizer will make in its first step, as zeros by (parameter, key), and what is no tensor.
+
+    It is found on a copy of the optimizer.
+    """
+    kind = type(optimizer).__name__
+    try:
+        twin = copy.deepcopy(optimizer)
+        for group in twin.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        twin.step()
+    except CallerError:
+        raise
+    except Exception as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CallerError(f"the state of optimizer {kind} cannot be found out by a trial step: {text}") from None
+    found: dict[tuple[str, str], Tensor] = {}
+    numbers: list[str] = []
+    for mine, theirs in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        for parameter, copied in zip(mine["params"], theirs["params"], strict=True):
+            for key, value in twin.state.get(copied, {}).items():
+                if isinstance(value, list | tuple | dict):
+                    raise CallerError(f"optimizer {kind} keeps a {type(value).__name__} as {key}; tensors are recorded")
+                if isinstance(value, Tensor):
+                    found[names[parameter], key] = torch.zeros_like(value)
+                elif value is not None:
+                    numbers.append(f"{key} of {names[parameter]}")
+    return found, tuple(numbers)

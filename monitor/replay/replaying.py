@@ -1,0 +1,89 @@
+"""Repeats recorded steps from their programs: for the recorder's own checks and for any inspector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import digest_bytes
+from monitor import numerics
+from monitor.declaration.statement import Declaration
+from monitor.environment import accelerator
+from monitor.programs.capture import digest_reads
+from monitor.programs.interpreter import Watch, execute
+from monitor.programs.keys import RepeatedKeys
+from monitor.programs.program import Program, parse_hex
+from monitor.transcript.leaf import Execution, Leaf
+
+__all__ = ["ProgramTraining"]
+
+_BOUND = numerics.Bound()
+
+
+class ProgramTraining:
+    """A run's state, and the function that takes it one recorded step further.
+
+    Attributes:
+        step: number of the last step taken.
+        memory: the state in the layout that the run declares.
+    """
+
+    def __init__(self, task: Declaration, *, device: torch.device | None = None) -> None:
+        """Makes empty memory on ``device``, by default where this process trains."""
+        self.task = task
+        self.step = 0
+        self.memory = task.empty_memory(accelerator() if device is None else device)
+
+    def take_step(
+        self,
+        program: Program,
+        execution: Execution,
+        batch: Mapping[str, Tensor],
+        batch_root: bytes,
+        log: bytes,
+        *,
+        bound: numerics.Bound = _BOUND,
+        observer: numerics.Observer | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[Leaf, numerics.Session]:
+        """Execute the next step and return the leaf that it leads to.
+
+        Raises:
+            EvidenceError: the program cannot be executed, or the log contradicts the arithmetic.
+        """
+        step = self.step + 1
+        if execution.program != program.digest:
+            raise EvidenceError(f"step {step} names another program than the one given")
+        keys = RepeatedKeys(self.task.seed, step)
+        session = numerics.replaying(self.task.numerics, log, bound=bound, observer=observer, keys=keys)
+        reads, loss = execute(program, self.memory, batch, scalars_of(program, execution), session, keys, watch)
+        self.step = step
+        leaf = Leaf(
+            step=step,
+            batch=batch_root.hex(),
+            state=self.memory.digest(),
+            log=str(digest_bytes("rounding-log", log)),
+            loss=loss,
+            flop=program.flop,
+            execution=Execution(
+                program=program.digest, slots=execution.slots, hyper=execution.hyper, reads=digest_reads(reads)
+            ),
+        )
+        return leaf, session
+
+
+def scalars_of(program: Program, execution: Execution) -> list[float]:
+    """A step's scalars: the program's, with those that the step changes; EvidenceError on a number out of range."""
+    scalars = [parse_hex(text) for text in program.scalars]
+    for text, numbers in execution.slots.items():
+        value = parse_hex(text)
+        for number in numbers:
+            if number >= len(scalars):
+                raise EvidenceError(f"a step changes scalar {number} of a program with {len(scalars)}")
+            if program.scalars[number] == text:
+                raise EvidenceError(f"a step changes scalar {number} to the value that it has")
+            scalars[number] = value
+    return scalars

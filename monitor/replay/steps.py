@@ -1,0 +1,83 @@
+"""Takes committed steps of a run again, from a checkpoint on: for the lab, its recorder and any inspector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import EvidenceError
+from monitor import numerics
+from monitor.programs.interpreter import Watch
+from monitor.programs.program import Program
+from monitor.replay.replaying import ProgramTraining
+from monitor.transcript import Execution, Leaf, RunFolder
+from monitor.transcript.layout import checkpoint_path
+
+__all__ = ["ProgramSteps", "check_size", "execution_of"]
+
+_BOUND = numerics.Bound()
+
+
+def execution_of(leaf: Leaf) -> Execution:
+    """What a step says that it ran; EvidenceError if it says nothing."""
+    if leaf.execution is None:
+        raise EvidenceError(f"step {leaf.step} names no program")
+    return leaf.execution
+
+
+def check_size(run: RunFolder) -> None:
+    """The declared state is no larger than its first checkpoint's file, before memory is made for it."""
+    entry = run.files.get(checkpoint_path(0))
+    size = run.declared.byte_count
+    if entry is None or size > entry.length:
+        raise EvidenceError(f"a state of {size} bytes is declared, more than the first checkpoint holds")
+
+
+class ProgramSteps:
+    """A run's state after one of its checkpoints, and its next steps by interpreting their programs.
+
+    Attributes:
+        training: the state and how far it came.
+    """
+
+    def __init__(
+        self, run: RunFolder, start: int, *, bound: numerics.Bound = _BOUND, device: torch.device | None = None
+    ) -> None:
+        """Load the checkpoint of step ``start`` to ``device``, by default where this process trains."""
+        check_size(run)
+        self._run = run
+        self._batches = run.batches()
+        self._programs: dict[str, Program] = {}
+        self._bound = bound
+        self.training = ProgramTraining(run.declared, device=device)
+        self.training.memory.load(run.checkpoint(start))
+        self.training.step = start
+
+    def program(self, step: int) -> Program:
+        """The program that a step runs."""
+        digest = execution_of(self._run.leaf(step)).program
+        if digest not in self._programs:
+            self._programs[digest] = self._run.program(digest)
+        return self._programs[digest]
+
+    def take(
+        self,
+        *,
+        batch: Mapping[str, Tensor] | None = None,
+        observer: numerics.Observer | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[Leaf, numerics.Session]:
+        """Take the next step, on the committed batch or another one, and return the leaf that it leads to."""
+        step = self.training.step + 1
+        return self.training.take_step(
+            self.program(step),
+            execution_of(self._run.leaf(step)),
+            self._batches.batch(step) if batch is None else batch,
+            self._batches.batch_root(step),
+            self._run.rounding_log(step),
+            bound=self._bound,
+            observer=observer,
+            watch=watch,
+        )

@@ -1,0 +1,383 @@
+"""Two labs that recorded the same loop: the referee bisects its program and executes at most one operator."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from firmware_sim import LabLie
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import MerkleTree
+from inspector.devices import device
+from inspector.dispute.dispute import Claim, settle
+from inspector.inspection.transcripts import open_run
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from monitor import Recorder
+from monitor.lab.conduct import LIES
+from monitor.lab.prover import LabProver
+from monitor.programs.trace import COMMIT_STATE, tensor_digest
+from monitor.recording.recipes import chip_evidence
+
+CHILD = Path(__file__).parents[1] / "loop_child.py"
+STEPS = 5
+
+
+def batches(steps: int = STEPS, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {"x": torch.randn(6, 8, generator=generator), "y": torch.randint(0, 4, (6,), generator=generator)}
+        for _ in range(steps)
+    ]
+
+
+def body(model, optimizer, batch):
+    """Dropout, a constant, views, clipping; the gradients are absent when the step ends."""
+    scaled = model(batch["x"].t().t()) * torch.tensor(0.75)
+    loss = functional.cross_entropy(scaled, batch["y"])
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Labs:
+    """Records the loop for labs of different names, all of whose agreements one inspector knows."""
+
+    def __init__(self, record_loop, numerics):
+        self._record_loop, self._numerics = record_loop, numerics
+        self.trust: Trust | None = None
+
+    def record(self, name, *, data=None, change=None, start=0, schedule=None, agreed=True, **options) -> Claim:
+        torch.manual_seed(start)
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def before(_, step):
+            if schedule is not None:
+                optimizer.param_groups[0]["lr"] = schedule(step)
+
+        recorded = self._record_loop(
+            model,
+            optimizer,
+            batches() if data is None else data,
+            body if change is None else change,
+            name=name,
+            lab=f"lab-{name}",
+            numerics=self._numerics,
+            checkpoint_every=2,
+            before=before,
+            **options,
+        )
+        mine = recorded.trust
+        if self.trust is None:
+            self.trust = mine
+        agreement = {
+            field: getattr(self.trust, field) | (getattr(mine, field) if agreed else frozenset())
+            for field in ("programs", "initial_states")
+        }
+        labs, chips = {**self.trust.labs, **mine.labs}, {**self.trust.chips, **mine.chips}
+        self.trust = replace(self.trust, labs=labs, chips=chips, **agreement)
+        return self.claim(recorded.run)
+
+    def claim(self, run: Path, prover=LabProver) -> Claim:
+        assert self.trust is not None
+        return Claim(run=open_run(run, self.trust), prover=prover(run))
+
+    def settle(self, first: Claim, second: Claim):
+        """The verdict, which is the same whoever is asked first."""
+        verdict, other = settle(first, second, self.trust), settle(second, first, self.trust)
+        same = ("step", "operator", "guilty", "case", "operators_executed")
+        assert [verdict.evidence[key] for key in same] == [other.evidence[key] for key in same]
+        assert verdict.outcome is other.outcome
+        return verdict
+
+
+@pytest.fixture(params=["exact", "rounded"])
+def labs(request, record_loop):
+    return Labs(record_loop, request.param)
+
+
+@pytest.fixture
+def exact_labs(record_loop):
+    return Labs(record_loop, "exact")
+
+
+def test_honest_labs_agree(labs):
+    verdict = labs.settle(labs.record("a"), labs.record("b"))
+    assert verdict.outcome is Outcome.ACCEPT
+    assert verdict.evidence["operators_executed"] == 0
+
+
+@pytest.mark.parametrize("numerics", ["exact", "rounded"])
+def test_labs_with_other_kernels_agree(numerics, tmp_path):
+    """Two processes whose native arithmetic differs; a transformer layer with dropout and a schedule."""
+    trust = []
+    for name in ("sse41", "emulated-split-k"):
+        command = [sys.executable, str(CHILD), str(tmp_path / name), numerics, "adamw"]
+        environment = device(name).process_environment()
+        done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=500)
+        assert done.returncode == 0, done.stderr.decode()
+        trust.append(tmp_path / f"{name}.trust.json")
+    known = Trust.load(trust)
+    runs = [open_run(tmp_path / name, known) for name in ("sse41", "emulated-split-k")]
+    assert len({run.metadata.device["fingerprint"] for run in runs}) == 2
+    verdict = settle(*(Claim(run=run, prover=LabProver(run.folder)) for run in runs), known)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_wrong_operator_is_named(labs, step):
+    right, wrong = labs.record("a"), labs.record("b", lie="wrong-operator", lie_step=step)
+    verdict = labs.settle(right, wrong)
+    assert verdict.outcome is Outcome.REJECT
+    evidence = verdict.evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", step, "output")
+    assert evidence["operator"] == "aten.addmm.default"
+    assert evidence["operators_executed"] == 1
+
+
+def test_wrong_operator_at_random_places(labs, monkeypatch):
+    """Backward pass, dropout, clipping and optimizer: the first operator that differs is named."""
+    right = labs.record("a")
+    nodes, _ = right.prover._trace(3)
+    real = [
+        node.index
+        for node in nodes[:-1]
+        if any(layout["dtype"] == "float32" and layout["shape"] for layout in node.results)
+    ]
+    lie = LIES[LabLie.WRONG_OPERATOR]
+    convicted = 0
+    named = set()
+    for index in random.Random("loop").sample(real, 15):
+        monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at, index=index: lie(at, index))
+        wrong = labs.record(f"b{index}", lie="wrong-operator", lie_step=3)
+        verdict = settle(right, wrong, labs.trust)
+        if verdict.outcome is Outcome.ACCEPT:
+            continue
+        evidence = verdict.evidence
+        assert (evidence["guilty"], evidence["step"], evidence["operators_executed"]) == (f"b{index}", 3, 1)
+        named.add(evidence["operator"])
+        convicted += 1
+    assert convicted >= 10
+    assert len(named) >= 5, named
+
+
+class Doctored(LabProver):
+    """Shows one node of step 3 other than it was, and before it what the honest lab shows."""
+
+    index: int
+    node_of: staticmethod
+    honest: list
+
+    def _trace(self, step):
+        own, _ = super()._trace(step)
+        own = [*self.honest[: self.index], self.node_of(self.honest[self.index]), *own[self.index + 1 :]]
+        return own, MerkleTree(node.encoded() for node in own)
+
+
+def doctor(labs, monkeypatch, right, find, node_of, **options):
+    """A lab whose last product is wrong in step 3 and that shows the first found node otherwise; and that node."""
+    nodes, _ = right.prover._trace(3)
+    lie = LIES[LabLie.WRONG_OPERATOR]
+    late = max(node.index for node in nodes if node.operator == "aten.addcdiv_.default") - 3
+    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, lambda at: lie(at, late))
+    wrong = labs.record("b", lie="wrong-operator", lie_step=3, **options)
+    node = next(node for node in nodes if find(node))
+    last = wrong.prover._trace(3)[0][-1]
+    base = replace(last, inputs=nodes[-1].inputs) if node.operator == COMMIT_STATE else node
+    honest = [*nodes[: node.index], base]
+    kind = type("Doctor", (Doctored,), {"index": node.index, "node_of": staticmethod(node_of), "honest": honest})
+    return labs.claim(wrong.run.folder, kind), node
+
+
+@pytest.mark.parametrize("kind", ["batch", "state", "constant", "node", "absent"])
+def test_other_input_than_the_agreed_one_is_found_at_its_source(labs, monkeypatch, kind):
+    def slot(node):
+        return next((i for i, each in enumerate(node.sources) if each["source"].partition(":")[0] == kind), None)
+
+    def alter(node):
+        inputs = list(node.inputs)
+        inputs[slot(node)] = tensor_digest(torch.full((2,), 7.0))
+        return replace(node, inputs=tuple(inputs))
+
+    right = labs.record("a")
+    wrong, node = doctor(labs, monkeypatch, right, lambda node: slot(node) is not None, alter)
+    evidence = labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 3, "input")
+    assert evidence["operator"] == node.operator
+    assert evidence["operators_executed"] == 0
+
+
+def test_referee_draws_what_a_random_operator_draws(labs, monkeypatch):
+    right = labs.record("a")
+    program = right.run.program(right.run.leaf(3).execution.program)
+    (index,) = (number for number, call in enumerate(program.calls) if call["draws"])
+    other = (tensor_digest(torch.ones(6, 16)),)
+    wrong, node = doctor(
+        labs, monkeypatch, right, lambda each: each.index == index, lambda each: replace(each, outputs=other)
+    )
+    evidence = labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 3, "output")
+    assert evidence["operator"] == node.operator == "aten.bernoulli_.float"
+    assert evidence["operators_executed"] == 1
+
+
+def unset(model, optimizer, batch):
+    """Copies the batch into memory that was not set."""
+    body(model, optimizer, {**batch, "x": torch.empty_like(batch["x"]).copy_(batch["x"])})
+
+
+def strided(model, optimizer, batch):
+    """Reads the batch by absolute places."""
+    body(model, optimizer, {**batch, "x": torch.as_strided(batch["x"], (6, 8), (8, 1))})
+
+
+def test_memory_that_an_operator_leaves_unset_reads_as_zeros(labs, monkeypatch):
+    right = labs.record("a", change=unset)
+    torch.use_deterministic_algorithms(True)  # fills such memory with NaN
+    try:
+        wrong, node = doctor(
+            labs,
+            monkeypatch,
+            right,
+            lambda each: each.operator == "aten.empty_like.default",
+            lambda each: replace(each, outputs=(tensor_digest(torch.ones(6, 8)),)),
+            change=unset,
+        )
+        evidence = labs.settle(right, wrong).evidence
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert node.outputs == (tensor_digest(torch.zeros(6, 8)),)
+    assert (evidence["guilty"], evidence["step"], evidence["operator"]) == ("b", 3, node.operator)
+
+
+def test_referee_does_not_execute_what_its_inputs_do_not_show(exact_labs, monkeypatch):
+    right = exact_labs.record("a", change=strided)
+    wrong, node = doctor(
+        exact_labs,
+        monkeypatch,
+        right,
+        lambda each: each.operator == "aten.as_strided.default",
+        lambda each: replace(each, outputs=(tensor_digest(torch.ones(6, 8)),)),
+        change=strided,
+    )
+    verdict = exact_labs.settle(right, wrong)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert (verdict.evidence["operator"], verdict.evidence["operators_executed"]) == (node.operator, 0)
+
+
+def test_program_that_nobody_agreed_to_loses(exact_labs):
+    def other(model, optimizer, batch):
+        loss = functional.cross_entropy(model(batch["x"]) * torch.tensor(0.5), batch["y"])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    right, wrong = exact_labs.record("a"), exact_labs.record("b", change=other, agreed=False)
+    evidence = exact_labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 1, "program")
+    again = exact_labs.record("c", change=other)
+    verdict = exact_labs.settle(right, again)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "both of them agreed" in verdict.reasons[0].text
+
+
+def test_start_that_nobody_agreed_to_loses(exact_labs):
+    right, wrong = exact_labs.record("a"), exact_labs.record("b", start=1, agreed=False)
+    evidence = exact_labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 0, "initial state")
+
+
+def test_what_was_not_agreed_decides_nothing(exact_labs):
+    """Neither the order of data nor the schedule of learning rates is part of the agreement about a loop."""
+    right = exact_labs.record("a", schedule=lambda step: 1e-2 / step)
+    other_data = [*batches()[:3], *batches(2, seed=9)]
+    verdict = exact_labs.settle(right, exact_labs.record("b", data=other_data, schedule=lambda step: 1e-2 / step))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert (verdict.evidence["step"], verdict.evidence["case"]) == (4, "batch")
+    verdict = exact_labs.settle(right, exact_labs.record("c", schedule=lambda step: 1e-2 / min(step, 2)))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert (verdict.evidence["step"], verdict.evidence["case"]) == (3, "numbers")
+
+
+def test_numbers_that_no_rule_gives_lose(exact_labs):
+    """The second lab says that it kept the declared rate, but its optimizer took another."""
+
+    def prepare(recorder):
+        original = recorder._name
+
+        def name(*arguments):
+            program, execution = original(*arguments)
+            if recorder._writer.steps == 3:
+                execution = replace(execution, hyper=tuple({} for _ in execution.hyper))
+            return program, execution
+
+        recorder._name = name
+
+    right = exact_labs.record("a", schedule=lambda step: 1e-2)
+    rates = [1e-2, 1e-2, 1e-2, 5e-3, 1e-2]
+    wrong = exact_labs.record("b", schedule=lambda step: rates[step - 1], prepare=prepare)
+    evidence = exact_labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 4, "numbers")
+
+
+def test_other_words_for_the_same_numbers_hide_nothing(exact_labs):
+    """The liar lists a step's numbers in another order and declares a hyper-parameter that decides nothing."""
+
+    def prepare(recorder):
+        original = recorder._name
+
+        def name(*arguments):
+            program, execution = original(*arguments)
+            slots = {text: tuple(reversed(numbers)) for text, numbers in execution.slots.items()}
+            return program, replace(execution, slots=slots, hyper=tuple({"maximize": 0} for _ in execution.hyper))
+
+        recorder._name = name
+
+    right = exact_labs.record("a")
+    wrong = exact_labs.record("b", lie="wrong-operator", lie_step=4, prepare=prepare)
+    assert right.run.leaf(3).execution.slots != wrong.run.leaf(3).execution.slots
+    evidence = exact_labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 4, "output")
+
+
+def test_under_reported_flop_loses(exact_labs):
+    def prepare(recorder):
+        original = recorder._host.commit
+        recorder._host.commit = lambda leaf, files: original(replace(leaf, flop=leaf.flop // 2), files)
+
+    right, wrong = exact_labs.record("a"), exact_labs.record("b", prepare=prepare)
+    evidence = exact_labs.settle(right, wrong).evidence
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 1, "FLOP")
+
+
+def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop):
+    right = exact_labs.record("a")
+    with pytest.raises(CallerError, match="a follows no recipe; the trust file must name"):
+        settle(right, exact_labs.record("b"))
+    with pytest.raises(CallerError, match="took 5 and 4 steps"):
+        settle(right, exact_labs.record("c", data=batches(4)), exact_labs.trust)
+    with pytest.raises(CallerError, match="different tasks"):
+        settle(right, exact_labs.record("d", seed=6), exact_labs.trust)
+    empty = []
+    for name in ("f", "g"):
+        folder = right.run.folder.with_name(name)
+        model = nn.Linear(2, 2)
+        recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=folder, chips=3)
+        recorder._writer.finish(chip_evidence(recorder._site, lambda _, evidence: evidence))
+        known = Trust.load([folder.with_name(f"{name}.trust.json")])
+        empty.append(Claim(run=open_run(folder, known), prover=LabProver(folder)))
+    with pytest.raises(CallerError, match="f took no step"):
+        settle(*empty, exact_labs.trust)
+    with pytest.raises(CallerError, match="does not simulate"):
+        exact_labs.record("e", lie="hidden-constant")

@@ -1,0 +1,210 @@
+"""Every lie of a lab, told by loops that nobody here made a preset of: caught, and accepted with its guards off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from firmware_sim import LabLie
+from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.session import inspect, verify
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from monitor.lab.conduct import LIES
+
+SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
+STEPS = 4
+
+
+class Attention(nn.Module):
+    """A block of a transformer over one embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.norm = nn.LayerNorm(8)
+        self.mix = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        query, key, value = self.mix(self.norm(x)).chunk(3, -1)
+        weights = (query @ key.transpose(-2, -1) * 8**-0.5).softmax(-1)
+        return self.head(x + weights @ value)
+
+
+class StateSpace(nn.Module):
+    """A linear recurrence with a gate, written out step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.decay = nn.Parameter(torch.full((6,), 0.5))
+        self.gate = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11)
+
+    def forward(self, tokens):
+        state, outputs = torch.zeros(len(tokens), 6), []
+        for x in self.embedding(tokens).unbind(1):
+            state = state * torch.sigmoid(self.decay) + x * torch.sigmoid(self.gate(x))
+            outputs.append(self.head(torch.tanh(state)))
+        return torch.stack(outputs, 1)
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+    )
+
+
+def images(step):
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "pixels": torch.rand(4, 1, 6, 6, generator=generator),
+        "label": torch.randint(5, (4,), generator=generator),
+    }
+
+
+def texts(step):
+    return {"tokens": torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(step))}
+
+
+def image_body(model, optimizer, batch):
+    optimizer.zero_grad()
+    functional.cross_entropy(model(batch["pixels"]), batch["label"]).backward()
+    optimizer.step()
+
+
+def text_body(model, optimizer, batch):
+    optimizer.zero_grad()
+    logits = model(batch["tokens"][:, :-1])
+    functional.cross_entropy(logits.flatten(0, 1), batch["tokens"][:, 1:].flatten()).backward()
+    optimizer.step()
+
+
+LOOPS = {
+    "transformer": (Attention, texts, text_body, lambda p: torch.optim.AdamW(p, lr=0.01)),
+    "convolutional": (convolutional, images, image_body, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+    "state-space": (StateSpace, texts, text_body, lambda p: torch.optim.Adam(p, lr=0.01)),
+}
+
+# What finds each lie. The lies about a preset's own data and about truncation have tests of their own.
+FOUND_BY = {
+    LabLie.CHANGE_SAMPLE: {Guard.REPLAY},
+    LabLie.REORDER_DATA: {Guard.REPLAY},
+    LabLie.EXTRA_STEPS: {Guard.SNAPSHOT},
+    LabLie.EXTRA_TICKS: {Guard.TIME},
+    LabLie.STALE_SNAPSHOTS: {Guard.SNAPSHOT, Guard.REPLAY},
+    LabLie.EARLY_TICKS: {Guard.TIME},
+    LabLie.PAUSED_TICKS: {Guard.TIME, Guard.COMMITMENT},
+    LabLie.OTHER_LEARNING_RATE: {Guard.REPLAY},
+    LabLie.FORGED_INITIALISATION: {Guard.INITIALISATION},
+    LabLie.CHAINED_RUNS: {Guard.INITIALISATION},
+    LabLie.EDITED_OPTIMIZER: {Guard.REPLAY},
+    LabLie.EDITED_ROUNDING_LOG: {Guard.ROUNDING},
+    LabLie.UNSEEN_WRITE: {Guard.REPLAY},
+    LabLie.UNDECLARED_RUN: {Guard.SNAPSHOT, Guard.TIME},
+    LabLie.UNDECLARED_CHIPS: {Guard.IDENTITY},
+    LabLie.FAKE_LAYERS: {Guard.REPLAY},
+    LabLie.TOLERATED_DRIFT: {Guard.REPLAY},
+    LabLie.TWO_TRANSCRIPTS: {Guard.COMMITMENT},
+    LabLie.UNDER_REPORTED_FLOP: {Guard.RULES, Guard.REPLAY},
+    LabLie.EDITED_CHIP_LOG: {Guard.LOG_CHAIN},
+    LabLie.WRONG_OPERATOR: {Guard.REPLAY},
+}
+APART = {LabLie.UNTOLD_STEPS, LabLie.OTHER_DATA, LabLie.TRUNCATED_TRANSCRIPT, LabLie.SELF_MADE_TRUST}
+
+
+@pytest.fixture(params=list(LOOPS))
+def tell(request, record_loop):
+    """Record one of the loops with a lie."""
+    kind, batches, body, optimize = LOOPS[request.param]
+
+    def record(**options):
+        torch.manual_seed(3)
+        model = kind()
+        given = [batches(step) for step in range(1, STEPS + 1)]
+        defaults = {"checkpoint_every": 2, "snapshot_rate": Fraction(1)}
+        return record_loop(model, optimize(model.parameters()), given, body, **{**defaults, **options})
+
+    return record
+
+
+@pytest.fixture
+def look(devices):
+    def inspect_run(recorded, off=frozenset(), **changes):
+        settings = replace(SETTINGS, guards=ALL_GUARDS - off, **changes)
+        runs, trust = [recorded.run], recorded.trust
+        earlier = recorded.run.with_name("earlier")
+        if earlier.exists():
+            runs.append(earlier)
+            trust = trust.merge(Trust.load([earlier.with_name("earlier.trust.json")]))
+        return inspect(runs, trust, settings, now=recorded.now, worker=devices.run)
+
+    return inspect_run
+
+
+def options_of(lie, tell):
+    """What this lie needs."""
+    options = {"lie": lie.value, "lie_step": 3}
+    if lie is LabLie.CHAINED_RUNS:
+        options |= {"after": tell(name="earlier").run, "seed": 6}
+    if lie is LabLie.STALE_SNAPSHOTS:
+        options["checkpoint_every"] = 1
+    if lie is LabLie.EDITED_ROUNDING_LOG:
+        options["numerics"] = "rounded"
+    return options
+
+
+def test_every_lie_that_training_simulates_is_here():
+    assert FOUND_BY.keys() | APART == LIES.keys()
+
+
+@pytest.mark.parametrize("lie", list(FOUND_BY), ids=lambda lie: lie.value)
+def test_lie_of_a_loop_is_rejected_and_passes_with_its_guards_off(tell, look, lie):
+    recorded = tell(**options_of(lie, tell))
+    samples = 2 if lie is LabLie.UNDECLARED_CHIPS else 3
+    guards = FOUND_BY[lie]
+    verdict = look(recorded, samples=samples)
+    assert verdict.outcome is Outcome.REJECT, verdict.reasons
+    found = {each.guard for each in verdict.reasons}
+    assert found & {guard.value for guard in guards}, verdict.reasons
+    blinded = look(recorded, off=frozenset(guards | also_off(lie)), samples=samples)
+    assert blinded.outcome is Outcome.ACCEPT, blinded.reasons
+
+
+def also_off(lie):
+    """Guards that see the same lie, besides the ones that name it."""
+    if lie in (LabLie.EXTRA_STEPS, LabLie.EDITED_CHIP_LOG):
+        return {Guard.SNAPSHOT, Guard.SCHEDULE, Guard.LOG_CHAIN}
+    if lie is LabLie.UNDECLARED_RUN:
+        return {Guard.COMMITMENT}
+    if lie is LabLie.STALE_SNAPSHOTS:
+        return {Guard.COMMITMENT, Guard.SNAPSHOT}
+    return set()
+
+
+def test_steps_that_no_chip_is_told_of_are_not_seen(tell, look):
+    """The verdict says so; work that a lab tells no chip of needs chips that meter it."""
+    verdict = look(tell(lie="untold-steps", lie_step=2))
+    assert verdict.outcome is Outcome.ACCEPT
+    assert "work that the lab tells no chip of" in verdict.reasons[-1].text
+
+
+def test_truncated_transcript_of_a_loop_is_rejected_after_its_end(tell):
+    recorded = tell(lie="truncated-transcript", lie_step=3)
+    look = partial(verify, recorded.run, recorded.trust)
+    assert look(now=recorded.now).outcome is Outcome.INCONCLUSIVE
+    assert look(now=recorded.late).outcome is Outcome.REJECT
+
+
+def test_trust_in_a_loop_is_rejected(tell, look):
+    verdict = look(tell(lie="self-made-trust"))
+    assert verdict.outcome is Outcome.REJECT
+    assert "'trust.json' is not listed" in verdict.reasons[0].text

@@ -1,0 +1,639 @@
+"""What the recorder takes, what it refuses by name, and what stays on disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from firmware_sim.errors import CallerError
+from inspector.inspection.session import verify
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from monitor import Recorder
+from monitor.lab.host import Host
+from monitor.numerics import UnsupportedOperator
+from monitor.transcript import RunFolder
+
+STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def pairs(steps: int = 3, rows: int = 12):
+    torch.manual_seed(1)
+    return [(torch.randn(rows, 8), torch.randint(0, 4, (rows,))) for _ in range(steps)]
+
+
+def loss_of(model, batch):
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def plain(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+
+def with_loss(change):
+    """The body of a step whose loss is ``change(model, batch)``."""
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        change(model, batch).backward()
+        optimizer.step()
+
+    return body
+
+
+def sgd(model, **hyper):
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **hyper})
+
+
+def accepted(recorded) -> bool:
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    return True
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "sgd-foreach": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, foreach=True),
+    "adam": lambda p: torch.optim.Adam(p, 1e-2, weight_decay=1e-2, amsgrad=True),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, 1e-2, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-2, momentum=0.9, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
+    "adamax": lambda p: torch.optim.Adamax(p, 1e-2),
+    "radam": lambda p: torch.optim.RAdam(p, 1e-2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_with_a_schedule_is_recorded_and_replays_here(record_loop, name):
+    """``checkpoint_every=1``: the recorder itself repeats every step from its program."""
+    model = mlp()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def body(*arguments):
+        plain(*arguments)
+        schedule.step()
+
+    steps = 7 if name == "radam" else 4
+    assert accepted(record_loop(model, optimizer, pairs(steps), body, checkpoint_every=1))
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_cycled_momentum_is_agreed_on_or_refused_and_rejected(record_loop, kind):
+    name = "momentum" if kind == "SGD" else "betas"
+
+    def record(folder, free):
+        model = mlp()
+        optimizer = sgd(model) if kind == "SGD" else torch.optim.AdamW(model.parameters())
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+
+        def body(*arguments):
+            plain(*arguments)
+            schedule.step()
+
+        return record_loop(model, optimizer, pairs(4), body, name=folder, free=free)
+
+    with pytest.raises(CallerError, match=rf"{name} is .* in this step, but was declared as .*free=\('{name}',\)"):
+        record("refused", ())
+    recorded = record("agreed", (name,))
+    assert accepted(recorded)
+    verdict = verify(recorded.run, replace(recorded.trust, free=frozenset()), now=recorded.now)
+    assert verdict.outcome is Outcome.REJECT
+    assert f"hyper-parameters differ from their declaration: {name} of group 0" in verdict.reasons[0].text
+
+
+def test_schedule_made_after_the_recorder_with_numbers_of_numpy(record_loop):
+    model = mlp()
+    optimizer = sgd(model)
+    made = []
+
+    def prepare(_):
+        made.append(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: np.float64(0.5) ** step))
+
+    def body(*arguments):
+        plain(*arguments)
+        made[0].step()
+
+    assert accepted(record_loop(model, optimizer, pairs(5), body, prepare=prepare))
+
+
+def test_training_goes_on_in_chip_memory_as_it_does_without_a_recorder(record_loop):
+    """Exact numerics give the same bits with and without the recorder: it changes nothing but where tensors lie."""
+    from monitor import numerics
+
+    mine, theirs = mlp(), mlp()
+    ours, others = torch.optim.AdamW(mine.parameters()), torch.optim.AdamW(theirs.parameters())
+    record_loop(mine, ours, pairs(), plain)
+    for batch in pairs():
+        with numerics.recording("exact"):
+            plain(theirs, others, batch)
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(ours.state[mine[0].weight]["exp_avg"], others.state[theirs[0].weight]["exp_avg"])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.middle = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.ReLU())
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return self.last(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))
+
+
+class Norms(nn.Module):
+    """Batch norm, a tied weight, a plain tensor as attribute and a frozen parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.two.weight = self.one.weight
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 4)
+        self.head.bias.requires_grad_(False)
+        self.mask = torch.tril(torch.ones(8, 8))
+
+    def forward(self, x):
+        return self.head(self.norm(self.two(self.one(x) @ self.mask)))
+
+
+class Encoder(nn.Sequential):
+    def __init__(self):
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        super().__init__(nn.Unflatten(1, (1, 8)), layer, nn.Flatten(), nn.Linear(8, 4))
+
+
+MODELS = {
+    "checkpointing": lambda: Checkpointed(False),
+    "checkpointing-reentrant": lambda: Checkpointed(True),
+    "norms": Norms,
+    "encoder": Encoder,
+    "bfloat16": lambda: nn.Sequential(nn.Linear(8, 4)).to(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_is_recorded_and_replays_here(record_loop, name):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    kind = next(model.parameters()).dtype
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad(set_to_none=False)
+        functional.cross_entropy(model(batch[0].to(kind)).float(), batch[1]).backward()
+        optimizer.step()
+
+    assert accepted(record_loop(model, sgd(model), pairs(), body, checkpoint_every=1))
+
+
+def test_dropout_draws_other_masks_in_each_step_and_leaves_the_users_generator_alone(record_loop):
+    masks = []
+
+    def body(model, optimizer, batch):
+        masks.append(functional.dropout(torch.ones(64), 0.5))
+        plain(model, optimizer, batch)
+
+    model = mlp()
+    batches = pairs()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    record_loop(model, sgd(model), batches, body)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(masks[0], masks[1])
+
+
+BATCHES = {
+    "overlapping views of one sequence": lambda t: (t[:, :-1], torch.zeros(12, dtype=torch.long), t[:, 1:]),
+    "one tensor twice": lambda t: {"x": t[:, 1:], "z": t[:, 1:], "y": torch.zeros(12, dtype=torch.long)},
+    "transposed": lambda t: (t[:, 1:].t().contiguous().t(), torch.ones(12, dtype=torch.long)),
+    "rows of a large set": lambda t: (torch.cat([t] * 50)[24:36, 1:], torch.ones(12, dtype=torch.long)),
+    "nested, with text": lambda t: {"a": [t[:, 1:].clone(), {"b": torch.ones(12, dtype=torch.long)}], "name": "n"},
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batch_of_any_form_replays_here(record_loop, name):
+    torch.manual_seed(2)
+    batches = [BATCHES[name](torch.randn(12, 9)) for _ in range(2)]
+
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            return [value]
+        values = value.values() if isinstance(value, dict) else value
+        return [] if isinstance(value, str) else [tensor for each in values for tensor in tensors(each)]
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        found = tensors(batch)
+        target = next(tensor for tensor in found if tensor.dim() == 1)
+        total = sum(functional.cross_entropy(model(tensor), target) for tensor in found if tensor.dim() == 2)
+        total.backward()
+        optimizer.step()
+
+    model = mlp()
+    assert accepted(record_loop(model, sgd(model), batches, body, checkpoint_every=1))
+
+
+def test_batch_that_the_step_writes_is_recorded_as_it_came(record_loop):
+    def body(model, optimizer, batch):
+        batch[0].mul_(0.5)
+        plain(model, optimizer, batch)
+
+    batches = pairs(2)
+    came = batches[0][0].clone()
+    model = mlp()
+    recorded = record_loop(model, sgd(model), batches, body)
+    run = RunFolder(recorded.run, recorded.trust.labs["lab"])
+    assert torch.equal(run.batches().batch(1)["0"], came)
+    assert accepted(recorded)
+
+
+def test_gradients_accumulate_across_steps(record_loop):
+    """The update comes every second step, so there are programs with and without one."""
+    count = 0
+
+    def body(model, optimizer, batch):
+        nonlocal count
+        count += 1
+        loss_of(model, batch).backward()
+        if count % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model = mlp()
+    recorded = record_loop(model, torch.optim.AdamW(model.parameters()), pairs(6), body, checkpoint_every=1)
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert verdict.evidence["execution"]["updates"] == 3
+
+
+def test_smaller_last_batch_is_another_program(record_loop):
+    model = mlp()
+    recorded = record_loop(model, sgd(model), [*pairs(3), *pairs(1, rows=5)], plain)
+    assert len(recorded.trust.programs) == 3
+    assert accepted(recorded)
+
+
+def test_optimizer_state_from_before_is_taken_over(record_loop):
+    """Bias corrections go on from the updates that the initial state has seen."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for batch in pairs(5):
+        plain(model, optimizer, batch)
+    assert accepted(record_loop(model, optimizer, pairs(4), plain))
+
+
+COUNT = {"value": 0}
+
+
+def counted() -> int:
+    COUNT["value"] += 1
+    return COUNT["value"]
+
+
+def narrowed(model, batch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return loss_of(model, batch)
+
+
+def seeded(model, batch):
+    torch.manual_seed(3)
+    return functional.dropout(loss_of(model, batch).expand(3), 0.5).sum()
+
+
+def own_generator(model, batch):
+    return loss_of(model, batch) + torch.rand((), generator=torch.Generator().manual_seed(1))
+
+
+class Carry:
+    value = torch.zeros(())
+
+    def __call__(self, model, batch):
+        loss = loss_of(model, batch)
+        self.value = 0.9 * self.value + loss.detach()
+        return loss * self.value
+
+
+def read_back(model, batch):
+    loss = loss_of(model, batch)
+    return loss / (loss.item() + 1e-3)
+
+
+def hidden_write(model, batch):
+    loss = loss_of(model, batch)
+    model[0].weight.detach().numpy()[0, 0] += 0.25
+    return loss
+
+
+REFUSED = {
+    "autocast": (narrowed, UnsupportedOperator, "autocast"),
+    "own generator": (own_generator, CallerError, "Generator"),
+    "reseeded": (seeded, CallerError, "seeds torch's generator"),
+    "carried tensor": (Carry(), CallerError, r"aten\.mul\.Tensor reads a tensor that changes from step to step"),
+    "new literal": (
+        lambda m, b: loss_of(m, b) * torch.tensor(float(counted())),
+        CallerError,
+        r"aten\.lift_fresh\.default reads a tensor that changes",
+    ),
+    "new number": (
+        lambda m, b: loss_of(m, b) * (counted() + 0.5),
+        CallerError,
+        r"a number that aten\.mul\.Tensor takes changes from step to step",
+    ),
+    "number read from a tensor": (read_back, CallerError, r"a number that aten\.div\.Tensor takes changes"),
+    "hidden write": (hidden_write, CallerError, r"weight/0\.weight was written in step 1 by something that is no"),
+    "double": (
+        lambda m, b: functional.cross_entropy(functional.linear(b[0].double(), m[0].weight.double()), b[1]),
+        UnsupportedOperator,
+        "float64",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_step_that_cannot_be_recorded_is_refused_by_name_and_not_committed(record_loop, tmp_path, name):
+    change, kind, message = REFUSED[name]
+    model = mlp()
+    with pytest.raises(kind, match=message) as caught:
+        record_loop(model, sgd(model), pairs(4), with_loss(change), name="run")
+    assert "\n" not in str(caught.value)
+    trust = Trust.load([tmp_path / "run.trust.json"])
+    assert RunFolder(tmp_path / "run", trust.labs["lab"]).committed < 4
+    assert verify(tmp_path / "run", trust, now=STARTED).outcome is Outcome.INCONCLUSIVE
+
+
+def test_whole_numbers_that_change_are_programs_and_there_are_64_at_most(record_loop):
+    model = mlp()
+    body = with_loss(lambda m, b: loss_of(m, b) * counted())
+    with pytest.raises(CallerError, match="64 different programs"):
+        record_loop(model, sgd(model), pairs(65), body, checkpoint_every=100)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch.jit, of complex modules
+def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(tmp_path):
+    model = mlp()
+    stranger = torch.optim.SGD(mlp().parameters(), 0.1)
+    rate = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
+    refused = [
+        (torch.compile(mlp()), sgd(model), "the model is compiled"),
+        (torch.jit.trace(mlp(), torch.zeros(1, 8)), sgd(model), "script module"),
+        (mlp, sgd(model), "not a torch.nn.Module"),
+        (model, None, "not a torch.optim.Optimizer"),
+        (model, stranger, "that the model does not hold"),
+        (model, rate, "the optimizer's lr is a tensor"),
+        (model, torch.optim.LBFGS(model.parameters()), "LBFGS cannot be found out by a trial step"),
+        (mlp().to("meta"), None, "not a torch.optim.Optimizer"),
+    ]
+    for wrong, optimizer, message in refused:
+        with pytest.raises(CallerError, match=message):
+            Recorder(wrong, optimizer, out=tmp_path / "run")
+    away = mlp().to("meta")
+    with pytest.raises(CallerError, match="lies on meta"):
+        Recorder(away, sgd(away), out=tmp_path / "run")
+    turned = mlp().to(torch.complex64)
+    with pytest.raises(CallerError, match="a recorded loop has real tensors"):
+        Recorder(turned, sgd(turned), out=tmp_path / "run")
+    with pytest.raises(CallerError, match="exact or rounded numerics, not 'native'"):
+        Recorder(model, sgd(model), out=tmp_path / "run", numerics="native")
+    for free in ("lr", ("l r",), (1,)):
+        with pytest.raises(CallerError, match="free lists names of hyper-parameters"):
+            Recorder(model, sgd(model), out=tmp_path / "run", free=free)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [{"fused": True}])
+def test_fused_optimizer_is_refused_with_what_to_do(record_loop, options):
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), **options)
+    with pytest.raises(UnsupportedOperator, match=r"aten\._fused_adam_\.default .* fused=False"):
+        record_loop(model, optimizer, pairs(), plain)
+
+
+def test_gradient_scaler_is_refused(record_loop):
+    model = mlp()
+    scaler = torch.amp.GradScaler("cpu")
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    with pytest.raises(UnsupportedOperator, match=r"_amp_.*switch the gradient scaler off"):
+        record_loop(model, sgd(model), pairs(), body)
+
+
+def test_autocast_around_the_step_is_refused(tmp_path):
+    model = mlp()
+    recorder = Recorder(model, sgd(model), out=tmp_path / "run")
+    with torch.autocast("cpu"), pytest.raises(CallerError, match="autocast is on; switch it off"):
+        recorder.step(pairs()[0]).__enter__()
+
+
+def test_parameter_group_that_comes_later_is_refused(record_loop):
+    model = mlp()
+    optimizer = torch.optim.SGD([model[0].weight], 0.1)
+
+    def before(recorder, step):
+        if step == 2:
+            optimizer.add_param_group({"params": [model[2].weight]})
+
+    with pytest.raises(CallerError, match="another parameter group"):
+        record_loop(model, optimizer, pairs(), plain, before=before)
+
+
+def test_lstm_is_refused_by_name(record_loop):
+    class Last(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x.unsqueeze(1))[0][:, -1]
+
+    model = Last(8, 4, batch_first=True)
+    with pytest.raises(UnsupportedOperator, match="mkldnn_rnn_layer"):
+        record_loop(model, sgd(model), pairs(), plain)
+
+
+def write(model, optimizer):
+    with torch.no_grad():
+        model[2].bias.add_(1.0)
+
+
+def move(model, optimizer):
+    model[2].bias.data = torch.zeros(4)
+
+
+def write_optimizer(model, optimizer):
+    optimizer.state[model[0].weight]["momentum_buffer"].mul_(2.0)
+
+
+def zero_in_place(model, optimizer):
+    optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (write, r"weight/2\.bias was written between steps"),
+        (move, r"weight/2\.bias was put elsewhere"),
+        (write_optimizer, r"optimizer/0\.weight/momentum_buffer was written between steps"),
+        (zero_in_place, r"gradient/0\.weight was written between steps"),
+    ],
+)
+def test_write_between_steps_is_named_before_anything_is_committed(record_loop, tmp_path, change, message):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def before(recorder, step):
+        if step == 3:
+            change(model, optimizer)
+
+    with pytest.raises(CallerError, match=message):
+        record_loop(model, optimizer, pairs(), plain, before=before)
+    assert not (tmp_path / "loop" / "steps" / "00000003.json").exists()
+
+
+def test_dropping_gradients_between_steps_is_no_write(record_loop):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def body(model, optimizer, batch):
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+    assert accepted(record_loop(model, optimizer, pairs(), body, before=lambda *_: optimizer.zero_grad()))
+
+
+def test_hidden_write_in_the_last_steps_is_found_when_the_run_is_closed(record_loop):
+    """Step 5 is neither new nor at a checkpoint; ``finish`` repeats the steps since the last checkpoint."""
+    steps = iter(range(1, 6))
+
+    def body(model, optimizer, batch):
+        plain(model, optimizer, batch)
+        if next(steps) == 5:
+            hidden_write(model, batch)
+
+    model = mlp()
+    with pytest.raises(CallerError, match="was written in step 5"):
+        record_loop(model, sgd(model), pairs(5), body, checkpoint_every=4)
+
+
+def test_failing_body_ends_the_run_and_what_is_on_disk_stays_whole(tmp_path):
+    model = mlp()
+    optimizer = sgd(model)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", started=STARTED, lab="lab")
+    first, second, third = pairs()
+    with recorder.step(first):
+        plain(model, optimizer, first)
+
+    def fail():
+        with recorder.step(second):
+            plain(model, optimizer, second)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    for attempt in (lambda: recorder.step(third).__enter__(), recorder.finish):
+        with pytest.raises(CallerError, match="a step failed, so this recorder cannot go on"):
+            attempt()
+    trust = Trust.load([tmp_path / "run.trust.json"])
+    verdict = verify(tmp_path / "run", trust, now=STARTED)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "1 steps are committed" in verdict.reasons[0].text
+
+
+def test_run_that_was_killed_before_its_first_commit_is_unfinished(tmp_path, monkeypatch):
+    model = mlp()
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Host, "commit", die)
+    with pytest.raises(KeyboardInterrupt):
+        Recorder(model, sgd(model), out=tmp_path / "run", started=STARTED)
+    trust = Trust.load([tmp_path / "run.trust.json"])
+    verdict = verify(tmp_path / "run", trust, now=STARTED)
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict.reasons
+
+
+def test_order_of_calls(tmp_path):
+    model = mlp()
+    optimizer = sgd(model)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run")
+    with pytest.raises(CallerError, match="no step was recorded"):
+        recorder.finish()
+    first, second, _ = pairs()
+    with recorder.step(first):
+        with pytest.raises(CallerError, match="a step is open"):
+            recorder.step(second).__enter__()
+        with pytest.raises(CallerError, match="a step is open"):
+            recorder.finish()
+        plain(model, optimizer, first)
+    recorder.finish()
+    with pytest.raises(CallerError, match="the run is finished"):
+        recorder.finish()
+    with pytest.raises(CallerError, match="exists already"):
+        Recorder(model, optimizer, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("batch", ["text", [], {"a": 1}, torch.zeros(12, 8000)[:, :8], torch.zeros(2, device="meta")])
+def test_batch_without_usable_tensors_is_refused(tmp_path, batch):
+    model = mlp()
+    recorder = Recorder(model, sgd(model), out=tmp_path / "run")
+    with pytest.raises(CallerError, match="batch"):
+        recorder.step(batch).__enter__()
+
+
+def test_killed_process_leaves_an_unfinished_run_that_goes_on(tmp_path):
+    program = f"""
+        import os, signal, torch
+        from datetime import UTC, datetime
+        from monitor import Recorder
+        model = torch.nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        recorder = Recorder(model, optimizer, out={str(tmp_path / "run")!r}, started=datetime(2026, 1, 1, tzinfo=UTC))
+        for step in range(3):
+            with recorder.step(torch.ones(2, 8)):
+                optimizer.zero_grad()
+                model(torch.zeros(2, 8)).sum().backward()
+                if step == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.step()
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
+    assert killed.returncode == -9
+    trust = Trust.load([tmp_path / "run.trust.json"])
+    verdict = verify(tmp_path / "run", trust, now=STARTED)
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict.reasons
+    assert "2 steps are committed" in verdict.reasons[0].text
+    late = verify(tmp_path / "run", trust, now=datetime(2026, 1, 3, tzinfo=UTC))
+    assert late.outcome is Outcome.REJECT
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = Recorder.resume(model, optimizer, out=tmp_path / "run")
+    assert recorder.steps == 2
+    with recorder.step(torch.ones(2, 8)):
+        optimizer.zero_grad()
+        model(torch.zeros(2, 8)).sum().backward()
+        optimizer.step()
+    recorder.finish()
+    assert len(recorder._programs) == 1  # the new process runs the program of the old one
+    verdict = verify(tmp_path / "run", Trust.load([tmp_path / "run.trust.json"]), now=STARTED)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons

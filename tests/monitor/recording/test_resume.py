@@ -1,0 +1,175 @@
+"""A run that is killed at any moment is a valid unfinished run, loses nothing, and resumes to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+
+import pytest
+
+from firmware_sim import RecordKind, parse_log
+from inspector.devices import device
+from inspector.inspection.session import verify
+from inspector.inspection.transcripts import open_run
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from monitor.lab.site import Site, site_path
+from monitor.recording import recipes as lab_module
+from monitor.recording.recipes import resume
+
+OPTIONS = {"steps": 6, "chips": 2, "rate": Fraction(1, 2), "checkpoint_every": 3}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no handler of the product catches it."""
+
+
+def leaves_of(recorded):
+    leaves, _ = open_run(recorded.run, recorded.trust).load_steps()
+    return leaves
+
+
+def power_cut(monkeypatch):
+    """Return a function that cuts the power of all chips that this process holds."""
+    sites = []
+    create = Site.__init__
+
+    def remember(self, *args):
+        create(self, *args)
+        sites.append(self)
+
+    monkeypatch.setattr(Site, "__init__", remember)
+    return lambda: [chip.cut_power() for site in sites for chip in site.chips]
+
+
+@pytest.mark.parametrize("numerics", ["rounded", "exact"])
+def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, numerics):
+    """Every file moves in by os.replace, so dying at the n-th, for each n, visits every state on disk."""
+    whole = record(tmp_path / "whole", numerics=numerics, **OPTIONS)
+    expected, replace = leaves_of(whole), os.replace
+    calls = 0
+
+    def counting(*args):
+        nonlocal calls
+        calls += 1
+        return replace(*args)
+
+    monkeypatch.setattr("monitor.transcript.writer.os.replace", counting)
+    record(tmp_path / "counted", numerics=numerics, **OPTIONS)
+    total = calls
+    assert total > 20
+    monkeypatch.undo()
+    rng = random.Random(f"dying {numerics}")
+    seen = set()
+    for number in sorted({1, 2, 3, total - 1, total, *rng.sample(range(4, total - 1), 10)}):
+        with monkeypatch.context() as patch:
+            cut = power_cut(patch)
+            left = number
+
+            def dying(*args):
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise Killed
+                return replace(*args)
+
+            patch.setattr("monitor.transcript.writer.os.replace", dying)
+            run = tmp_path / f"killed-{number}"
+            with pytest.raises(Killed):
+                record(run, numerics=numerics, **OPTIONS)
+            cut()
+        if not run.exists():
+            seen.add("nothing")
+            continue
+        recorded = type(whole)(run, whole.trust)
+        verdict = verify(run, recorded.trust, now=recorded.now)
+        assert verdict.outcome is Outcome.INCONCLUSIVE, (number, verdict.reasons)
+        assert verify(run, recorded.trust, now=recorded.late).outcome is Outcome.REJECT
+        before = leaves_of(recorded)
+        manifest = open_run(run, recorded.trust).manifest
+        was_closing = manifest.is_closing
+        assert before == expected[: len(before)]
+        resume(run)
+        assert leaves_of(recorded) == expected
+        verdict = verify(run, recorded.trust, now=recorded.now)
+        assert verdict.outcome is Outcome.ACCEPT, (number, verdict.reasons)
+        log = parse_log((run / "chips/lab-chip-0000/log.bin").read_bytes())
+        # The evidence of a run that died while it was closed had been read off the chips before.
+        assert [record.kind for record in log].count(RecordKind.POWER_GAP) == (0 if was_closing else 1)
+        seen.add(len(before))
+    assert len(seen) >= 4
+
+
+def records(run):
+    journal = run / "journal.tsv"
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def command(*arguments, name="native"):
+    environment = device(name).process_environment()
+    return [sys.executable, "-m", "analysis.cli", *map(str, arguments)], environment
+
+
+def run_command(*arguments):
+    words, environment = command(*arguments)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numerics", ["rounded", "exact"])
+def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics):
+    options = ["--preset", "digits-cnn", "--steps", "40", "--chips", "2", "--seed", "3", "--numerics", numerics]
+    whole = run_command("train", *options, "--out", tmp_path / "whole", "--json")
+    assert whole.returncode == 0, whole.stderr
+    run, trust = tmp_path / "run", tmp_path / "run.trust.json"
+    rng = random.Random(f"kill {numerics}")
+    words, environment = command("train", *options, "--out", run, "--json")
+    kills = 0
+    while kills < 3:
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        steps = records(run)
+        while records(run) < min(steps + rng.randint(2, 9), 38) and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        assert run.is_dir()
+        now = datetime.now(UTC)
+        late = now + timedelta(days=3)
+        assert verify(run, Trust.load([trust]), now=now).outcome is Outcome.INCONCLUSIVE
+        assert verify(run, Trust.load([trust]), now=late).outcome is Outcome.REJECT
+        words, environment = command("train", "--resume", run, "--json", "--device", "sse41", name="sse41")
+    assert run_command("verify", run, "--trust", trust).returncode == 3
+    late_text = late.strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert run_command("verify", run, "--trust", trust, "--now", late_text).returncode == 1
+    done = run_command("train", "--resume", run, "--json", "--device", "avx2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state_digest"] == json.loads(whole.stdout)["state_digest"]
+    merged = Trust.load([trust])
+    mine, _ = open_run(run, merged).load_steps()
+    theirs, _ = open_run(tmp_path / "whole", merged).load_steps()
+    assert mine == theirs
+    assert run_command("verify", run, "--trust", trust).returncode == 0
+    log = parse_log((run / "chips/lab-1-chip-0000/log.bin").read_bytes())
+    assert [record.kind for record in log].count(RecordKind.POWER_GAP) == 3
+
+
+def test_finished_run_has_nothing_to_resume(honest):
+    with pytest.raises(lab_module.CallerError, match="finished"):
+        resume(honest.run)
+
+
+def test_only_the_lab_can_resume(honest, tmp_path):
+    with pytest.raises(lab_module.CallerError, match="no run folder"):
+        resume(tmp_path / "nowhere")
+    assert site_path(tmp_path / "run").name == "run.lab"
