@@ -52,7 +52,7 @@ from inspector.registry.statements import Enrolment
 from inspector.replay.segment import replay_segment, segments
 from monitor import Recorder
 from monitor.declaration.statement import Declaration
-from monitor.lab.site import Site, new_site_config
+from monitor.lab.site import new_site_config
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import Policy, bound_named
 from monitor.presets.task import Task
@@ -98,7 +98,7 @@ def prepare(folder: Path) -> None:
     )
     task = Task.for_preset("digits-cnn", seed=5, steps=2, batch_size=2, checkpoint_every=1, shards=_SHARDS)
     train(task, folder / "run", config, device="native")
-    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    trust = Trust.load([folder / "run.trust.json"])
     (folder / "run.trust.json").write_bytes(canonical.encode(trust.to_json()))
     registered = registered_trust(folder / "registry", config, trust)
     (folder / "registered.trust.json").write_bytes(canonical.encode(registered.to_json()))

@@ -7,8 +7,8 @@ import json
 import secrets
 from fractions import Fraction
 
-from analysis.commands._common import finish
-from analysis.commands._registry_actions import chosen_chips, finish_receipt, open_to_write, read_bytes, write_new
+from analysis.commands._common import finish, write_new
+from analysis.commands._registry_actions import chosen_chips, finish_receipt, open_to_write, read_bytes
 from firmware_sim import DEFAULT_ALGORITHM
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest
