@@ -85,7 +85,7 @@ INSPECTOR = (
 ANALYSIS = (
     {"scenarios", "montecarlo", "registration"},
     {"report"},
-    {"demo"},
+    {"demo", "examples"},
     {"bench"},
     {"commands"},
     {"cli"},

@@ -44,7 +44,7 @@ from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.state import LoopState
-from monitor.recording.stateful import HostState, Stateful
+from monitor.recording.stateful import HostState
 from monitor.replay.moment import Moment
 from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps, execution_of
@@ -169,7 +169,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
-        stateful: Mapping[str, Stateful] | None = None,
+        stateful: Mapping[str, object] | None = None,
         started: datetime | None = None,
         hours: float = 24.0,
         after: str | Path | None = None,
@@ -248,7 +248,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
-        stateful: Mapping[str, Stateful] | None = None,
+        stateful: Mapping[str, object] | None = None,
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
@@ -385,7 +385,7 @@ class Recorder:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hold))  # type: ignore[no-untyped-call]
         self._reference = Site.reference_values(config)
 
-    def _keep_states(self, stateful: Mapping[str, Stateful] | None) -> None:
+    def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
         """Keep with every step the states of a loop's own objects."""
         if stateful is not None:
             self._host_state = HostState(stateful, self._optimizer, site_path(self.folder))

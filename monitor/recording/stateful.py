@@ -51,11 +51,12 @@ class HostState:
         CallerError: an object without ``state_dict`` and ``load_state_dict``.
     """
 
-    def __init__(self, objects: Mapping[str, Stateful], optimizer: Optimizer, folder: Path) -> None:
+    def __init__(self, objects: Mapping[str, object], optimizer: Optimizer, folder: Path) -> None:
+        self._objects: dict[str, Stateful] = {}
         for name, thing in objects.items():
             if not isinstance(thing, Stateful):
                 raise CallerError(f"{name} is a {type(thing).__name__}, without state_dict() and load_state_dict()")
-        self._objects = dict(objects)
+            self._objects[name] = thing
         self._optimizer = optimizer
         self._folder = folder
         self._groups: object = None
