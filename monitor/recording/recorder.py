@@ -44,6 +44,7 @@ from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.state import LoopState
+from monitor.recording.stateful import HostState
 from monitor.replay.moment import Moment
 from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps, execution_of
@@ -126,6 +127,9 @@ class Recorder:
             may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
+        stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
+            ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
+            hyper-parameters and the global random generators, and ``resume`` gives them back.
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         after: the same lab's earlier run, whose chips go on in this one.
@@ -145,6 +149,7 @@ class Recorder:
     _hooks: list[RemovableHandle]
     _rules: StepNumbers | None = None
     _step: RecordedStep | None = None
+    _host_state: HostState | None = None
 
     def __init__(
         self,
@@ -164,6 +169,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        stateful: Mapping[str, object] | None = None,
         started: datetime | None = None,
         hours: float = 24.0,
         after: str | Path | None = None,
@@ -202,6 +208,7 @@ class Recorder:
             state=self._loop.entries,
             schedule=schedule,
         )
+        self._keep_states(stateful)
         self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
 
     @classmethod
@@ -241,19 +248,23 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        stateful: Mapping[str, object] | None = None,
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
-        The loop goes on with batch ``recorder.steps``; its schedule of learning rates is the caller's to put forward.
+        Objects under ``stateful`` get the states that they had at the last committed step, so that the same loop goes
+        on with the next batch. Without them it goes on with batch ``recorder.steps``, and its schedule of learning
+        rates is the caller's to put forward.
 
         Args:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
             free_slots, free, direct_paths, check_writes: as for the first part.
+            stateful: objects made as for the first part, under the same names.
 
         Raises:
-            CallerError: the run is finished, or belongs to another model or optimizer.
+            CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states.
             EvidenceError: a committed step does not lead to its committed state again.
         """
         folder = Path(out)
@@ -270,7 +281,13 @@ class Recorder:
             trusted=run.declared.recipe is not None,
         )
         recorder._adopt(model, optimizer, folder, config, options)
+        recorder._keep_states(stateful)
+        last = max(writer.steps, 0)
+        if stateful is None:
+            HostState.require_none(lab_folder, last)
         recorder._take_over(run, writer, members_of(model, optimizer), config)
+        if recorder._host_state is not None and recorder._state == "ready":
+            recorder._host_state.give_back(last)
         return recorder
 
     @property
@@ -368,6 +385,11 @@ class Recorder:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hold))  # type: ignore[no-untyped-call]
         self._reference = Site.reference_values(config)
 
+    def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
+        """Keep with every step the states of a loop's own objects."""
+        if stateful is not None:
+            self._host_state = HostState(stateful, self._optimizer, site_path(self.folder))
+
     def _begin(self, declared: Declaration, source: Source, config: SiteConfig, device: str | None) -> None:
         """Make site and run folder, and commit the initial state."""
         self._conduct.check(declared, config)
@@ -375,6 +397,8 @@ class Recorder:
         if self._is_checked:
             self._rules = StepNumbers(declared, self._before)
         self._site = Site.create(site_path(self.folder), config)
+        if self._host_state is not None:
+            self._host_state.keep(0)
         self._start = self._loop.memory.digest()
         self._write_trust()
         place = self._loop.memory.place
@@ -600,6 +624,8 @@ class Recorder:
             files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
         self._remember()
         self._log_bytes += len(log)
+        if self._host_state is not None:
+            self._host_state.keep(step)
         self._host.commit(leaf, files)
         self._conduct.after_step(step, self._host)
 
@@ -747,6 +773,8 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CallerError("autocast is on; switch it off, a recorded loop computes in FP32")
         recorder._check_untouched()
+        if recorder._host_state is not None:
+            recorder._host_state.require_unchanged()
         batch = flatten_batch(self._given)
         step = recorder._writer.steps + 1
         if recorder._declared.length is not None and step > recorder._declared.length:
