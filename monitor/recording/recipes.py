@@ -18,7 +18,7 @@ from monitor.lab.site import Site, SiteConfig, site_path
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.programs.interpreter import loss_bits
-from monitor.recording.parents import hold, start_from
+from monitor.recording.parents import start_from
 from monitor.recording.recorder import Recorder, lab_salt
 from monitor.recording.sources import DeclaredSource
 from monitor.transcript import RunData, RunFolder
@@ -93,8 +93,6 @@ def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
         raise CallerError(f"there is no run folder {out}")
     run = RunFolder(out, Site.lab_key(Site.read_config(site_path(out))).verifying)
     model, optimizer = build(run.task, accelerator())
-    if run.declared.origin.parent is not None and run.committed >= 0:
-        hold(model, run.checkpoint(0))
     recorder = Recorder.resume(model, optimizer, out=out)
     return _train(recorder, run.task, model, optimizer, run.data(), progress)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,7 +21,6 @@ from torch.utils.hooks import RemovableHandle
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
-from monitor.declaration.countersigning import Admitted, Countersigned
 from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.reference import SCHEDULES
 from monitor.declaration.schedules import Schedule
@@ -36,7 +33,6 @@ from monitor.lab.host import Host
 from monitor.lab.reexecution import LabSteps
 from monitor.lab.site import Site, SiteConfig, new_site_config, next_site_config, site_path
 from monitor.presets.task import Task
-from monitor.programs import facts_of
 from monitor.programs.batches import batch_layout, flatten_batch
 from monitor.programs.bits import same_bytes
 from monitor.programs.capture import Capture, digest_reads
@@ -45,9 +41,11 @@ from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import MAXIMUM_PROGRAMS, Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
-from monitor.recording.parents import start_from
+from monitor.recording.inspectorate import SimulatedInspectorate
+from monitor.recording.parents import hold, start_from
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.state import LoopState
+from monitor.recording.stateful import HostState
 from monitor.replay.moment import Moment
 from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps, execution_of
@@ -69,6 +67,7 @@ class _Options:
 
     Attributes:
         data: digests of samples and orders that lab and inspector agreed on, where they are not a preset's own.
+        reference: the trust file but for the countersigned declaration, if not what the simulated world says.
         trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
     """
 
@@ -76,6 +75,7 @@ class _Options:
     free: frozenset[str] = frozenset()
     direct_paths: frozenset[str] = frozenset()
     data: frozenset[str] = frozenset()
+    reference: Mapping[str, Any] | None = None
     one_in: int = _SAMPLED
     trusted: bool = False
 
@@ -131,6 +131,9 @@ class Recorder:
             may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
+        stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
+            ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
+            hyper-parameters and the global random generators, and ``resume`` gives them back.
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         after: the same lab's earlier run, whose chips go on in this one.
@@ -150,6 +153,7 @@ class Recorder:
     _hooks: list[RemovableHandle]
     _rules: StepNumbers | None = None
     _step: RecordedStep | None = None
+    _host_state: HostState | None = None
 
     def __init__(
         self,
@@ -169,6 +173,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        stateful: Mapping[str, object] | None = None,
         started: datetime | None = None,
         hours: float = 24.0,
         after: str | Path | None = None,
@@ -210,6 +215,7 @@ class Recorder:
             schedule=schedule,
             origin=Origin(state=self._root, parent=past),
         )
+        self._keep_states(stateful)
         self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
 
     @classmethod
@@ -237,8 +243,7 @@ class Recorder:
         """
         _require_new(out)
         recorder = cls.__new__(cls)
-        recorder._adopt(model, optimizer, out, config, _Options(trusted=True, data=source.agreed))
-        recorder._reference = recorder._reference if reference is None else reference
+        recorder._adopt(model, optimizer, out, config, _Options(trusted=True, data=source.agreed, reference=reference))
         declared = Declaration.of_recipe(task, model, optimizer, recorder._loop.entries)
         if parent is not None:
             declared = replace(declared, origin=Origin(state=recorder._root, parent=parent))
@@ -256,19 +261,23 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        stateful: Mapping[str, object] | None = None,
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
-        The loop goes on with batch ``recorder.steps``; its schedule of learning rates is the caller's to put forward.
+        Objects under ``stateful`` get the states that they had at the last committed step, so that the same loop goes
+        on with the next batch. Without them it goes on with batch ``recorder.steps``, and its schedule of learning
+        rates is the caller's to put forward.
 
         Args:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
             free_slots, free, direct_paths, check_writes: as for the first part.
+            stateful: objects made as for the first part, under the same names.
 
         Raises:
-            CallerError: the run is finished, or belongs to another model or optimizer.
+            CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states.
             EvidenceError: a committed step does not lead to its committed state again.
         """
         folder = Path(out)
@@ -279,13 +288,21 @@ class Recorder:
             raise CallerError(f"there is no run folder {folder}")
         writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
         run = RunFolder(folder, key.verifying)
+        if run.declared.origin.parent is not None and run.committed >= 0:
+            hold(model, run.checkpoint(0))
         recorder = cls.__new__(cls)
         options = replace(
             _Options.of(free_slots, free, direct_paths, check_writes),
             trusted=run.declared.recipe is not None,
         )
         recorder._adopt(model, optimizer, folder, config, options)
+        recorder._keep_states(stateful)
+        last = max(writer.steps, 0)
+        if stateful is None:
+            HostState.require_none(lab_folder, last)
         recorder._take_over(run, writer, members_of(model, optimizer), config)
+        if recorder._host_state is not None and recorder._state == "ready":
+            recorder._host_state.give_back(last)
         return recorder
 
     @property
@@ -386,8 +403,19 @@ class Recorder:
             if parameter.requires_grad and self._is_watched:
                 hold = functools.partial(self._watch_gradient, f"gradient/{name}")
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hold))  # type: ignore[no-untyped-call]
-        self._reference: Mapping[str, Any] = Site.reference_values(config)
-        self._inspectorate, self._lab = Site.inspectorate_key(config), config.lab
+        self._inspectorate = SimulatedInspectorate(
+            folder,
+            config,
+            reference=options.reference,
+            free=options.free,
+            direct_paths=options.direct_paths,
+            data=options.data,
+        )
+
+    def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
+        """Keep with every step the states of a loop's own objects."""
+        if stateful is not None:
+            self._host_state = HostState(stateful, self._optimizer, site_path(self.folder))
 
     def _begin(self, declared: Declaration, source: Source, config: SiteConfig, device: str | None) -> None:
         """Make site and run folder, and commit the initial state."""
@@ -396,7 +424,9 @@ class Recorder:
         if self._is_checked:
             self._rules = StepNumbers(declared, self._before)
         self._site = Site.create(site_path(self.folder), config)
-        self._write_trust()
+        if self._host_state is not None:
+            self._host_state.keep(0)
+        self._agree()
         place = self._loop.memory.place
         name = device_name(place) if device is None else device
         metadata = Metadata(
@@ -450,7 +480,7 @@ class Recorder:
             if declared.recipe is None
             else DeclaredSource(run.data(), run.metadata.data["set"], {})
         )
-        self._recall_trust()
+        self._inspectorate.recall()
         if not leaves and declared.origin.state not in (None, self._root):
             raise CallerError("the model or the optimizer does not hold the state that the run declares")
         if len(leaves) == 1 and not self._conduct.lies:
@@ -467,7 +497,7 @@ class Recorder:
             if self._rules is not None:
                 self._rules.take(program, execution.slots, execution.hyper)
             self._log_bytes += run.files[log_path(leaf.step)].length
-        self._write_trust()
+        self._agree()
         if writer.holds_chip_evidence:
             self._loop.memory.load(run.checkpoint(declared.steps))
             self._state = "quoted"
@@ -616,12 +646,14 @@ class Recorder:
         files = {log_path(step): log, **self._source.step_files(step, content)}
         if is_new:
             self._programs[program.digest] = program
-            self._write_trust()
+            self._agree()
             files[program_path(program.digest)] = program.encoded
         if is_checkpoint:
             files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
         self._remember()
         self._log_bytes += len(log)
+        if self._host_state is not None:
+            self._host_state.keep(step)
         self._host.commit(leaf, files)
         self._conduct.after_step(step, self._host)
 
@@ -728,41 +760,9 @@ class Recorder:
             if not same_bytes(tensor, mine[name]):
                 raise CallerError(f"{name} was written in step {step} by something that is no recorded operator")
 
-    @property
-    def _trust_path(self) -> Path:
-        folder = self.folder.resolve()
-        return folder.with_name(folder.name + ".trust.json")
-
-    def _recall_trust(self) -> None:
-        """Go on from the trust file of the first part, where it is still there."""
-        if not self._trust_path.exists():
-            return
-        trust = json.loads(self._trust_path.read_text(encoding="utf-8"))
-        for envelope in trust.pop("countersigned"):
-            signed = Countersigned.open(envelope.encode(), self._inspectorate.verifying)
-            self._options = replace(self._options, data=self._options.data | signed.data)
-        self._reference = trust
-
-    def _write_trust(self) -> None:
-        """Write what the simulated inspectorate countersigns as far as the run came."""
-        programs = {
-            digest: Admitted(flop=program.flop, bytes=facts_of(program, ()).peak_bytes)
-            for digest, program in self._programs.items()
-        }
-        signed = Countersigned(
-            lab=self._lab,
-            declaration=self._declared,
-            programs=programs,
-            free=self._options.free | frozenset(programs if self._options.free_slots else ()),
-            direct_paths=self._options.direct_paths,
-            data=self._options.data,
-            simulated=True,
-        )
-        trust = {**self._reference, "countersigned": [signed.sign(self._inspectorate).decode()]}
-        path = self._trust_path
-        draft = path.with_name(path.name + ".new")
-        draft.write_text(json.dumps(trust, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, path)
+    def _agree(self) -> None:
+        """Have the declaration countersigned as far as the run came."""
+        self._inspectorate.sign(self._declared, self._programs, free_slots=self._options.free_slots)
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):
@@ -793,6 +793,8 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CallerError("autocast is on; switch it off, a recorded loop computes in FP32")
         recorder._check_untouched()
+        if recorder._host_state is not None:
+            recorder._host_state.require_unchanged()
         batch = flatten_batch(self._given)
         step = recorder._writer.steps + 1
         if recorder._declared.length is not None and step > recorder._declared.length:
