@@ -85,7 +85,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _add_answers(parser)
     add_now(parser)
     add_json(parser)
-    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    parser.epilog = (
+        "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop and past_unknown, "
+        "labs, draw, drawn_chips, chips, clones, chances, replays)"
+    )
     parser.set_defaults(handler=_inspect)
 
     parser = subparsers.add_parser("devices", help="list replay devices and the fingerprints of their arithmetic")
