@@ -137,7 +137,7 @@ def digest_tensor(
     data: BytesLike,
     algorithm: str = DEFAULT_ALGORITHM,
 ) -> Digest:
-    """Return the typed digest of a contiguous slice of a tensor (DESIGN 3).
+    """Return the typed digest of a contiguous slice of a tensor.
 
     `shape` is the whole tensor's, `offset` the index of the slice's first element in the flattened tensor, `data` the
     slice's bytes, little-endian. `sha256-tree/1048576` is SHA-256(0x02 ‖ header ‖ root), where root is the RFC 6962
