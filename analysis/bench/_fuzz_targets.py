@@ -315,8 +315,8 @@ def targets(world: World) -> dict[str, Target]:
             read=lambda data: _read_metadata(canonical.decode(data)), seeds=lambda: world.files(METADATA)
         ),
         "step": Target(
-            read=lambda data: Leaf.decode(data, _SHARDS),
-            seeds=lambda: [run.leaf(step).encoded() for run in (world.preset, world.loop) for step in (0, 1)],
+            read=lambda data: Leaf.decode(data, world.preset.layout),
+            seeds=lambda: [world.preset.leaf(step).encoded() for step in (0, 1)],
         ),
         "record": Target(
             read=decode_line,

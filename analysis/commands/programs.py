@@ -70,7 +70,8 @@ def _lines(page: Page) -> list[str]:
     facts = page.facts
     lines = [
         f"program        {page.digest}",
-        f"FLOP           {facts.flop} in products; other operators compute {facts.elementwise} elements",
+        f"FLOP           {facts.flop} in products; other operators compute {facts.elementwise} elements, so "
+        f"{facts.flop + 2 * facts.elementwise} at most",
         f"memory         at most {facts.peak_bytes} bytes at once, of which the state has {facts.state_bytes}",
     ]
     if facts.largest is not None:

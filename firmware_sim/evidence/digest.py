@@ -147,7 +147,7 @@ def digest_tensor(
     Raises:
         CallerError: unknown dtype or algorithm, a slice that does not lie in the tensor, BLAKE3 not installed.
     """
-    view = _byte_view(data)
+    view = byte_view(data)
     _check_slice(name, dtype, shape, offset, len(view))
     chunked = algorithm == DEFAULT_ALGORITHM
     count = -(-len(view) // CHUNK_BYTES) if chunked else 1
@@ -157,7 +157,7 @@ def digest_tensor(
     if chunked:
         return Digest(algorithm, hashlib.sha256(b"\x02" + header + root_of_hashes(_chunk_hashes(view))).digest())
     if algorithm == BLAKE3:
-        return Digest(algorithm, _blake3(b"\x02" + header, view))
+        return Digest(algorithm, blake3_of(b"\x02" + header, view))
     raise CallerError(f"unknown digest algorithm {algorithm!r} for a tensor")
 
 
@@ -176,7 +176,7 @@ def _chunk_hash(chunk: memoryview) -> bytes:
     return hasher.digest()
 
 
-def _blake3(prefix: bytes, view: memoryview) -> bytes:
+def blake3_of(prefix: bytes, view: memoryview) -> bytes:
     try:
         from blake3 import blake3
     except ImportError:
@@ -186,7 +186,7 @@ def _blake3(prefix: bytes, view: memoryview) -> bytes:
     return bytes(hasher.digest())
 
 
-def _byte_view(data: BytesLike) -> memoryview:
+def byte_view(data: BytesLike) -> memoryview:
     try:
         view = memoryview(cast(Any, data))
         return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")

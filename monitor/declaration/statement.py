@@ -23,7 +23,7 @@ from firmware_sim.evidence import DTYPE_SIZES
 from monitor.declaration.schedules import Schedule
 from monitor.numerics import DECLARABLE
 from monitor.presets.task import Task
-from monitor.sharding import ShardedMemory
+from monitor.sharding import Layout, ShardedMemory
 
 __all__ = ["Declaration", "StateEntry", "check_hyper", "class_name", "hyper_of", "is_hyper_name", "members_of"]
 
@@ -148,6 +148,15 @@ class Declaration:
         """Bytes of the whole state."""
         return sum(entry.byte_count for entry in self.state)
 
+    @property
+    def layout(self) -> Layout:
+        """Which blocks of the state lie on which chips; EvidenceError if it cannot be spread over the shards."""
+        tensors = {(entry.kind, entry.name): (entry.dtype, entry.shape) for entry in self.state}
+        try:
+            return Layout.even(tensors, self.shards)
+        except CallerError as error:
+            raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
+
     def empty_memory(self, place: torch.device) -> ShardedMemory:
         """Memory of the declared layout, all zeros; EvidenceError if it cannot be spread over the shards."""
         tensors = {
@@ -156,10 +165,7 @@ class Declaration:
             )
             for entry in self.state
         }
-        try:
-            return ShardedMemory(tensors, self.shards)
-        except CallerError as error:
-            raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
+        return ShardedMemory(tensors, self.layout)
 
     def check_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a full state under ``kind/name``; EvidenceError unless it has the declared tensors and no others."""

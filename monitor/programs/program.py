@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
-from monitor.programs import flop_of
+from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 
 __all__ = [
@@ -121,9 +121,14 @@ class Program:
         return hashlib.sha256(self.encoded).hexdigest()
 
     @cached_property
+    def compute(self) -> Compute:
+        """What the program computes; EvidenceError on shapes that fit no call."""
+        return compute_of(self)
+
+    @property
     def flop(self) -> int:
-        """Multiply-adds of products in whatever form, times two; EvidenceError on shapes that fit no call."""
-        return flop_of(self)
+        """Multiply-adds of products, times two; EvidenceError on shapes that fit no call."""
+        return self.compute.flop
 
     @cached_property
     def last_uses(self) -> dict[str, int]:
