@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -120,10 +120,20 @@ class Region:
     offset: int
     elements: int
     tensor: Any
+    entry: RegionEntry = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        entry = RegionEntry(
+            name=self.name,
+            kind=self.kind,
+            dtype=self.dtype,
+            shape=self.shape,
+            offset=self.offset,
+            elements=self.elements,
+        )
+        object.__setattr__(self, "entry", entry)
         with without_overrides():
-            _check_tensor(self.entry, _on_host(self.tensor))
+            _check_tensor(entry, _on_host(self.tensor))
 
     @classmethod
     def of(
@@ -137,17 +147,6 @@ class Region:
         count = math.prod(shape) - offset if elements is None else elements
         return cls(name=name, kind=kind, dtype=dtype, shape=shape, offset=offset, elements=count, tensor=tensor)
 
-    @property
-    def entry(self) -> RegionEntry:
-        return RegionEntry(
-            name=self.name,
-            kind=self.kind,
-            dtype=self.dtype,
-            shape=self.shape,
-            offset=self.offset,
-            elements=self.elements,
-        )
-
     def view(self) -> _Bytes:
         """Return the slice's bytes, shared with the tensor on a CPU and copied from another device.
 
@@ -155,9 +154,10 @@ class Region:
             CallerError: the tensor no longer has the dtype, shape or layout of the region.
         """
         with without_overrides():
-            _check_tensor(self.entry, _on_host(self.tensor))
-            _check_present(self.name, _on_host(self.tensor))
-            return _flat_bytes(_on_host(self.tensor), self.offset, self.elements)
+            held = _on_host(self.tensor)
+            _check_tensor(self.entry, held)
+            _check_present(self.name, held)
+            return _flat_bytes(held, self.entry.offset, self.entry.elements)
 
     def check_readable(self) -> None:
         """Read no element as a snapshot would read some; wrapped and lazily conjugated tensors fail here.

@@ -151,14 +151,13 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth = 0
         self._is_aside = False
         self._state: Literal["new", "open", "closed", "failed"] = "new"
-        self._log = b""
 
     @property
     def log(self) -> bytes:
         """Canonical log of a step that ended without an error."""
         if self._state != "closed":
             raise CallerError("a session has a log only after its step has ended without an error")
-        return self._log
+        return self._backend.log() if isinstance(self._backend, RoundedBackend) else b""
 
     def entries_of(self, call: int) -> bytes:
         """Log entries of one ATen call, in the form that ``execute`` takes."""
@@ -249,7 +248,6 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._check_subnormals()
             if isinstance(self._backend, RoundedBackend):
                 self._backend.finish()
-                self._log = self._backend.log()
             self._state = "closed"
 
     def _check_subnormals(self) -> None:
