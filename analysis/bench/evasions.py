@@ -164,7 +164,7 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
 """How often one inspection should catch each lie that ``train`` can tell; a lying chip is the lab's first.
 
 ``clone-identity`` is caught whatever is drawn: the original's evidence convicts it (``inspection.identities``);
-``roll-back-log`` takes more than one run, and ``hidden-constant`` a loop of one's own. Each is tested there.
+``roll-back-log`` takes more than one run, and ``hidden-constant`` a run without a preset. Each is tested there.
 """
 
 

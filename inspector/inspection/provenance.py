@@ -1,4 +1,4 @@
-"""What one chip says, and whether the declared runs explain it (Shavit 2023, sections 3 and 4; PAPERS S4–S6)."""
+"""What one chip says, and whether the declared runs explain it (Shavit 2023, sections 3 and 4)."""
 
 from __future__ import annotations
 

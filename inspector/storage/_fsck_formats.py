@@ -166,7 +166,7 @@ def tensors(data: memoryview) -> dict[str, RawTensor]:
 
 
 def batch_root(salt: bytes, step: int, content: Buffer) -> bytes:
-    """Root of a loop's batch: one leaf, the salted digest of its file."""
+    """Root of a batch that was not declared: one leaf, the salted digest of its file."""
     own = hmac.new(salt, b"batch" + struct.pack("<Q", step), hashlib.sha256).digest()
     frontier = Frontier()
     frontier.add(labelled("batch", own, content))

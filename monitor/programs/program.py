@@ -1,4 +1,4 @@
-"""A training step as data: a flat list of ATen calls with wiring, constants and scalars (DESIGN 5).
+"""A training step as data: a flat list of ATen calls with wiring, constants and scalars.
 
 An input tensor is a place in the memory of its source: an earlier call's result, a tensor of the state, of the batch,
 or a constant. Storages and aliases are real: a call that writes a view writes what it is a view of. Numbers with a

@@ -29,7 +29,7 @@ class Execution:
         program: SHA-256 of the program, hex.
         slots: each value that differs from the program's own, as hexadecimal text, with the numbers of its scalars.
         hyper: for each parameter group, the hyper-parameters that differ from the declared ones.
-        reads: digest of the values that the loop read while the step ran.
+        reads: digest of the values that the body read while the step ran.
     """
 
     program: str
