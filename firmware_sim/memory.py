@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -127,10 +127,20 @@ class Region:
     elements: int
     tensor: Any
     place: int | None = None
+    entry: RegionEntry = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        entry = RegionEntry(
+            name=self.name,
+            kind=self.kind,
+            dtype=self.dtype,
+            shape=self.shape,
+            offset=self.offset,
+            elements=self.elements,
+        )
+        object.__setattr__(self, "entry", entry)
         with without_overrides():
-            _check_tensor(self.entry, _on_host(self.tensor))
+            _check_tensor(entry, _on_host(self.tensor))
 
     @classmethod
     def of(
@@ -143,17 +153,6 @@ class Region:
             shape, dtype = tuple(held.shape), _dtype_name(held)
         count = math.prod(shape) - offset if elements is None else elements
         return cls(name=name, kind=kind, dtype=dtype, shape=shape, offset=offset, elements=count, tensor=tensor)
-
-    @property
-    def entry(self) -> RegionEntry:
-        return RegionEntry(
-            name=self.name,
-            kind=self.kind,
-            dtype=self.dtype,
-            shape=self.shape,
-            offset=self.offset,
-            elements=self.elements,
-        )
 
     def blocks(self) -> BlockSlice:
         """Return the blocks that the slice reaches into; bytes are shared with a tensor on a CPU, copied from others.

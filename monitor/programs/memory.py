@@ -50,6 +50,9 @@ class Form(Protocol):
     @property
     def updates(self) -> Sequence[tuple[int, int]]: ...
 
+    @property
+    def loss(self) -> Mapping[str, Any] | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Region:

@@ -27,6 +27,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
+from monitor.programs.plan import Plan, plan_of
 
 __all__ = [
     "ITEM",
@@ -131,16 +132,14 @@ class Program:
         return self.compute.flop
 
     @cached_property
-    def last_uses(self) -> dict[str, int]:
-        """For each source, the number of the last call that reads it; the commit counts as one call more."""
-        found: dict[str, int] = {}
-        for number, call in enumerate(self.calls):
-            for place in call["sources"]:
-                found[place["source"]] = number
-        for place in (*self.commit.values(), self.loss):
-            if place is not None:
-                found[place["source"]] = len(self.calls)
-        return found
+    def _plans(self) -> dict[tuple[torch.device, bool], Plan]:
+        return {}
+
+    def plan(self, place: torch.device, *, every: bool) -> Plan:
+        """How to run it on a device, made once; ``every`` also makes the calls that nothing but an observer sees."""
+        if (place, every) not in self._plans:
+            self._plans[place, every] = plan_of(self, place, every=every)
+        return self._plans[place, every]
 
     @cached_property
     def operators(self) -> tuple[OpOverload, ...]:
