@@ -386,7 +386,7 @@ class FirmwareChip(Chip):
         if self._memory is None:
             return EMPTY_MEMORY, 0
         self._copy = self._memory.copy(self._copy)
-        return self._copy.digest(self._fuses.algorithm), self._memory.byte_count
+        return self._copy.digest(self._fuses.algorithm), self._copy.byte_count
 
     def _alias_key(self) -> SigningKey:
         return self._fuses.secrets.alias_key(self._firmware)

@@ -6,18 +6,17 @@ REJECT. The predictions are the closed forms that verdicts print (``inspector.pr
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import commit, hardware
+from analysis.bench import _origin
 from firmware_sim import ChipLie, LabLie
 from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
@@ -165,7 +164,7 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
 """How often one inspection should catch each lie that ``train`` can tell; a lying chip is the lab's first.
 
 ``clone-identity`` is caught whatever is drawn: the original's evidence convicts it (``inspection.identities``);
-``roll-back-log`` takes more than one run, and ``hidden-constant`` a loop of one's own. Each is tested there.
+``roll-back-log`` takes more than one run, and ``hidden-constant`` a run without a preset. Each is tested there.
 """
 
 
@@ -294,12 +293,8 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with the machine that they were measured on; CallerError if that fails."""
-    document: Mapping[str, Any] = {"hardware": hardware(), **commit(), "device": _DEVICE, "rows": list(rows)}
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CallerError(f"cannot write {path}: {error.strerror}") from None
+    """Put the rows in a file with the machine and the device that they were measured on; CallerError if that fails."""
+    _origin.write(rows, path, device=_DEVICE)
 
 
 def save_as_rates(rows: Sequence[Row], path: Path) -> None:

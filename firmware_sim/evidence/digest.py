@@ -138,7 +138,7 @@ def digest_tensor(
     data: BytesLike,
     algorithm: str = DEFAULT_ALGORITHM,
 ) -> Digest:
-    """Return the typed digest of a contiguous slice of a tensor (DESIGN 3).
+    """Return the typed digest of a contiguous slice of a tensor.
 
     `shape` is the whole tensor's, `offset` the index of the slice's first element in the flattened tensor, `data` the
     slice's bytes, little-endian. `sha256-tree/1048576` is SHA-256(0x02 ‖ header ‖ root), where root is the RFC 6962
@@ -150,12 +150,12 @@ def digest_tensor(
     """
     if sys.byteorder != "little":
         raise CallerError("tensor digests are defined over little-endian bytes; this machine is big-endian")
-    view = _byte_view(data)
+    view = byte_view(data)
     header = _header(name, dtype, tuple(shape), offset, len(view), algorithm)
     if algorithm == DEFAULT_ALGORITHM:
         return Digest(algorithm, hashlib.sha256(b"\x02" + header + root_of_hashes(_chunk_hashes(view))).digest())
     if algorithm == BLAKE3:
-        return Digest(algorithm, _blake3(b"\x02" + header, view))
+        return Digest(algorithm, blake3_of(b"\x02" + header, view))
     raise CallerError(f"unknown digest algorithm {algorithm!r} for a tensor")
 
 
@@ -185,7 +185,7 @@ def _chunk_hash(chunk: memoryview) -> bytes:
     return hasher.digest()
 
 
-def _blake3(prefix: bytes, view: memoryview) -> bytes:
+def blake3_of(prefix: bytes, view: memoryview) -> bytes:
     try:
         from blake3 import blake3
     except ImportError:
@@ -195,7 +195,7 @@ def _blake3(prefix: bytes, view: memoryview) -> bytes:
     return bytes(hasher.digest())
 
 
-def _byte_view(data: BytesLike) -> memoryview:
+def byte_view(data: BytesLike) -> memoryview:
     try:
         view = memoryview(cast(Any, data))
         return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")

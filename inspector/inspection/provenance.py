@@ -1,4 +1,4 @@
-"""What one chip says, and whether the declared runs explain it (Shavit 2023, sections 3 and 4; PAPERS S4–S6)."""
+"""What one chip says, and whether the declared runs explain it (Shavit 2023, sections 3 and 4)."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def _match_commitment(report: ChipReport, record: LogRecord, transcript: Transcr
 def _match_snapshot(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
     assert report.shard is not None
     known = record.step < len(transcript.leaves)
-    if known and record.digest == transcript.leaves[record.step].state.shards[report.shard].value:
+    if known and record.digest == transcript.leaves[record.step].state.shard(report.shard).value:
         report.snapshots.append((record.run_id.hex(), record.step))
         return
     report.unexplained.append(record.counter)

@@ -1,4 +1,4 @@
-"""Re-execution of a segment W_i → W_{i+k} from its checkpoint, its data and its rounding logs (PAPERS S5)."""
+"""Re-executes a segment W_i → W_{i+k} from its checkpoint, data and rounding logs (Shavit 2023, section 4.1)."""
 
 from __future__ import annotations
 

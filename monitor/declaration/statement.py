@@ -23,7 +23,7 @@ from firmware_sim.evidence import DTYPE_SIZES
 from monitor.declaration.schedules import Schedule
 from monitor.numerics import DECLARABLE
 from monitor.presets.task import Task
-from monitor.sharding import ShardedMemory
+from monitor.sharding import Layout, ShardedMemory
 
 __all__ = ["Declaration", "StateEntry", "check_hyper", "class_name", "hyper_of", "is_hyper_name", "members_of"]
 
@@ -64,7 +64,7 @@ class StateEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """The declared part of a run, whose steps are programs (part of M in Shavit 2023, section 4.1; PAPERS S5).
+    """The declared part of a run, whose steps are programs (part of M in Shavit 2023, section 4.1).
 
     Attributes:
         seed: of the keys of random operators (dropout).
@@ -94,7 +94,7 @@ class Declaration:
 
     def __post_init__(self) -> None:
         if self.numerics not in (("exact", "rounded") if self.recipe is None else DECLARABLE):
-            raise CallerError(f"a loop is recorded with exact or rounded numerics, not {self.numerics!r}")
+            raise CallerError(f"a run is recorded with exact or rounded numerics, not {self.numerics!r}")
         if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= bounds.STEPS.most):
             raise CallerError(f"the length of a run is 1 … {bounds.STEPS.most} steps, not {self.length!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
@@ -148,6 +148,15 @@ class Declaration:
         """Bytes of the whole state."""
         return sum(entry.byte_count for entry in self.state)
 
+    @property
+    def layout(self) -> Layout:
+        """Which blocks of the state lie on which chips; EvidenceError if it cannot be spread over the shards."""
+        tensors = {(entry.kind, entry.name): (entry.dtype, entry.shape) for entry in self.state}
+        try:
+            return Layout.even(tensors, self.shards)
+        except CallerError as error:
+            raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
+
     def empty_memory(self, place: torch.device) -> ShardedMemory:
         """Memory of the declared layout, all zeros; EvidenceError if it cannot be spread over the shards."""
         tensors = {
@@ -156,10 +165,7 @@ class Declaration:
             )
             for entry in self.state
         }
-        try:
-            return ShardedMemory(tensors, self.shards)
-        except CallerError as error:
-            raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
+        return ShardedMemory(tensors, self.layout)
 
     def check_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a full state under ``kind/name``; EvidenceError unless it has the declared tensors and no others."""

@@ -250,7 +250,7 @@ class _EditLog(_HiddenSteps):
         for record in parse_log(evidence["log.bin"]):
             digest = record.digest
             if record.kind is RecordKind.SNAPSHOT:
-                digest = host.leaves[record.step].state.shards[shard].value
+                digest = host.leaves[record.step].state.shard(shard).value
             record = replace(record, digest=digest, previous=previous)
             previous = record.hash()
             edited.append(record.to_bytes())

@@ -1,4 +1,4 @@
-"""A lab's side of a dispute: opens its commitments, and runs one step again to commit to its operators (PAPERS V)."""
+"""A lab's side of a dispute: opens its commitments, and runs one step again to commit to its operators (Verde)."""
 
 from __future__ import annotations
 

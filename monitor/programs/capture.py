@@ -32,10 +32,10 @@ def digest_reads(reads: list[str]) -> str:
 
 
 class Capture(Tracer):
-    """Observes one step of a loop.
+    """Observes one step.
 
     Attributes:
-        reads: values that the loop read with ``.item()``, ``bool()`` and the like.
+        reads: values that the body read with ``.item()``, ``bool()`` and the like.
         writes: the watch over memory that something else may write.
     """
 

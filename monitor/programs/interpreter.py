@@ -1,4 +1,4 @@
-"""Executes a program under controlled numerics: no Python of the loop's author runs."""
+"""Executes a program under controlled numerics: no Python of the lab runs."""
 
 from __future__ import annotations
 

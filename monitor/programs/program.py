@@ -1,4 +1,4 @@
-"""A training step as data: a flat list of ATen calls with wiring, constants and scalars (DESIGN 5).
+"""A training step as data: a flat list of ATen calls with wiring, constants and scalars.
 
 An input tensor is a place in the memory of its source: an earlier call's result, a tensor of the state, of the batch,
 or a constant. Storages and aliases are real: a call that writes a view writes what it is a view of. Numbers with a
@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
-from monitor.programs import flop_of
+from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.plan import Plan, plan_of
 
@@ -122,9 +122,14 @@ class Program:
         return hashlib.sha256(self.encoded).hexdigest()
 
     @cached_property
+    def compute(self) -> Compute:
+        """What the program computes; EvidenceError on shapes that fit no call."""
+        return compute_of(self)
+
+    @property
     def flop(self) -> int:
-        """Multiply-adds of products in whatever form, times two; EvidenceError on shapes that fit no call."""
-        return flop_of(self)
+        """Multiply-adds of products, times two; EvidenceError on shapes that fit no call."""
+        return self.compute.flop
 
     @cached_property
     def _plans(self) -> dict[tuple[torch.device, bool], Plan]:

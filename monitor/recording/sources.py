@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 class StreamSource:
-    """Batches that the loop brings, each committed by its step and kept in a file."""
+    """Batches as they come, each committed by its step and kept in a file."""
 
     keeps = True
 

@@ -1,4 +1,4 @@
-"""A loop's program as the graph that a dispute bisects (DESIGN 5): its calls as nodes, with digests once they ran."""
+"""A program as the graph that a dispute bisects (Arun et al. 2025, section 3): calls as nodes with digests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """D: the ordered samples of a run, committed before training and disclosed sample by sample.
 
 Each sample has a salted digest, each step a Merkle root over its batch, the run a root over its steps
-(Shavit 2023, section 4.1 and counter-measure "commit at the start"; PAPERS S5).
+(Shavit 2023, section 4.1 and counter-measure "commit at the start").
 """
 
 from __future__ import annotations
