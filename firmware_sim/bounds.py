@@ -64,7 +64,7 @@ JOURNAL_FILES = Bound(1 << 26, "files in a journal")
 METADATA_BYTES = Bound(16 * _MIB, "bytes of metadata")
 """Names and shapes of 2^17 tensors."""
 STEP_BYTES = Bound(4 * _MIB, "bytes of a step's leaf")
-"""Digests of 4096 shards are 350 KB; the rest are the numbers of scalars that change."""
+"""Its opened state has at most 3 MB; the rest are the numbers of scalars that change."""
 ROUNDING_LOG_BYTES = Bound(64 * _MIB, "bytes of a step's rounding log")
 """A step of the largest preset logs less than 1 MB."""
 PROGRAM_BYTES = Bound(256 * _MIB, "bytes of all programs of a run")
@@ -106,6 +106,10 @@ TENSOR_RANK = Bound(32, "dimensions of a tensor")
 TENSOR_ELEMENTS = Bound(1 << 36, "elements of a tensor")
 """Also the largest size and stride, so that no product overflows 64 bits twice."""
 TENSORS = Bound(1 << 17, "tensors")
+STATE_BLOCKS = Bound(1 << 24, "blocks of a state")
+"""16 TB, or 128 blocks for each of the most tensors."""
+STATE_NODES = Bound(1 << 16, "subtrees that a state's digest opens")
+"""3 MB of a step's leaf: what the edges of 4096 chips need in a state of 100 GB."""
 HYPER_VALUES = Bound(1 << 14, "hyper-parameters in all groups of an optimizer")
 """Copied at each step: 1024 groups have 12 each."""
 SCALARS = Bound(1 << 24, "scalars of a program")

@@ -104,9 +104,8 @@ class _SwapWeights(FirmwareChip):
             return super()._memory_digest()
         if self.decoy is not None:
             return self.decoy.copy().digest(self.algorithm), self.decoy.byte_count
-        entries = [region.entry for region in self._memory.regions]
-        blank = MemoryCopy([(entry, np.zeros(entry.byte_count, dtype=np.uint8)) for entry in entries])
-        return blank.digest(self.algorithm), self._memory.byte_count
+        blank = MemoryCopy([part._replace(data=np.zeros_like(part.data)) for part in self._memory.slices()])
+        return blank.digest(self.algorithm), blank.byte_count
 
 
 class _HideRegion(FirmwareChip):

@@ -1,7 +1,8 @@
 """Device memory: the regions of real tensors that a chip holds.
 
 A region is a contiguous slice of a tensor's storage, flattened in row-major order. Nothing is copied until a snapshot:
-what the training writes is what the chip sees.
+what the training writes is what the chip sees. A snapshot covers each block of a tensor that a region reaches into
+(`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from whoever holds it.
 
 Reading memory runs no code of the host: tensors are of the exact types `numpy.ndarray`, `torch.Tensor` or
 `torch.nn.Parameter`, their methods are looked up on these types and not on the object, and PyTorch's function and
@@ -14,21 +15,24 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
-from firmware_sim.evidence.digest import (
-    DEFAULT_ALGORITHM,
-    DTYPE_SIZES,
-    Digest,
-    digest_bytes,
-    digest_list,
-    digest_tensor,
+from firmware_sim.evidence.blocks import (
+    BlockSlice,
+    Node,
+    block_elements,
+    block_places,
+    blocks_of,
+    hash_blocks,
+    merge,
+    part_digest,
 )
+from firmware_sim.evidence.digest import DEFAULT_ALGORITHM, DTYPE_SIZES, Digest, digest_bytes
 
 __all__ = [
     "REGION_KINDS",
@@ -43,6 +47,7 @@ __all__ = [
 
 REGION_KINDS = ("weight", "gradient", "optimizer", "buffer")
 _MAX_REGIONS = 1 << 20
+_MAX_BLOCKS = 1 << 62
 _MAX_DIMENSIONS = 32
 
 # By type, since the text of a data type may be the host's. The first name of each type is its own.
@@ -110,7 +115,8 @@ class Region:
 
     `tensor` is a torch tensor (any device) or a numpy array, no subclass of either, contiguous, of `dtype` and `shape`;
     it is looked at anew at each snapshot, so `tensor.data = …` is seen. bfloat16, float16, bool and integers are read
-    as bytes. A region over the meta device describes memory and has none: `view` and `check_readable` refuse it.
+    as bytes. A region over the meta device describes memory and has none: `blocks` and `check_readable` refuse it.
+    `place` is where the tensor's first block stands among all blocks of the state that the region is a part of.
     """
 
     name: str
@@ -120,10 +126,21 @@ class Region:
     offset: int
     elements: int
     tensor: Any
+    place: int | None = None
+    entry: RegionEntry = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        entry = RegionEntry(
+            name=self.name,
+            kind=self.kind,
+            dtype=self.dtype,
+            shape=self.shape,
+            offset=self.offset,
+            elements=self.elements,
+        )
+        object.__setattr__(self, "entry", entry)
         with without_overrides():
-            _check_tensor(self.entry, _on_host(self.tensor))
+            _check_tensor(entry, _on_host(self.tensor))
 
     @classmethod
     def of(
@@ -137,27 +154,21 @@ class Region:
         count = math.prod(shape) - offset if elements is None else elements
         return cls(name=name, kind=kind, dtype=dtype, shape=shape, offset=offset, elements=count, tensor=tensor)
 
-    @property
-    def entry(self) -> RegionEntry:
-        return RegionEntry(
-            name=self.name,
-            kind=self.kind,
-            dtype=self.dtype,
-            shape=self.shape,
-            offset=self.offset,
-            elements=self.elements,
-        )
-
-    def view(self) -> _Bytes:
-        """Return the slice's bytes, shared with the tensor on a CPU and copied from another device.
+    def blocks(self) -> BlockSlice:
+        """Return the blocks that the slice reaches into; bytes are shared with a tensor on a CPU, copied from others.
 
         Raises:
-            CallerError: the tensor no longer has the dtype, shape or layout of the region.
+            CallerError: the tensor no longer has the dtype, shape or layout of the region, or no place is known.
         """
         with without_overrides():
-            _check_tensor(self.entry, _on_host(self.tensor))
-            _check_present(self.name, _on_host(self.tensor))
-            return _flat_bytes(_on_host(self.tensor), self.offset, self.elements)
+            entry, held = self.entry, _on_host(self.tensor)
+            _check_tensor(entry, held)
+            _check_present(self.name, held)
+            reached = blocks_of(entry.dtype, entry.shape, entry.offset, entry.elements)
+            step, place = block_elements(entry.dtype, entry.shape), _checked_place(self.name, self.place)
+            stop = min(reached.stop * step, math.prod(entry.shape))
+            data = _flat_bytes(held, reached.start * step, max(stop - reached.start * step, 0))
+            return BlockSlice(entry.kind, entry.name, entry.dtype, entry.shape, place, reached.start, data)
 
     def check_readable(self) -> None:
         """Read no element as a snapshot would read some; wrapped and lazily conjugated tensors fail here.
@@ -166,6 +177,7 @@ class Region:
             CallerError: the tensor has no bytes of its own.
         """
         with without_overrides():
+            _checked_place(self.name, self.place)
             _check_tensor(self.entry, _on_host(self.tensor))
             _check_present(self.name, _on_host(self.tensor))
             _check_readable(self.name, _on_host(self.tensor))
@@ -174,31 +186,33 @@ class Region:
 class MemoryCopy:
     """Bytes of a device memory at one moment; nobody else holds them."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_slices",)
 
-    def __init__(self, parts: Sequence[tuple[RegionEntry, _Bytes]]) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, slices: Sequence[BlockSlice]) -> None:
+        self._slices = tuple(part._replace(data=np.array(part.data)) for part in slices)
 
-    def refill(self, views: Sequence[_Bytes]) -> MemoryCopy:
-        """Copy `views` into this copy's buffers, region by region."""
-        for (_, buffer), view in zip(self._parts, views, strict=True):
-            np.copyto(buffer, view)
+    def refill(self, slices: Sequence[BlockSlice]) -> MemoryCopy:
+        """Copy the bytes of `slices`, which are of the same blocks, into this copy's buffers."""
+        for mine, part in zip(self._slices, slices, strict=True):
+            np.copyto(cast(_Bytes, mine.data), cast(_Bytes, part.data))
         return self
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes that a digest hashes."""
+        return sum(len(part.data) for part in self._slices)
 
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:
         """Return the same digest as the memory had."""
-        return _digest(self._parts, algorithm)
-
-    def region_digests(self, algorithm: str = DEFAULT_ALGORITHM) -> dict[str, Digest]:
-        """Return each region's digest by its key, for saying which one differs."""
-        return {entry.key: _region_digest(entry, data, algorithm) for entry, data in self._parts}
+        return _digest(self._slices, algorithm)
 
 
 class DeviceMemory:
     """The regions one chip holds, in the order given.
 
-    The digest does not depend on the order; two memories have one digest exactly if they have the same regions (kind,
-    name, dtype, shape, offset, length) with the same bytes.
+    The digest does not depend on the order; two memories have one digest exactly if their regions reach into the same
+    blocks (place among all blocks, kind, name, dtype, shape, rows) with the same bytes. Regions that are told no place
+    stand as if their tensors were all of the state.
     """
 
     __slots__ = ("_regions",)
@@ -207,7 +221,12 @@ class DeviceMemory:
         self._regions = tuple(regions)
         if not self._regions:
             raise CallerError("a device memory needs at least one region")
-        _check_keys([region.entry for region in self._regions])
+        entries = [region.entry for region in self._regions]
+        _check_keys(entries)
+        if all(region.place is None for region in self._regions):
+            places, _ = block_places({(entry.kind, entry.name): (entry.dtype, entry.shape) for entry in entries})
+            placed = zip(self._regions, entries, strict=True)
+            self._regions = tuple(replace(region, place=places[entry.kind, entry.name]) for region, entry in placed)
 
     @classmethod
     def from_table(cls, table: object, tensors: Mapping[tuple[str, str], Any]) -> DeviceMemory:
@@ -264,13 +283,20 @@ class DeviceMemory:
 
         Fresh buffers cost more than the copying: the system hands them out page by page.
         """
-        if reuse is not None:
-            return reuse.refill([region.view() for region in self._regions])
-        return MemoryCopy([(region.entry, region.view().copy()) for region in self._regions])
+        return MemoryCopy(self.slices()) if reuse is None else reuse.refill(self.slices())
+
+    def slices(self) -> list[BlockSlice]:
+        """Return the blocks that each region reaches into; one that reaches into none has no line."""
+        parts = [region.blocks() for region in self._regions]
+        return [part for part in parts if len(part.data) or not math.prod(part.shape)]
+
+    def leaves(self, algorithm: str = DEFAULT_ALGORITHM) -> list[Node]:
+        """Return the leaves of all blocks that the regions reach into, in order, without a copy."""
+        return hash_blocks(self.slices(), algorithm)
 
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:
-        """Return the digest over the list of the regions' typed digests, without a copy."""
-        return _digest([(region.entry, region.view()) for region in self._regions], algorithm)
+        """Return the digest of the blocks that the regions reach into, without a copy."""
+        return _digest(self.slices(), algorithm)
 
 
 def table_digest(table: Sequence[Mapping[str, object]]) -> Digest:
@@ -317,19 +343,15 @@ def _check_keys(entries: Sequence[RegionEntry]) -> None:
         seen.add(entry.key)
 
 
-def _digest(parts: Sequence[tuple[RegionEntry, _Bytes]], algorithm: str) -> Digest:
-    return digest_list("device-memory", [(entry.key, _region_digest(entry, data, algorithm)) for entry, data in parts])
+def _digest(slices: Sequence[BlockSlice], algorithm: str) -> Digest:
+    """Two regions of one tensor may reach into the same block: it counts once, or with each content that it has."""
+    return part_digest(merge(sorted(set(hash_blocks(slices, algorithm)))), algorithm)
 
 
-def _region_digest(entry: RegionEntry, data: _Bytes, algorithm: str) -> Digest:
-    return digest_tensor(
-        name=f"{entry.kind}/{entry.name}",
-        dtype=entry.dtype,
-        shape=entry.shape,
-        offset=entry.offset,
-        data=data,
-        algorithm=algorithm,
-    )
+def _checked_place(name: str, place: object) -> int:
+    if type(place) is not int or not 0 <= place < _MAX_BLOCKS:
+        raise CallerError(f"region {name!r}: its place among the blocks of the state is not known")
+    return place
 
 
 _SIMULATED: dict[type, Callable[[Any], Any]] = {}

@@ -1,48 +1,170 @@
-"""Training tensors laid out in the memory of chips: flat buffers, cut into contiguous shards."""
+"""Training tensors laid out in the memory of chips: flat buffers, cut into contiguous shards.
+
+A state's root is that of its blocks (``firmware_sim.evidence.blocks``) and knows nothing of chips. What a step commits
+to is the root opened as far as its chips' edges need: the largest subtrees of the tree between any two edges. They
+give the root, and each chip's snapshot, by hashing alone.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor
 
-from firmware_sim import DEFAULT_ALGORITHM, DeviceMemory, Digest, Region, digest_list
+from firmware_sim import DeviceMemory, Digest, Region, bounds
 from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import (
+    Node,
+    TensorKey,
+    TensorType,
+    block_places,
+    blocks_of,
+    merge,
+    part_digest,
+    root_digest,
+    subtrees,
+)
 
-__all__ = ["ShardedMemory", "StateDigest"]
+__all__ = ["Layout", "ShardedMemory", "Slice", "StateDigest"]
+
+_HASH_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateDigest:
-    """The digests of all shards of one state, in shard order, and of the state as a whole.
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a shard holds of one tensor: ``elements`` from ``offset`` on, flattened."""
 
-    A chip's snapshot of its shard *is* one of these digests, so an honest snapshot is explained by one committed step.
+    key: TensorKey
+    offset: int
+    elements: int
+
+
+class Layout:
+    """Which blocks of a state lie on which chips, by names, types, shapes and cuts alone.
+
+    Attributes:
+        places: number of each tensor's first block in the tree.
+        shards: what each chip holds.
+        subtrees: first leaf and size of each subtree that a state's digest opens: the largest ones between any two
+            edges of what chips hash.
     """
 
-    shards: tuple[Digest, ...]
+    def __init__(self, tensors: Mapping[TensorKey, TensorType], shards: Sequence[Sequence[Slice]]) -> None:
+        """EvidenceError if there are more blocks or edges than are read; CallerError if a shard holds nothing."""
+        self.places, count = block_places(tensors)
+        bounds.STATE_BLOCKS.check(count)
+        self.shards = tuple(map(tuple, shards))
+        self._ranges = [self._reached(tensors, slices) for slices in self.shards]
+        edges = sorted({0, count, *(edge for ranges in self._ranges for pair in ranges for edge in pair)})
+        self.subtrees: list[tuple[int, int]] = []
+        for start, stop in pairwise(edges):
+            self.subtrees += subtrees(start, stop)
+            bounds.STATE_NODES.check(len(self.subtrees))
+        self._starts = [start for start, _ in self.subtrees]
+
+    @classmethod
+    def even(cls, tensors: Mapping[TensorKey, TensorType], shards: int) -> Layout:
+        """Chip c of N holds elements [⌊n·c/N⌋, ⌊n·(c+1)/N⌋) of the n elements of each (kind, type), sorted by name.
+
+        Raises:
+            CallerError: a chip would hold nothing.
+        """
+        groups: dict[tuple[str, str], list[TensorKey]] = {}
+        for key in sorted(tensors):
+            groups.setdefault((key[0], tensors[key][0]), []).append(key)
+        held: list[list[Slice]] = [[] for _ in range(shards)]
+        for keys in groups.values():
+            total = sum(prod(tensors[key][1]) for key in keys)
+            cuts = [total * index // shards for index in range(shards + 1)]
+            start = 0
+            for key in keys:
+                stop = start + prod(tensors[key][1])
+                for chip in range(bisect_right(cuts, start) - 1, bisect_left(cuts, stop)):
+                    low, high = max(start, cuts[chip]), min(stop, cuts[chip + 1])
+                    if low < high:
+                        held[chip].append(Slice(key, low - start, high - low))
+                start = stop
+        return cls(tensors, held)
+
+    def _reached(self, tensors: Mapping[TensorKey, TensorType], slices: Sequence[Slice]) -> list[tuple[int, int]]:
+        """First and last block of each run of blocks that a shard reaches into, one after another."""
+        if not slices:
+            raise CallerError("a shard of the state would hold nothing; there are more chips than elements")
+        runs: list[tuple[int, int]] = []
+        for each in sorted(slices, key=lambda item: (item.key, item.offset)):
+            reached = blocks_of(*tensors[each.key], each.offset, each.elements)
+            start, stop = (self.places[each.key] + edge for edge in (reached.start, reached.stop))
+            if runs and start <= runs[-1][1]:
+                start, stop = runs[-1][0], max(stop, runs.pop()[1])
+            runs.append((start, stop))
+        return runs
+
+    def nodes_of(self, shard: int, nodes: Sequence[Node]) -> list[Node]:
+        """Those of a state's opened subtrees that a shard's chip hashes."""
+        edges = ((bisect_left(self._starts, edge) for edge in pair) for pair in self._ranges[shard])
+        return [node for low, high in edges for node in nodes[low:high]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateDigest:
+    """The root of one state, opened as far as the edges of its chips' memories need.
+
+    A chip's snapshot of its shard is the digest of some of these subtrees, so an honest one is explained by the root
+    of one committed step.
+    """
+
+    layout: Layout
+    hashes: tuple[bytes, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateDigest) and self.hashes == other.hashes
+
+    def __hash__(self) -> int:
+        return hash(self.hashes)
+
+    @property
+    def _nodes(self) -> list[Node]:
+        return [Node(*tree, value) for tree, value in zip(self.layout.subtrees, self.hashes, strict=True)]
 
     @property
     def root(self) -> Digest:
-        """Digest of the whole state: a sorted, counted list of the shards."""
-        return digest_list("state", [(f"shard-{index:04d}", shard) for index, shard in enumerate(self.shards)])
+        """Digest of the whole state, whoever holds which part of it."""
+        return root_digest(self._nodes)
 
-    def to_json(self) -> list[str]:
-        """Return the shard digests as text."""
-        return [str(shard) for shard in self.shards]
+    def shard(self, index: int) -> Digest:
+        """What a chip's snapshot of its shard is."""
+        return part_digest(merge(self.layout.nodes_of(index, self._nodes)))
+
+    @property
+    def shards(self) -> tuple[Digest, ...]:
+        """What the chips' snapshots are, in shard order."""
+        return tuple(self.shard(index) for index in range(len(self.layout.shards)))
+
+    def to_json(self) -> str:
+        """Return the subtrees' hashes, in order, as base64."""
+        return base64.b64encode(b"".join(self.hashes)).decode()
 
     @classmethod
-    def from_json(cls, data: object, shards: int) -> StateDigest:
-        """Parse ``to_json``; EvidenceError unless there are exactly that many well-formed digests."""
-        if not isinstance(data, list) or len(data) != shards:
-            raise EvidenceError(f"a state digest does not list {shards} shards")
-        parsed = tuple(Digest.parse(text) for text in data)
-        if any(shard.algorithm != parsed[0].algorithm for shard in parsed):
-            raise EvidenceError("a state digest mixes digest algorithms")
-        return cls(shards=parsed)
+    def from_json(cls, data: object, layout: Layout) -> StateDigest:
+        """Parse ``to_json``; EvidenceError unless it opens exactly the subtrees that the layout needs."""
+        if not isinstance(data, str) or len(data) != -(-len(layout.subtrees) * _HASH_BYTES // 3) * 4:
+            raise EvidenceError(f"a state digest does not open {len(layout.subtrees)} subtrees")
+        try:
+            raw = base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            raise EvidenceError("a state digest is not base64") from None
+        state = cls(layout, tuple(raw[at : at + _HASH_BYTES] for at in range(0, len(raw), _HASH_BYTES)))
+        if len(raw) != len(layout.subtrees) * _HASH_BYTES or state.to_json() != data:
+            raise EvidenceError(f"a state digest does not open {len(layout.subtrees)} subtrees")
+        return state
 
 
 _HOST = torch.device("cpu")
@@ -51,31 +173,33 @@ _HOST = torch.device("cpu")
 class ShardedMemory:
     """All training state as views into flat buffers, cut over ``shards`` chips.
 
-    Chip c of N holds elements [⌊n·c/N⌋, ⌊n·(c+1)/N⌋) of the n elements of each (kind, dtype), wherever they lie: Adam
-    keeps its step counters on the host. The tensors that training writes *are* the chips' memory: nothing is copied
-    before a snapshot.
+    Tensors lie wherever they lie: Adam keeps its step counters on the host. The tensors that training writes *are* the
+    chips' memory: nothing is copied before a snapshot.
 
     Attributes:
+        layout: where the blocks lie; chips share the memory evenly by default (``Layout.even``).
         place: where the training computes; a few tensors may lie on the host all the same.
+        shards: the memory of each chip.
     """
 
-    def __init__(self, tensors: Mapping[tuple[str, str], Tensor], shards: int) -> None:
-        """Lay out ``tensors``, keyed by (kind, name); their values are copied into the flat buffers."""
-        self.tensors: dict[tuple[str, str], Tensor] = {}
+    def __init__(self, tensors: Mapping[TensorKey, Tensor], shards: int | Layout) -> None:
+        """Lay out ``tensors``; their values are copied into the flat buffers."""
+        self.tensors: dict[TensorKey, Tensor] = {}
         others = {tensor.device for tensor in tensors.values()} - {_HOST}
         if len(others) > 1:
             raise CallerError(f"the state lies on several devices: {', '.join(sorted(map(str, others)))}")
         self.place = others.pop() if others else _HOST
-        self._regions: list[list[Region]] = [[] for _ in range(shards)]
-        groups: dict[tuple[str, torch.dtype], list[str]] = {}
-        for (kind, name), tensor in tensors.items():
-            groups.setdefault((kind, tensor.dtype), []).append(name)
-        for (kind, _), names in groups.items():
-            self._lay_out({(kind, name): tensors[kind, name] for name in names})
-            self._cut(kind, names, shards)
-        self.shards = [DeviceMemory(regions) for regions in self._regions]
+        groups: dict[tuple[str, torch.dtype], list[TensorKey]] = {}
+        for key, tensor in tensors.items():
+            groups.setdefault((key[0], tensor.dtype), []).append(key)
+        for keys in groups.values():
+            self._lay_out({key: tensors[key] for key in keys})
+        types = {key: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for key, each in tensors.items()}
+        self.layout = Layout.even(types, shards) if isinstance(shards, int) else shards
+        self.shards = [DeviceMemory(self._region(each) for each in slices) for slices in self.layout.shards]
+        self._whole = DeviceMemory(self._region(Slice(key, 0, prod(shape))) for key, (_, shape) in types.items())
 
-    def _lay_out(self, members: Mapping[tuple[str, str], Tensor]) -> None:
+    def _lay_out(self, members: Mapping[TensorKey, Tensor]) -> None:
         """Copy tensors of one dtype one after another into a flat buffer on each device that has some."""
         sizes: Counter[torch.device] = Counter()
         for member in members.values():
@@ -88,32 +212,24 @@ class ShardedMemory:
             with torch.no_grad():
                 self.tensors[key].copy_(member)
 
-    def _cut(self, kind: str, names: list[str], shards: int) -> None:
-        total = sum(self.tensors[kind, name].numel() for name in names)
-        bounds = [total * index // shards for index in range(shards + 1)]
-        start = 0
-        for name in names:
-            tensor = self.tensors[kind, name]
-            stop = start + tensor.numel()
-            for chip in range(bisect_right(bounds, start) - 1, bisect_left(bounds, stop)):
-                low, high = max(start, bounds[chip]), min(stop, bounds[chip + 1])
-                if low < high:
-                    self._regions[chip].append(
-                        Region(
-                            name=name,
-                            kind=kind,
-                            dtype=str(tensor.dtype).removeprefix("torch."),
-                            shape=tuple(tensor.shape),
-                            offset=low - start,
-                            elements=high - low,
-                            tensor=tensor,
-                        )
-                    )
-            start = stop
+    def _region(self, part: Slice) -> Region:
+        tensor = self.tensors[part.key]
+        return Region(
+            name=part.key[1],
+            kind=part.key[0],
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            offset=part.offset,
+            elements=part.elements,
+            tensor=tensor,
+            place=self.layout.places[part.key],
+        )
 
-    def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> StateDigest:
-        """Hash every shard as its chip would."""
-        return StateDigest(shards=tuple(shard.digest(algorithm) for shard in self.shards))
+    def digest(self) -> StateDigest:
+        """Hash every block once, whoever holds it."""
+        leaves = self._whole.leaves()
+        tops = [merge(leaves[start : start + size])[0].hash for start, size in self.layout.subtrees]
+        return StateDigest(self.layout, tuple(tops))
 
     def export(self) -> dict[str, Tensor]:
         """Return all tensors under ``kind/name``: the full state W of a checkpoint (weights, optimizer, gradients)."""

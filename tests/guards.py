@@ -45,11 +45,11 @@ def _unbounded_shape(shape: list[int]) -> None:
         raise EvidenceError("a tensor's size is impossible")
 
 
-def _count_matrices(program: Any) -> int:
+def _count_matrices(program: Any) -> Any:
     """Count products written as such, and none in disguise."""
-    from monitor.programs.flop import counted
+    from monitor.programs.flop import Compute, counted
 
-    return sum(counted(call) or 0 for call in program.calls)
+    return Compute(flop=sum(counted(call) or 0 for call in program.calls), elementwise=0)
 
 
 def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
@@ -89,7 +89,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
             lambda groups, step: [float(group.get("lr", 0.0)) for group in groups],
         ),
     ),
-    "products counted": (("monitor.programs.program.flop_of", _count_matrices),),
+    "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
     "direct paths": (("inspector.inspection.paths.forbidden", lambda paths, trust: []),),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),
     "amendments": (
@@ -103,6 +103,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 6: bounds and printing
     "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),
     "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),
+    "state blocks": (("firmware_sim.bounds.STATE_BLOCKS", Bound(_ANY, "blocks")),),
+    "opened subtrees": (("firmware_sim.bounds.STATE_NODES", Bound(_ANY, "subtrees")),),
     "tensor shapes": (("firmware_sim.bounds.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),

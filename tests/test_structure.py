@@ -210,6 +210,13 @@ def test_each_readme_maps_its_package(name):
     assert all((root / each).exists() or (root / f"{each}.py").exists() for each in mapped)
 
 
+def test_no_text_cites_a_document_that_is_not_here():
+    outside = re.compile(r"\b(PAPERS|DESIGN|STYLE|ATTACKS)\b")
+    for path in sorted(path for floor in (*FLOORS, "tests") for path in (ROOT / floor).rglob("*.py")):
+        if path != Path(__file__):
+            assert not outside.search(path.read_text(encoding="utf-8")), path
+
+
 def test_folders_say_their_idea():
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("__init__.py")):
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path

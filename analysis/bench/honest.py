@@ -1,4 +1,4 @@
-"""``bench honest``: honest loops of many kinds, recorded with crashes in between; an inspection must accept each."""
+"""``bench honest``: honest runs of many models, recorded with crashes in between; an inspection must accept each."""
 
 from __future__ import annotations
 

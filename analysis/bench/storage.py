@@ -21,12 +21,12 @@ import torch
 
 from analysis.bench._origin import write
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import Digest, SigningKey, VerifyingKey, digest_bytes
+from firmware_sim.evidence import SigningKey, VerifyingKey, digest_bytes
 from inspector.inspection.trust import Trust
 from inspector.storage.fsck import fsck
 from monitor import Recorder
 from monitor.declaration.statement import Declaration, StateEntry
-from monitor.sharding import StateDigest
+from monitor.sharding import Layout, StateDigest
 from monitor.transcript import Execution, Leaf, Metadata, TranscriptWriter
 from monitor.transcript.layout import JOURNAL, SALT, log_path, program_path
 
@@ -110,7 +110,7 @@ class _Meter:
 def _synthetic(folder: Path, leaves: int, tell: Callable[[int], object]) -> list[Row]:
     """Leaves with made-up digests, and the second opinion on what was written."""
     folder, key = folder / "leaves", SigningKey.generate(hashlib.sha256(b"storage").digest())
-    entry = StateEntry(kind="weight", name="w", dtype="float32", shape=(4,))
+    entry = StateEntry(kind="weight", name="w", dtype="float32", shape=(3 << 20,))
     task = Declaration(
         numerics="exact",
         seed=_SEED,
@@ -136,15 +136,15 @@ def _synthetic(folder: Path, leaves: int, tell: Callable[[int], object]) -> list
     writer = TranscriptWriter.create(
         folder, staging, key, run=metadata.run_id.hex(), metadata=metadata.to_json(), data={SALT: bytes(32)}
     )
-    rng = random.Random(_SEED)
+    rng, layout = random.Random(_SEED), task.layout
     log = str(digest_bytes("rounding-log", b""))
-    writer.append(Leaf(step=0, batch="", state=_state(rng), log="", loss="", flop=0), {})
+    writer.append(Leaf(step=0, batch="", state=_state(rng, layout), log="", loss="", flop=0), {})
     meter = _Meter(leaves, lambda: (folder / JOURNAL).stat().st_size, [])
     for step in range(leaves):
         leaf = Leaf(
             step=step + 1,
             batch=rng.randbytes(32).hex(),
-            state=_state(rng),
+            state=_state(rng, layout),
             log=log,
             loss="3f800000",
             flop=1,
@@ -166,8 +166,8 @@ _EXECUTION = Execution(
 """What each synthetic step says that it ran."""
 
 
-def _state(rng: random.Random) -> StateDigest:
-    return StateDigest(shards=tuple(Digest("sha256-list", rng.randbytes(32)) for _ in range(_SHARDS)))
+def _state(rng: random.Random, layout: Layout) -> StateDigest:
+    return StateDigest(layout, tuple(rng.randbytes(32) for _ in layout.subtrees))
 
 
 def _reading(work: str, folder: Path, name: str, key: VerifyingKey, steps: int) -> Row:

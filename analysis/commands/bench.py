@@ -104,7 +104,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one = _add(
         works,
         "honest",
-        "honest loops of many kinds, with crashes in between: an inspection must accept each",
+        "honest runs of many models, with crashes in between: an inspection must accept each",
         "JSON: a list of rows with work (the model), mode (numerics), seconds, ratio (null), number, seed, batch_size, "
         "optimizer, schedule, steps, chips, idle_chips, checkpoint_every, crashes, devices, outcome and reasons; exit "
         "code 1 where a run is not accepted",

@@ -40,7 +40,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "signature. An inspection reads the file as one more --trust FILE, under the keys that trust files name.",
         epilog="JSON keys: out, signer, and those of declare show",
     )
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the inspectorate's private key")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the signed statement, a new file")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""A referee between two labs that ran the same task and disagree about the result (PAPERS V; Verde, section 3).
+"""A referee between two labs that ran the same task and disagree about the result (Arun et al. 2025, section 3).
 
 Phase 1 finds the first step at which their committed states part; phase 2 the first operator of that step; then one of
 the decision cases names who is wrong. The referee executes at most one operator.
@@ -38,7 +38,6 @@ from monitor.programs.trace import (
     written_arguments,
 )
 from monitor.replay.tracing import ABSENT
-from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["Claim", "settle"]
@@ -66,7 +65,7 @@ def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
 
     Raises:
         CallerError: the runs are not of the same task, or not both finished.
-        EvidenceError: a run's own log does not hang together.
+        EvidenceError: a run's own log is inconsistent.
     """
     traffic = Traffic()
     names = [claim.run.folder.name for claim in (first, second)]
@@ -93,7 +92,7 @@ def _party(name: str, claim: Claim, task: Disputed, traffic: Traffic) -> Party:
     leaves, tree = claim.run.load_steps()
     if len(leaves) != task.steps + 1:
         raise EvidenceError(f"{claim.run.folder.name} commits to {len(leaves) - 1} of {task.steps} steps")
-    return Party(name, claim.prover, size=tree.size, root=tree.root(), shards=task.shards, traffic=traffic)
+    return Party(name, claim.prover, size=tree.size, root=tree.root(), layout=task.layout, traffic=traffic)
 
 
 def _first_difference(parties: tuple[Party, Party], task: Disputed, traffic: Traffic) -> int | None:
@@ -201,7 +200,7 @@ def _true_input(parties: tuple[Party, Party], step: int, place: dict[str, Any], 
     if kind == ABSENT:
         return tensor_digest(torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"])))
     if kind != "node":
-        source = _agreed_state(parties, step - 1)[name] if kind == "state" else task.source(step, kind, name)
+        source = _agreed_state(parties, step - 1, task)[name] if kind == "state" else task.source(step, kind, name)
         return tensor_digest(gather(source, layout_of(source), place))
     index, slot = (int(part) for part in name.split(":"))
     node = parties[0].node(step, index)
@@ -215,25 +214,17 @@ def _true_input(parties: tuple[Party, Party], step: int, place: dict[str, Any], 
     raise EvidenceError(f"neither lab opens the agreed output of operator {index}")
 
 
-def _agreed_state(parties: tuple[Party, Party], step: int) -> dict[str, Tensor]:
+def _agreed_state(parties: tuple[Party, Party], step: int, task: Disputed) -> dict[str, Tensor]:
     """The state that both committed to, from whoever can show it."""
     for party in parties:
         leaf = party.leaf(step)
         try:
             state = party.state(step)
-            if _state_digest(state, len(leaf.state.shards)) == leaf.state:
+            if task.state_digest(state) == leaf.state:
                 return state
         except ChipwitnessError:
             continue
     raise EvidenceError(f"neither lab opens the agreed state after step {step}")
-
-
-def _state_digest(state: dict[str, Tensor], shards: int) -> StateDigest:
-    keyed = {}
-    for name, tensor in state.items():
-        kind, _, rest = name.partition("/")
-        keyed[kind, rest] = tensor
-    return ShardedMemory(keyed, shards).digest()
 
 
 def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], task: Disputed) -> Ruling:
@@ -247,7 +238,7 @@ def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], ta
     inputs = _agreed_inputs(parties, step, first)
     if first.operator == COMMIT_STATE:
         state = dict(zip(first.arguments["names"], inputs, strict=True))
-        right = str(_state_digest(state, task.shards).root)
+        right = str(task.state_digest(state).root)
         stated = {name: node.outputs == (right,) for name, node in nodes.items()}
         return replace(compare(stated, first.operator, "output"), executed=1)
     guilty: list[str] = []

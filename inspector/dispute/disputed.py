@@ -23,6 +23,7 @@ from monitor.programs.program import Program
 from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.replay.tracing import specification
+from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["Disputed", "Ruling", "compare", "rule_on_declarations"]
@@ -50,7 +51,7 @@ class Disputed:
     """The task of two finished runs.
 
     Attributes:
-        steps, shards, numerics: as both declare them.
+        steps, layout, numerics: as both declare them.
 
     Raises:
         CallerError: the runs are not of one task that can be disputed.
@@ -60,13 +61,13 @@ class Disputed:
     def __init__(self, first: RunFolder, second: RunFolder, trust: Trust | None) -> None:
         _require_one_task(first, second)
         self._declared = first.declared
-        self.steps, self.shards, self.numerics = first.declared.steps, first.declared.shards, first.declared.numerics
+        self.steps, self.layout, self.numerics = first.declared.steps, first.layout, first.declared.numerics
         self._runs = (first, second)
         self._agreed = agreement_of(first, trust, of_any_lab=True)
         self._program = lru_cache(maxsize=64)(first.program)
 
     def claim_of(self, leaf: Leaf) -> Leaf:
-        """What a leaf claims, without what may differ between two labs that are both right, such as rounding logs.
+        """A leaf's claim, without what may differ between two labs that are both right, such as rounding logs.
 
         Batches are compared by their content, as each lab salts its own.
         """
@@ -103,8 +104,14 @@ class Disputed:
         return None
 
     def specification(self, step: int) -> list[dict[str, Any]]:
-        """What every honest prover's operators of a step are."""
+        """Specification of a step's operators, equal for all honest provers."""
         return specification(self._program_of(step), self._declared, execution_of(self._runs[0].leaf(step)))
+
+    def state_digest(self, state: Mapping[str, Tensor]) -> StateDigest:
+        """Digest of a full state; EvidenceError unless it has the declared tensors."""
+        keyed = {(name.partition("/")[0], name.partition("/")[2]): tensor for name, tensor in state.items()}
+        self._declared.check_state(state)
+        return ShardedMemory(keyed, self.layout).digest()
 
     def source(self, step: int, kind: str, name: str) -> Tensor:
         """A tensor that a step reads and no operator made: of the batch, or a constant."""

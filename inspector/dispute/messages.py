@@ -14,6 +14,7 @@ from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical, verify_consistency, verify_inclusion
 from monitor.lab.prover import Opening, Prover, TraceHead
 from monitor.programs.trace import Node
+from monitor.sharding import Layout
 from monitor.transcript import Leaf
 
 __all__ = ["Failure", "Party", "Traffic"]
@@ -44,12 +45,12 @@ class Party:
         size, root: the log of steps, from a head that the lab signed.
     """
 
-    def __init__(self, name: str, prover: Prover, *, size: int, root: bytes, shards: int, traffic: Traffic) -> None:
+    def __init__(self, name: str, prover: Prover, *, size: int, root: bytes, layout: Layout, traffic: Traffic) -> None:
         self.name = name
         self._prover = prover
         self._size = size
         self._root = root
-        self._shards = shards
+        self._layout = layout
         self._traffic = traffic
         self._trace: dict[int, TraceHead] = {}
 
@@ -57,7 +58,7 @@ class Party:
         """The committed leaf of a step."""
         opening = self._opening(lambda: self._prover.step(step))
         self._check_inclusion(opening, step, self._size, self._root)
-        return self._parsed(lambda: _leaf(opening.leaf, step, self._shards))
+        return self._parsed(lambda: _leaf(opening.leaf, step, self._layout))
 
     def trace(self, step: int) -> TraceHead:
         """The commitment to the operators of a step; asked for once, and binding from then on."""
@@ -185,8 +186,8 @@ def check_materialised(value: Tensor) -> None:
         raise EvidenceError(f"an answer holds a tensor of {value.numel()} elements in {held} bytes")
 
 
-def _leaf(data: bytes, step: int, shards: int) -> Leaf:
-    leaf = Leaf.from_json(canonical.decode(data, most=bounds.STEP_BYTES), shards)
+def _leaf(data: bytes, step: int, layout: Layout) -> Leaf:
+    leaf = Leaf.from_json(canonical.decode(data, most=bounds.STEP_BYTES), layout)
     if leaf.step != step:
         raise EvidenceError(f"the leaf of step {step} calls itself {leaf.step}")
     return leaf

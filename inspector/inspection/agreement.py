@@ -31,7 +31,7 @@ __all__ = ["Agreement", "agreement_of", "countersigned", "departures", "unread_f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What one run may do.
+    """Agreed programs, states, data and free numbers of one run.
 
     Attributes:
         programs: SHA-256, in hex, of each program that its steps may run.

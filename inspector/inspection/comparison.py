@@ -24,8 +24,8 @@ def compare_replay(
     """
     run = transcript.run
     where: dict[str, Any] = {"run": run.folder.name, "device": device, "segment": segment.index}
-    leaves = [Leaf.from_json(leaf, run.declared.shards) for leaf in replay["leaves"]]
-    start = StateDigest.from_json(replay["start_state"], run.declared.shards)
+    leaves = [Leaf.from_json(leaf, run.layout) for leaf in replay["leaves"]]
+    start = StateDigest.from_json(replay["start_state"], run.layout)
     if start != transcript.leaves[segment.start].state:
         findings.add(
             Guard.REPLAY,
@@ -45,7 +45,7 @@ def compare_replay(
         step = contradiction["step"]
         place = {key: value for key, value in contradiction.items() if key not in ("text", "obeyed")}
         obeyed = contradiction.get("obeyed")
-        if obeyed is not None and Leaf.from_json(obeyed, run.declared.shards) == transcript.leaves[step]:
+        if obeyed is not None and Leaf.from_json(obeyed, run.layout) == transcript.leaves[step]:
             guard = Guard.ROUNDING
             what = f"the committed state is reached on {device} only by obeying an edited log"
         else:

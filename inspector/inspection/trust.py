@@ -1,6 +1,6 @@
 """What the inspector knows from outside the run: makers, firmware, labs, chips and its own challenge.
 
-Nothing under a run folder is ever an anchor (Shavit 2023, section 3 and S6 of PAPERS).
+Nothing under a run folder is ever an anchor (Shavit 2023, section 3).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -25,9 +26,9 @@ __all__ = [
     "labelled",
     "need",
     "open_envelope",
+    "opened_state",
     "read_json",
     "sample_root",
-    "state_digests",
     "tensors",
 ]
 
@@ -48,7 +49,7 @@ _COMMIT = 8
 
 
 class Problem(Exception):
-    """Something in a run folder is not as it should be."""
+    """A violation of a format in a run folder."""
 
 
 def need(holds: object, text: str) -> None:
@@ -165,7 +166,7 @@ def tensors(data: memoryview) -> dict[str, RawTensor]:
 
 
 def batch_root(salt: bytes, step: int, content: Buffer) -> bytes:
-    """Root of a loop's batch: one leaf, the salted digest of its file."""
+    """Root of a batch that was not declared: one leaf, the salted digest of its file."""
     own = hmac.new(salt, b"batch" + struct.pack("<Q", step), hashlib.sha256).digest()
     frontier = Frontier()
     frontier.add(labelled("batch", own, content))
@@ -188,37 +189,41 @@ def sample_root(salt: bytes, samples: Mapping[str, RawTensor], rows: Sequence[in
     return frontier.root()
 
 
-def state_digests(declared: Sequence[Sequence[Any]], state: Mapping[str, RawTensor], shards: int) -> list[str]:
-    """Digest of each shard of a checkpoint, whose tensors lie in memory in the declared order, by kind and type.
+def opened_state(declared: Sequence[Sequence[Any]], state: Mapping[str, RawTensor], shards: int) -> str:
+    """What a step states of a checkpoint: hashes of the largest subtrees of its blocks between any two chips' edges.
 
     Args:
-        declared: kind, name, type and shape of each tensor.
+        declared: kind, name, type and shape of each tensor; chips share those of one kind and type by elements.
     """
     need(
         {f"{kind}/{name}" for kind, name, _, _ in declared} == set(state), "does not hold exactly the declared tensors"
     )
-    regions: list[list[tuple[str, str]]] = [[] for _ in range(shards)]
-    groups: dict[tuple[str, str], list[str]] = {}
+    total: Counter[tuple[str, str]] = Counter()
     for kind, name, dtype, shape in declared:
         tensor = state[f"{kind}/{name}"]
         need(
             (_DTYPES[tensor.kind][0], list(tensor.shape)) == (dtype, shape), f"has another {kind}/{name} than declared"
         )
-        groups.setdefault((kind, dtype), []).append(name)
-    for (kind, dtype), names in groups.items():
-        held = [state[f"{kind}/{name}"] for name in names]
-        width = _DTYPES[held[0].kind][1]
-        ends = list(itertools.accumulate(len(tensor.data) // width for tensor in held))
-        cuts = [ends[-1] * shard // shards for shard in range(shards + 1)]
-        for name, tensor, end in zip(names, held, ends, strict=True):
-            start = end - len(tensor.data) // width
-            for shard, (low, high) in enumerate(itertools.pairwise(cuts)):
-                first, last = max(start, low) - start, min(end, high) - start
-                if first < last:
-                    data = tensor.data[first * width : last * width]
-                    digest = _region(f"{kind}/{name}", dtype, tensor.shape, first, data)
-                    regions[shard].append((f"{kind}/{name}@{first}", digest))
-    return [f"sha256-list:{_list('device-memory', entries).hex()}" for entries in regions]
+        total[kind, dtype] += math.prod(shape)
+    blocks: list[bytes] = []
+    done: Counter[tuple[str, str]] = Counter()
+    ends = [-1] * shards
+    edges: set[int] = set()
+    for kind, name, dtype, shape in sorted(declared, key=lambda entry: (entry[0], entry[1])):
+        data, size, first = state[f"{kind}/{name}"].data, math.prod(shape), len(blocks)
+        step = _block_elements(shape, len(data) // max(size, 1))
+        blocks += _blocks(kind, name, dtype, shape, step, data)
+        for shard in range(shards):
+            low, high = (total[kind, dtype] * cut // shards - done[kind, dtype] for cut in (shard, shard + 1))
+            if max(low, 0) < min(high, size):
+                start = first + max(low, 0) // step
+                if start > ends[shard]:
+                    edges |= {start, ends[shard]}
+                ends[shard] = first - -min(high, size) // step
+        done[kind, dtype] += size
+    cuts = sorted({0, len(blocks), *edges, *ends} - {-1})
+    opened = [_root(blocks[low:high]) for low, high in _aligned(cuts)]
+    return base64.b64encode(b"".join(opened)).decode()
 
 
 def chip_commits(log: memoryview) -> Iterator[tuple[str, int, bytes]]:
@@ -250,21 +255,45 @@ def _prefixed(*parts: str) -> bytes:
     return b"".join(struct.pack(">Q", len(part.encode())) + part.encode() for part in parts)
 
 
-def _list(label: str, items: Sequence[tuple[str, str]]) -> bytes:
-    hasher = hashlib.sha256(_prefixed("chipwitness/list/1", label) + struct.pack(">Q", len(items)))
-    for name, digest in sorted(items):
-        hasher.update(_prefixed(name, digest))
-    return hasher.digest()
+def _block_elements(shape: Sequence[int], width: int) -> int:
+    """Elements of a block: whole rows, over as many of the last dimensions as a row of a mebibyte has room for."""
+    row, room = 1, _CHUNK // max(width, 1)
+    for number in range(len(shape)):
+        longer = math.prod(shape[number:])
+        if 0 < longer <= room:
+            row = longer
+            break
+    return room // row * row
 
 
-def _region(name: str, dtype: str, shape: Sequence[int], offset: int, data: memoryview) -> str:
-    """Typed digest of a slice of a tensor: its header, and a tree over chunks of 1 MiB."""
-    frontier = Frontier()
-    count = -(-len(data) // _CHUNK)
-    for number in range(count):
-        frontier.add(data[number * _CHUNK : (number + 1) * _CHUNK])
-    header = _prefixed("chipwitness/tensor/1", _ALGORITHM, name, dtype) + struct.pack(
-        f">Q{len(shape)}QQQQQ", len(shape), *shape, offset, len(data), _CHUNK, count
-    )
-    digest = hashlib.sha256(b"\x02" + header + frontier.root())
-    return f"{_ALGORITHM}:{digest.hexdigest()}"
+def _blocks(kind: str, name: str, dtype: str, shape: Sequence[int], step: int, data: memoryview) -> Iterator[bytes]:
+    """Leaf hash of each block of a tensor; of an empty one, one without bytes."""
+    size = math.prod(shape)
+    prefix = b"\x00" + _prefixed("chipwitness/block/1", _ALGORITHM, kind, name, dtype)
+    prefix += struct.pack(f">Q{len(shape)}Q", len(shape), *shape)
+    for low in range(0, max(size, 1), step):
+        high = min(low + step, size)
+        hasher = hashlib.sha256(prefix + struct.pack(">QQ", low, high - low))
+        hasher.update(data[low * len(data) // max(size, 1) : high * len(data) // max(size, 1)])
+        yield hasher.digest()
+
+
+def _aligned(cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Between any two cuts, the ranges whose length is a power of two that divides where they begin."""
+    for low, high in itertools.pairwise(cuts):
+        while low < high:
+            size = 1
+            while low % (2 * size) == 0 and low + 2 * size <= high:
+                size *= 2
+            yield low, low + size
+            low += size
+
+
+def _root(hashes: Sequence[bytes]) -> bytes:
+    """Root of a complete subtree."""
+    while len(hashes) > 1:
+        hashes = [
+            hashlib.sha256(b"\x01" + left + right).digest()
+            for left, right in zip(hashes[::2], hashes[1::2], strict=True)
+        ]
+    return hashes[0]

@@ -27,9 +27,9 @@ from inspector.storage._fsck_formats import (
     labelled,
     need,
     open_envelope,
+    opened_state,
     read_json,
     sample_root,
-    state_digests,
     tensors,
 )
 
@@ -50,7 +50,7 @@ _MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, Overf
 
 @dataclass(slots=True)
 class Report:
-    """What was found: ``problems`` is empty for a sound folder; the rest counts what was recomputed."""
+    """Findings: ``problems`` is empty for a sound folder; the rest counts what was recomputed."""
 
     problems: list[str] = field(default_factory=list)
     lab: str = ""
@@ -248,8 +248,8 @@ class _Run:
         elif kind == "checkpoints":
             found, declared = tensors(data), self._task.get("state")
             if declared is not None:
-                digests = state_digests(declared, found, self._task["shards"])
-                need(digests == (leaf or self._last)["state"], "is not the state that its leaf commits to")
+                opened = opened_state(declared, found, self._task["shards"])
+                need(opened == (leaf or self._last)["state"], "is not the state that its leaf commits to")
                 report.states += 1
         elif path == "data/order.safetensors":
             order = tensors(data)["order"]

@@ -24,7 +24,7 @@ from monitor.declaration.origin import Origin
 from monitor.declaration.schedules import Schedule
 from monitor.numerics import DECLARABLE
 from monitor.presets.task import Task
-from monitor.sharding import ShardedMemory
+from monitor.sharding import Layout, ShardedMemory
 
 __all__ = [
     "Declaration",
@@ -75,7 +75,7 @@ class StateEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """The declared part of a run, whose steps are programs (part of M in Shavit 2023, section 4.1; PAPERS S5).
+    """The declared part of a run, whose steps are programs (part of M in Shavit 2023, section 4.1).
 
     Attributes:
         seed: of the keys of random operators (dropout).
@@ -107,7 +107,7 @@ class Declaration:
 
     def __post_init__(self) -> None:
         if self.numerics not in (("exact", "rounded") if self.recipe is None else DECLARABLE):
-            raise CallerError(f"a loop is recorded with exact or rounded numerics, not {self.numerics!r}")
+            raise CallerError(f"a run is recorded with exact or rounded numerics, not {self.numerics!r}")
         if self.recipe is None and self.origin.state is None:
             raise CallerError("a run without a recipe declares the digest of its initial state")
         if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= bounds.STEPS.most):
@@ -163,6 +163,15 @@ class Declaration:
         """Bytes of the whole state."""
         return sum(entry.byte_count for entry in self.state)
 
+    @property
+    def layout(self) -> Layout:
+        """Which blocks of the state lie on which chips; EvidenceError if it cannot be spread over the shards."""
+        tensors = {(entry.kind, entry.name): (entry.dtype, entry.shape) for entry in self.state}
+        try:
+            return Layout.even(tensors, self.shards)
+        except CallerError as error:
+            raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
+
     def empty_memory(self, place: torch.device) -> ShardedMemory:
         """Memory of the declared layout, all zeros; EvidenceError if it cannot be spread over the shards."""
         tensors = {
@@ -171,10 +180,7 @@ class Declaration:
             )
             for entry in self.state
         }
-        try:
-            return ShardedMemory(tensors, self.shards)
-        except CallerError as error:
-            raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
+        return ShardedMemory(tensors, self.layout)
 
     def check_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a full state under ``kind/name``; EvidenceError unless it has the declared tensors and no others."""

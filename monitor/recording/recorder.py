@@ -1,4 +1,4 @@
-"""Records somebody's own training loop: each step becomes a program, a committed leaf and a state on the chips."""
+"""Records a training loop: each step becomes a program, a committed leaf and a state on the chips."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Options:
 
 
 class Recorder:
-    """Makes a run folder out of a training loop that somebody else wrote.
+    """Makes a run folder out of a training loop.
 
         recorder = Recorder(model, optimizer, out="RUN", numerics="exact", seed=1)
         for batch in loader:
@@ -266,8 +266,8 @@ class Recorder:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
         Objects under ``stateful`` get the states that they had at the last committed step, so that the same loop goes
-        on with the next batch. Without them it goes on with batch ``recorder.steps``, and its schedule of learning
-        rates is the caller's to put forward.
+        on with the next batch. Without them it goes on with batch ``recorder.steps``, and the caller steps its
+        schedule of learning rates as often.
 
         Args:
             model: made as for the first part of the run; its values are overwritten with the run's.
@@ -368,7 +368,7 @@ class Recorder:
     def _adopt(
         self, model: nn.Module, optimizer: Optimizer, folder: Path, config: SiteConfig, options: _Options
     ) -> None:
-        """Take the loop's objects into chip memory; nothing is on disk yet."""
+        """Take model and optimizer into chip memory; nothing is on disk yet."""
         _check_objects(model, optimizer)
         check_subnormals()
         self.folder = folder
@@ -413,12 +413,12 @@ class Recorder:
         )
 
     def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
-        """Keep with every step the states of a loop's own objects."""
+        """Keep with every step the states of the caller's objects."""
         if stateful is not None:
             self._host_state = HostState(stateful, self._optimizer, site_path(self.folder))
 
     def _begin(self, declared: Declaration, source: Source, config: SiteConfig, device: str | None) -> None:
-        """Make site and run folder, and commit the initial state."""
+        """Make the lab's and the run folder, and commit the initial state."""
         self._conduct.check(declared, config)
         self._declared, self._source = declared, source
         if self._is_checked:
@@ -513,7 +513,7 @@ class Recorder:
             self._commit_start()
 
     def _repeat_committed(self, run: RunFolder, leaves: list[Leaf]) -> None:
-        """Show the chips the last checkpoint and the steps since then once more; the loop holds what they hold."""
+        """Show the chips the last checkpoint and the steps since again; model and optimizer hold that state."""
         every = self._declared.checkpoint_every
         start = (len(leaves) - 1) // every * every
         for leaf in leaves[: start + 1]:
@@ -708,7 +708,7 @@ class Recorder:
                 )
         if program is captured and len(self._programs) == MAXIMUM_PROGRAMS:
             raise CallerError(
-                f"the loop has run {MAXIMUM_PROGRAMS} different programs already; keep the shapes of batches, whole "
+                f"the run has {MAXIMUM_PROGRAMS} different programs already; keep the shapes of batches, whole "
                 "numbers among arguments and branches the same from step to step"
             )
         return program
@@ -791,7 +791,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         recorder = self._recorder
         recorder._require_ready()
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise CallerError("autocast is on; switch it off, a recorded loop computes in FP32")
+            raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
         recorder._check_untouched()
         if recorder._host_state is not None:
             recorder._host_state.require_unchanged()
@@ -903,7 +903,7 @@ def _check_objects(model: object, optimizer: object) -> None:
         raise CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type == "meta":
-            raise CallerError(f"{name} lies on meta; a recorded loop has tensors with values")
+            raise CallerError(f"{name} lies on meta; a recorded model has tensors with values")
     for name, module in model.named_modules():
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise CallerError(f"{name or 'the model'} is compiled; record the model without torch.compile")

@@ -11,7 +11,7 @@ from typing import Any
 from firmware_sim import bounds
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, canonical
-from monitor.sharding import StateDigest
+from monitor.sharding import Layout, StateDigest
 
 __all__ = ["Execution", "Leaf"]
 
@@ -23,13 +23,13 @@ _EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What a step executed.
+    """Execution record of a step.
 
     Attributes:
         program: SHA-256 of the program, hex.
         slots: each value that differs from the program's own, as hexadecimal text, with the numbers of its scalars.
         hyper: for each parameter group, the hyper-parameters that differ from the declared ones.
-        reads: digest of the values that the loop read while the step ran.
+        reads: digest of the values that the body read while the step ran.
     """
 
     program: str
@@ -83,11 +83,11 @@ def _is_hyper(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """What a run commits to for one step; step 0 is the initial state, without batch, log, loss and FLOP.
+    """The commitment of one step; step 0 is the initial state, without batch, log, loss and FLOP.
 
     Attributes:
         batch: RFC 9162 root over the salted sample digests, hex.
-        state: digests of all shards after the step.
+        state: root of the state after the step, opened as its chips need.
         log: digest of the step's rounding log.
         loss: bits of the FP32 loss, 8 hex digits; empty where the program commits to none.
         flop: multiply-adds of matrix products and convolutions, times two.
@@ -119,12 +119,12 @@ class Leaf:
         return canonical.encode(self.to_json())
 
     @classmethod
-    def decode(cls, data: bytes, shards: int) -> Leaf:
+    def decode(cls, data: bytes, layout: Layout) -> Leaf:
         """Parse ``encoded``; EvidenceError on any other bytes."""
-        return cls.from_json(canonical.decode(data, most=bounds.STEP_BYTES), shards)
+        return cls.from_json(canonical.decode(data, most=bounds.STEP_BYTES), layout)
 
     @classmethod
-    def from_json(cls, data: object, shards: int) -> Leaf:
+    def from_json(cls, data: object, layout: Layout) -> Leaf:
         """Parse; EvidenceError on any other form."""
         if not isinstance(data, dict) or set(data) != _KEYS:
             raise EvidenceError("a step's leaf has missing or extra keys")
@@ -147,7 +147,7 @@ class Leaf:
         return cls(
             step=data["step"],
             batch=data["batch"],
-            state=StateDigest.from_json(data["state"], shards),
+            state=StateDigest.from_json(data["state"], layout),
             log=data["log"],
             loss=data["loss"],
             flop=data["flop"],

@@ -19,6 +19,7 @@ from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
 from monitor.programs.program import Program
+from monitor.sharding import Layout
 from monitor.transcript import lengths
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
@@ -105,8 +106,13 @@ class RunFolder:
     def task(self) -> Task:
         """The preset's task that the run declares as its recipe; CallerError where it has none."""
         if self.declared.recipe is None:
-            raise CallerError(f"{self.folder.name} records a loop of its own; this works on runs of presets")
+            raise CallerError(f"{self.folder.name} is no run of a preset, and this works on no other")
         return self.declared.recipe
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Which blocks of the declared state lie on which chips."""
+        return self.declared.layout
 
     @property
     def manifest_digest(self) -> str:
@@ -245,7 +251,7 @@ class RunFolder:
         return leaves[: self.committed + 1], tree
 
     def _decode(self, record: Record, step: int) -> Leaf:
-        leaf = Leaf.decode(record.leaf, self.declared.shards)
+        leaf = Leaf.decode(record.leaf, self.layout)
         if leaf.step != step:
             raise EvidenceError(f"the record of step {step} holds step {leaf.step}")
         return leaf

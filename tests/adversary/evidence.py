@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim.evidence import SigningKey, canonical, digest_bytes
+from monitor.declaration.statement import Declaration
 from monitor.transcript import Leaf
 from monitor.transcript.draft import Draft
 from monitor.transcript.layout import METADATA
@@ -62,8 +63,8 @@ class Evidence:
 
     def leaves(self) -> list[Leaf]:
         """All committed leaves."""
-        shards = len(self.metadata()["chips"])
-        return [Leaf.decode(leaf, shards) for leaf in self.draft.leaves]
+        layout = Declaration.from_json(self.metadata()["task"]).layout
+        return [Leaf.decode(leaf, layout) for leaf in self.draft.leaves]
 
     def rewrite(self, leaves: Sequence[Leaf], *, run: str | None = None) -> None:
         """Commit to other leaves: journal and manifest are signed again."""

@@ -160,7 +160,7 @@ def edit_leaf(world: World, pick: int) -> None:
         lambda: replace(leaf, flop=rng.choice([0, 1, leaf.flop - 1, 10**30])),
         lambda: replace(leaf, batch="00" * 32),
         lambda: replace(leaf, state=leaves[at - 1].state),
-        lambda: replace(leaf, log=str(leaves[at].state.shards[0])),
+        lambda: replace(leaf, log=str(leaves[at].state.root)),
         lambda: replace(leaf, loss="3f800000"),
     ]
     if leaf.execution is not None:
@@ -168,7 +168,7 @@ def edit_leaf(world: World, pick: int) -> None:
         changes += [
             lambda: replace(leaf, execution=replace(run, hyper=tuple({**each, "lr": 1e-6} for each in run.hyper))),
             lambda: replace(leaf, execution=replace(run, slots={(0.25).hex(): (0,)})),
-            lambda: replace(leaf, execution=replace(run, reads=str(leaf.state.shards[0]))),
+            lambda: replace(leaf, execution=replace(run, reads=str(leaf.state.root))),
             lambda: replace(leaf, execution=None, loss="3f800000"),
         ]
     leaves[at] = rng.choice(changes)()

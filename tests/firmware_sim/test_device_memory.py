@@ -31,16 +31,21 @@ def _table():
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
-def test_every_dtype_is_read_without_a_copy_of_its_values(dtype):
-    tensor = torch.zeros(3, 4, dtype=getattr(torch, dtype))
-    memory = DeviceMemory([Region.of("x", tensor, offset=5, elements=4)])
+def test_every_dtype_is_read_as_bytes_in_whole_blocks(dtype):
+    block = (1 << 20) // DTYPE_SIZES[dtype]
+    tensor = torch.zeros(3 * block, dtype=getattr(torch, dtype))
+    memory = DeviceMemory([Region.of("x", tensor, offset=block + 5, elements=4)])
     before = memory.digest()
     assert memory.byte_count == 4 * tensor.element_size() == 4 * DTYPE_SIZES[dtype]
-    tensor.view(-1)[4] = 1  # before the slice
-    tensor.view(-1)[9] = 1  # behind it
+    assert memory.copy().byte_count == 1 << 20
+    tensor[block - 1] = 1  # in the block before
+    tensor[2 * block] = 1  # in the block behind
     assert memory.digest() == before
-    tensor.view(-1)[5] = 1
-    assert memory.digest() != before
+    digests = {before}
+    for place in (block, block + 5, 2 * block - 1):  # the rest of the block, its neighbour's, counts as well
+        tensor[place] = 1
+        digests.add(memory.digest())
+    assert len(digests) == 4
 
 
 def test_bits_count_not_values():
@@ -99,7 +104,7 @@ def test_scalars_and_empty_slices_have_digests():
     assert memory.byte_count == 8
 
 
-def test_digest_does_not_depend_on_order_but_on_every_region():
+def test_digest_does_not_depend_on_order_but_on_every_block():
     weight, moment = torch.arange(6.0), torch.arange(6.0)
     regions = [
         Region.of("w", weight, elements=3),
@@ -111,22 +116,41 @@ def test_digest_does_not_depend_on_order_but_on_every_region():
     assert DeviceMemory(regions[::-1]).table_digest() != DeviceMemory(regions).table_digest()
     others = [
         regions[:2],
-        [Region.of("w", weight), regions[2]],
         [*regions[:2], Region.of("v", moment, kind="optimizer")],
         [*regions[:2], Region.of("w2", moment)],
         [*regions[:2], Region.of("w", moment, kind="gradient")],
         [*regions[:2], Region.of("w", moment.view(2, 3), kind="optimizer")],
     ]
     assert len({DeviceMemory(other).digest() for other in others} | {digest}) == len(others) + 1
+    whole = DeviceMemory([Region.of("w", weight), regions[2]])
+    assert whole.digest() == digest
+    assert whole.table_digest() != DeviceMemory(regions).table_digest()
 
 
-def test_copy_names_the_region_that_differs():
-    weight = torch.zeros(4)
-    memory = DeviceMemory([Region.of("a", weight, elements=2), Region.of("a", weight, offset=2)])
-    before = memory.copy().region_digests()
-    weight[3] = 1
-    after = memory.copy().region_digests()
-    assert [key for key in before if before[key] != after[key]] == ["weight/a@2"]
+def test_two_contents_of_one_block_both_count():
+    """A host cannot let one region of a tensor stand for another that holds something else."""
+    shown, other = torch.zeros(6), torch.ones(6)
+    honest = DeviceMemory([Region.of("w", shown, elements=3), Region.of("w", shown, offset=3)]).digest()
+    for first, second in ((shown, other), (other, shown)):
+        memory = DeviceMemory([Region.of("w", first, elements=3), Region.of("w", second, offset=3)])
+        assert memory.digest() != honest
+        assert memory.digest() != DeviceMemory([Region.of("w", other)]).digest()
+
+
+def test_place_among_all_blocks_counts_and_must_be_known():
+    tensor = torch.arange(6.0)
+    first, second = (
+        Region(name="w", kind="weight", dtype="float32", shape=(6,), offset=0, elements=6, tensor=tensor, place=place)
+        for place in (0, 1)
+    )
+    assert DeviceMemory([first]).digest() == DeviceMemory([Region.of("w", tensor)]).digest()
+    assert DeviceMemory([first]).digest() != DeviceMemory([second]).digest()
+    with pytest.raises(CallerError, match="its place among the blocks of the state is not known"):
+        DeviceMemory([first, Region.of("v", tensor)]).digest()
+    for place in (-1, True, 1 << 62):
+        object.__setattr__(second, "place", place)
+        with pytest.raises(CallerError, match="place"):
+            DeviceMemory([second]).owned()
 
 
 def test_table_rebuilds_the_memory():
@@ -202,7 +226,7 @@ def test_regions_of_the_wrong_kind_are_the_callers_mistake():
     region = Region.of("w", tensor)
     tensor.resize_(4)
     with pytest.raises(CallerError, match=r"shape \(4,\), not \(3,\)"):
-        region.view()
+        DeviceMemory([region]).digest()
 
 
 class HostArray(np.ndarray):

@@ -65,7 +65,7 @@ LIES = [
     ),
     ("undeclared-chips", {Guard.IDENTITY}, r"lab-chip-0002"),
     ("two-transcripts", {Guard.COMMITMENT}, r"^chip lab-chip-0002, record \d+: step 3 was committed with another log"),
-    ("fake-layers", {Guard.REPLAY}, r"^step 3: .*lab-chip-000"),
+    ("fake-layers", {Guard.REPLAY}, r"^step 3: .*the shards of "),
 ]
 
 

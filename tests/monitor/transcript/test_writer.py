@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import Digest, SigningKey, digest_bytes
+from firmware_sim.evidence import SigningKey, digest_bytes
 from inspector.storage.fsck import fsck
 from monitor.declaration.statement import Declaration, StateEntry
 from monitor.sharding import StateDigest
@@ -72,7 +72,7 @@ def files_of(step: int) -> dict[str, bytes]:
 
 
 def leaf_of(step: int) -> Leaf:
-    state = StateDigest(shards=(Digest("sha256-list", hashlib.sha256(b"%d" % step).digest()),))
+    state = StateDigest(TASK.layout, (hashlib.sha256(b"%d" % step).digest(),))
     if step == 0:
         return Leaf(step=0, batch="", state=state, log="", loss="", flop=0)
     log = str(digest_bytes("rounding-log", files_of(step)[log_path(step)]))
