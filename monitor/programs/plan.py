@@ -289,12 +289,14 @@ class _Planner:
         if [str(each.type) for each in func._schema.returns] != ["Tensor"]:
             return False  # how many results there are depends on sizes
         inputs = [_imitation(place) for place in call["sources"]]
-        scalars = [float.fromhex(text) for text in self._program.scalars]
-        args, kwargs = build_arguments(call["arguments"], inputs, scalars.__getitem__, torch.device("meta"))
+        args, kwargs = build_arguments(call["arguments"], inputs, self._number, torch.device("meta"))
         out = func(*args, **kwargs)
         if [layout_of(tensor) for tensor in result_tensors(out, [])] != call["results"]:
             raise misfit(access.number, func)
         return True
+
+    def _number(self, scalar: int) -> float:
+        return float.fromhex(self._program.scalars[scalar])
 
     def _with_spent(self, calls: list[Call]) -> Iterator[Call]:
         kept = {self._regions[number] for number in self._fixed_regions}

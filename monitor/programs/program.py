@@ -147,6 +147,11 @@ class Program:
         return tuple(operator_of(call["operator"]) for call in self.calls)
 
     @cached_property
+    def numbers(self) -> tuple[float, ...]:
+        """The scalars' values."""
+        return tuple(map(parse_hex, self.scalars))
+
+    @cached_property
     def scalar_places(self) -> tuple[tuple[tuple[int, tuple[Any, ...]], ...], ...]:
         """For each call its scalars, with the place of each: ``args`` or ``kwargs``, and the keys from there on."""
         return tuple(tuple(_scalar_places(call["arguments"], ())) for call in self.calls)

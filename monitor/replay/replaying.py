@@ -84,7 +84,7 @@ class ProgramTraining:
 
 def scalars_of(program: Program, execution: Execution) -> list[float]:
     """A step's scalars: the program's, with those that the step changes; EvidenceError on a number out of range."""
-    scalars = [parse_hex(text) for text in program.scalars]
+    scalars = list(program.numbers)
     for text, numbers in execution.slots.items():
         value = parse_hex(text)
         for number in numbers:
