@@ -87,6 +87,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 6: bounds and printing
     "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),
     "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),
+    "state blocks": (("firmware_sim.bounds.STATE_BLOCKS", Bound(_ANY, "blocks")),),
+    "opened subtrees": (("firmware_sim.bounds.STATE_NODES", Bound(_ANY, "subtrees")),),
     "tensor shapes": (("firmware_sim.bounds.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),

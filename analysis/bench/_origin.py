@@ -24,7 +24,7 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 def machine() -> dict[str, str]:
-    """What the result depends on: processor, C library and versions."""
+    """The machine of a measurement: processor, C library and versions."""
     return {
         "processor": processor(),
         "c_library": " ".join(platform.libc_ver()),

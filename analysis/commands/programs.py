@@ -40,7 +40,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "state without passing a loss, unless the trust file names them under direct_paths.",
         epilog="JSON keys: outcome, reasons, evidence (execution, flop, programs)",
     )
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     add_trust(parser)
     add_json(parser)
     parser.set_defaults(handler=_review)

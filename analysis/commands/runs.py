@@ -40,7 +40,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands."""
     _register_train(subparsers)
     parser = subparsers.add_parser("verify", help="check everything of a run that needs no re-execution")
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     add_trust(parser)
     _add_answers(parser)
     add_now(parser)
@@ -49,9 +49,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.set_defaults(handler=_verify)
 
     parser = subparsers.add_parser("replay", help="re-execute one segment of a run on a device")
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--segment", type=int, required=True, metavar="I", help="number of the segment, from 0")
-    parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME")
+    parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_json(parser)
     parser.epilog = "JSON keys: outcome, reasons, evidence"

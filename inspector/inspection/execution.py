@@ -34,7 +34,7 @@ NOT_REVIEWED = ("a model delivered through a linear loss, or number by number",)
 
 @dataclass(slots=True, kw_only=True)
 class ExecutionReport:
-    """What an inspection says about what a run executed.
+    """An inspection's findings about the programs that a run executed.
 
     Attributes:
         executable: its programs are agreed, so that replay devices may run them.

@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentReplay:
-    """What a replay reached, before anyone compares it with what was committed.
+    """Result of a replay, not yet compared with the commitments.
 
     Attributes:
         leaves: recomputed leaves of the steps of the segment, as far as the replay came.

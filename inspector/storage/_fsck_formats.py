@@ -49,7 +49,7 @@ _COMMIT = 8
 
 
 class Problem(Exception):
-    """Something in a run folder is not as it should be."""
+    """A violation of a format in a run folder."""
 
 
 def need(holds: object, text: str) -> None:

@@ -36,7 +36,7 @@ class TraceHead:
 
 
 class Prover(ABC):
-    """What a referee can ask of a party. Whoever does not answer, or answers with anything malformed, has lost."""
+    """A party's interface to the referee. Whoever does not answer, or answers with anything malformed, has lost."""
 
     @abstractmethod
     def step(self, number: int) -> Opening:

@@ -22,7 +22,7 @@ MAXIMUM_CONSTANTS = 64 << 20
 
 
 def read_value(value: object) -> str:
-    """What a call read into Python, as text with its type."""
+    """A value that a call read into Python, as text with its type."""
     return f"{type(value).__name__}:{value.hex() if isinstance(value, float) else value}"
 
 

@@ -74,7 +74,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one call reads, writes and returns.
+    """Reads, writes and results of one call.
 
     Attributes:
         operator: full name of the overload.

@@ -28,10 +28,10 @@ class Stateful(Protocol):
     """The protocol of PyTorch's distributed checkpoints, which schedules and stateful data loaders follow."""
 
     def state_dict(self) -> Any:
-        """What the object needs to go on from here."""
+        """The object's state."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Go on from there."""
+        """Restore that state."""
 
 
 class HostState:

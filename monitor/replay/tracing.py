@@ -22,7 +22,7 @@ ABSENT = "absent"
 
 
 def specification(program: Program, task: Declaration, execution: Execution) -> list[dict[str, Any]]:
-    """What every honest prover's operators of a step are: the program's calls with the step's numbers, and the state.
+    """Specification of a step's operators for all honest provers: the program's calls with its numbers, and the state.
 
     Raises:
         EvidenceError: the execution or the declared state does not fit the program.

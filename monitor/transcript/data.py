@@ -125,7 +125,7 @@ class RunData:
         return [self.batch_root(step) for step in range(1, len(self.order) + 1)]
 
     def commitment(self) -> dict[str, str]:
-        """What M says about D: the root over all batches and a commitment to the salt key."""
+        """The commitment to D in M: the root over all batches and a commitment to the salt key."""
         tree = MerkleTree()
         for root in self.batch_roots():
             tree.append(root)

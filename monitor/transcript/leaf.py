@@ -23,7 +23,7 @@ _EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What a step executed.
+    """Execution record of a step.
 
     Attributes:
         program: SHA-256 of the program, hex.
@@ -83,7 +83,7 @@ def _is_hyper(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """What a run commits to for one step; step 0 is the initial state, without batch, log, loss and FLOP.
+    """The commitment of one step; step 0 is the initial state, without batch, log, loss and FLOP.
 
     Attributes:
         batch: RFC 9162 root over the salted sample digests, hex.

@@ -1,0 +1,74 @@
+"""One training on different numbers of chips: one root, and snapshots of all of them verified against it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.session import inspect
+from inspector.inspection.verdict import Outcome
+from monitor.lab.site import Site, site_path
+from monitor.sharding import StateDigest
+from monitor.transcript import RunFolder
+from monitor.transcript.draft import Draft
+from tests.conftest import record_run
+
+
+@pytest.fixture
+def inspect_run(devices):
+    def run(recorded, samples, *, off: frozenset[Guard] = frozenset()):
+        settings = Settings(samples=samples, seed="x", devices=("sse41",), guards=ALL_GUARDS - off)
+        return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+
+    return run
+
+
+def opened(recorded) -> RunFolder:
+    return RunFolder(recorded.run, recorded.trust.labs["lab"])
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    return lambda chips: record_run(tmp_path_factory.mktemp("chips") / "run", chips=chips, rate=Fraction(1))
+
+
+@pytest.fixture(scope="module")
+def runs(record):
+    return {chips: record(chips) for chips in (1, 3, 8)}
+
+
+def test_roots_are_one_for_1_3_and_8_chips(runs):
+    roots = {chips: [str(leaf.state.root) for leaf in opened(run).load_steps()[0]] for chips, run in runs.items()}
+    assert roots[1] == roots[3] == roots[8]
+    assert len(set(roots[1])) == len(roots[1]) > 2
+
+
+@pytest.mark.parametrize("chips", [1, 3, 8])
+def test_snapshots_of_all_chips_are_verified_against_the_root(runs, inspect_run, chips):
+    verdict = inspect_run(runs[chips], chips)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    steps = opened(runs[chips]).declared.steps
+    assert [len(chip["snapshots"]) for chip in verdict.evidence["chips"]] == [steps + 1] * chips
+
+
+@pytest.mark.parametrize("which", ["exchanged", "altered"])
+def test_a_step_that_opens_other_subtrees_explains_no_snapshot(record, inspect_run, which):
+    """All signed again: the root that the opened subtrees give is not that of what the chips held."""
+    run = record(3)
+    key = Site.lab_key(Site.read_config(site_path(run.run)))
+    leaves, _ = opened(run).load_steps()
+    state = leaves[2].state
+    hashes = [state.hashes[1], state.hashes[0]] if which == "exchanged" else [bytes(32), state.hashes[1]]
+    forged = StateDigest(state.layout, (*hashes, *state.hashes[2:]))
+    assert forged.root != state.root
+    draft = Draft.read(run.run, key)
+    draft.leaves[2] = replace(leaves[2], state=forged).encoded()
+    draft.sign(run.run, key)
+    verdict = inspect_run(run, 3)
+    assert verdict.outcome is Outcome.REJECT
+    guards = frozenset({Guard.COMMITMENT, Guard.REPLAY, Guard.SNAPSHOT})
+    assert {reason.guard for reason in verdict.reasons} == {guard.value for guard in guards}
+    assert inspect_run(run, 3, off=guards).outcome is Outcome.ACCEPT
