@@ -129,6 +129,8 @@ class Region:
     place: int | None = None
 
     def __post_init__(self) -> None:
+        if self.place is not None:
+            _checked_place(self.name, self.place)
         with without_overrides():
             _check_tensor(self.entry, _on_host(self.tensor))
 
@@ -162,14 +164,14 @@ class Region:
             CallerError: the tensor no longer has the dtype, shape or layout of the region, or no place is known.
         """
         with without_overrides():
-            entry, held = self.entry, _on_host(self.tensor)
-            _check_tensor(entry, held)
+            held, place = _on_host(self.tensor), _checked_place(self.name, self.place)
+            _check_tensor(self, held)
             _check_present(self.name, held)
-            reached = blocks_of(entry.dtype, entry.shape, entry.offset, entry.elements)
-            step, place = block_elements(entry.dtype, entry.shape), _checked_place(self.name, self.place)
-            stop = min(reached.stop * step, math.prod(entry.shape))
+            reached = blocks_of(self.dtype, self.shape, self.offset, self.elements)
+            step = block_elements(self.dtype, self.shape)
+            stop = min(reached.stop * step, math.prod(self.shape))
             data = _flat_bytes(held, reached.start * step, max(stop - reached.start * step, 0))
-            return BlockSlice(entry.kind, entry.name, entry.dtype, entry.shape, place, reached.start, data)
+            return BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, data)
 
     def check_readable(self) -> None:
         """Read no element as a snapshot would read some; wrapped and lazily conjugated tensors fail here.
@@ -262,11 +264,12 @@ class DeviceMemory:
         Raises:
             CallerError: a region is no `Region`, or can't be read.
         """
-        for region in self._regions:
-            if type(region) is not Region:
-                raise CallerError("a device memory consists of objects of type Region")
+        if any(type(region) is not Region for region in self._regions):
+            raise CallerError("a device memory consists of objects of type Region")
+        regions = [replace(region) for region in self._regions]
+        for region in regions:
             region.check_readable()
-        return DeviceMemory(self._regions)
+        return DeviceMemory(regions)
 
     @property
     def byte_count(self) -> int:
@@ -405,7 +408,7 @@ def _dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _check_tensor(entry: RegionEntry, tensor: Any) -> None:
+def _check_tensor(entry: RegionEntry | Region, tensor: Any) -> None:
     check_plain(entry.name, tensor)
     if _dtype_name(tensor) != entry.dtype:
         raise CallerError(f"region {entry.name!r}: tensor is {_dtype_name(tensor)}, not {entry.dtype}")

@@ -155,7 +155,7 @@ def test_a_multiproof_verifies_only_its_own_blocks(count, shards, data):
     hashes[at] = bytes(32)
     forged = StateDigest(layout, tuple(hashes))
     assert forged.root != digest.root
-    start, size = layout.subtrees[at]
+    start, _ = layout.subtrees[at]
     for shard in range(len(layout.shards)):
         holds = any(node.start == start for node in layout.nodes_of(shard, nodes(digest)))
         assert (forged.shard(shard) != digest.shard(shard)) == holds
