@@ -61,7 +61,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuses:
-    """What the maker burns into a chip."""
+    """Fuses of a chip."""
 
     secrets: DeviceSecrets
     snapshot_rate: Fraction

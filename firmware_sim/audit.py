@@ -42,7 +42,7 @@ class EpochSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleAudit:
-    """What the audit covered: every tick of the chip's life up to the quote."""
+    """Extent of an audit: every tick of the chip's life up to the quote."""
 
     epochs: int
     ticks: int

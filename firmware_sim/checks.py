@@ -71,7 +71,7 @@ class SnapshotError(EvidenceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipEvidence:
-    """What a chip hands over at an inspection."""
+    """Evidence of one chip."""
 
     chain: bytes
     log: bytes
@@ -81,7 +81,7 @@ class ChipEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipTrust:
-    """What the inspector knows from outside the run."""
+    """Reference values for one chip, from outside of the run."""
 
     ca_digests: Collection[Digest]
     measurements: Collection[Digest]
@@ -92,7 +92,7 @@ class ChipTrust:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPosition:
-    """What the inspector keeps of a chip between inspections."""
+    """Where a chip's log ended at an earlier inspection."""
 
     counter: int
     size: int

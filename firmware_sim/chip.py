@@ -48,7 +48,7 @@ class Utilisation:
 
 
 class Chip(ABC):
-    """What a host and an inspector can ask of a chip, honest or not."""
+    """The interface of a chip, honest or not, to host and inspector."""
 
     @property
     @abstractmethod

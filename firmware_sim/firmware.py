@@ -55,7 +55,7 @@ _RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipOrder:
-    """What the maker is asked to make; all of the chip's secrets follow from `seed` and `chip_id`.
+    """A maker's order of a chip; all of the chip's secrets follow from `seed` and `chip_id`.
 
     `snapshot_rate` is in snapshots per tick, in [0, 1]; `beacon_key` is the verifier's; `quotas` overrides how many
     records of a kind the log takes. Only a dishonest chip that clones another one reads `clone_of`.

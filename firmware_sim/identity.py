@@ -89,7 +89,7 @@ CURRENT_FIRMWARE = Firmware(name="chipwitness-firmware 1.0", security_version=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipIdentity:
-    """What a verified chain says. `certificate_digest` is of the device certificate: it outlives firmware updates."""
+    """Content of a verified chain. `certificate_digest` is of the device certificate: it outlives firmware updates."""
 
     chip_id: str
     maker_digest: Digest
@@ -101,7 +101,7 @@ class ChipIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSecrets:
-    """What is fused into one chip: its UDS and the certificates that vouch for its device key."""
+    """Fuses of one chip: its UDS and the certificates that vouch for its device key."""
 
     chip_id: str
     uds: bytes
@@ -145,7 +145,7 @@ class MakerCA:
 
     @property
     def certificate_digest(self) -> Digest:
-        """What an inspector trusts."""
+        """The reference value by which an inspector trusts this maker."""
         return _pem_digest(self.certificate)
 
     def sign_firmware(self, firmware: Firmware) -> Firmware:

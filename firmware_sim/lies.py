@@ -22,7 +22,7 @@ class _Lie(enum.Enum):
 
 
 class ChipLie(_Lie):
-    """What a dishonest chip does (DESIGN 7; Shavit 2023, section 3)."""
+    """Lies of a chip (Shavit 2023, section 3)."""
 
     SKIP_SNAPSHOTS = "skip-snapshots", "takes no snapshot although the schedule demands it"
     PREDICT_SCHEDULE = "predict-schedule", "tells the lab beforehand when a snapshot will fall"
@@ -41,7 +41,7 @@ class ChipLie(_Lie):
 
 
 class LabLie(_Lie):
-    """What a dishonest lab does with honest chips (DESIGN 7; Shavit 2023, sections 4 and 5)."""
+    """Lies of a lab with honest chips (Shavit 2023, sections 4 and 5)."""
 
     CHANGE_SAMPLE = "change-sample", "trains on one other sample than it declares"
     REORDER_DATA = "reorder-data", "trains on the declared samples in another order"

@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -127,12 +127,22 @@ class Region:
     elements: int
     tensor: Any
     place: int | None = None
+    entry: RegionEntry = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.place is not None:
             _checked_place(self.name, self.place)
+        entry = RegionEntry(
+            name=self.name,
+            kind=self.kind,
+            dtype=self.dtype,
+            shape=self.shape,
+            offset=self.offset,
+            elements=self.elements,
+        )
+        object.__setattr__(self, "entry", entry)
         with without_overrides():
-            _check_tensor(self.entry, _on_host(self.tensor))
+            _check_tensor(entry, _on_host(self.tensor))
 
     @classmethod
     def of(
@@ -146,17 +156,6 @@ class Region:
         count = math.prod(shape) - offset if elements is None else elements
         return cls(name=name, kind=kind, dtype=dtype, shape=shape, offset=offset, elements=count, tensor=tensor)
 
-    @property
-    def entry(self) -> RegionEntry:
-        return RegionEntry(
-            name=self.name,
-            kind=self.kind,
-            dtype=self.dtype,
-            shape=self.shape,
-            offset=self.offset,
-            elements=self.elements,
-        )
-
     def blocks(self) -> BlockSlice:
         """Return the blocks that the slice reaches into; bytes are shared with a tensor on a CPU, copied from others.
 
@@ -165,7 +164,7 @@ class Region:
         """
         with without_overrides():
             held, place = _on_host(self.tensor), _checked_place(self.name, self.place)
-            _check_tensor(self, held)
+            _check_tensor(self.entry, held)
             _check_present(self.name, held)
             reached = blocks_of(self.dtype, self.shape, self.offset, self.elements)
             step = block_elements(self.dtype, self.shape)
@@ -408,7 +407,7 @@ def _dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _check_tensor(entry: RegionEntry | Region, tensor: Any) -> None:
+def _check_tensor(entry: RegionEntry, tensor: Any) -> None:
     check_plain(entry.name, tensor)
     if _dtype_name(tensor) != entry.dtype:
         raise CallerError(f"region {entry.name!r}: tensor is {_dtype_name(tensor)}, not {entry.dtype}")

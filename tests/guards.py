@@ -45,11 +45,11 @@ def _unbounded_shape(shape: list[int]) -> None:
         raise EvidenceError("a tensor's size is impossible")
 
 
-def _count_matrices(program: Any) -> int:
+def _count_matrices(program: Any) -> Any:
     """Count products written as such, and none in disguise."""
-    from monitor.programs.flop import counted
+    from monitor.programs.flop import Compute, counted
 
-    return sum(counted(call) or 0 for call in program.calls)
+    return Compute(flop=sum(counted(call) or 0 for call in program.calls), elementwise=0)
 
 
 _ANY = 1 << 62
@@ -81,7 +81,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
             lambda groups, step: [float(group.get("lr", 0.0)) for group in groups],
         ),
     ),
-    "products counted": (("monitor.programs.program.flop_of", _count_matrices),),
+    "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
     "direct paths": (("inspector.inspection.paths.forbidden", lambda paths, trust: []),),
     "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),
     # law 6: bounds and printing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -85,7 +86,7 @@ INSPECTOR = (
 ANALYSIS = (
     {"scenarios", "montecarlo", "registration"},
     {"report"},
-    {"demo"},
+    {"demo", "examples"},
     {"bench"},
     {"commands"},
     {"cli"},
@@ -195,6 +196,25 @@ def test_one_place_asks_where_a_tensor_lies():
             source = path.read_text(encoding="utf-8")
             assert ".is_cpu" not in source, path
             assert "device.type" not in source, path
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_each_readme_maps_its_package(name):
+    root = ROOT / name
+    text = (root / "README.md").read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if line.startswith("#")][1:3] == ["## Map", "## Laws"]
+    cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    mapped = {each.rstrip("/") for each in re.findall(r"`([^`]+)`", cells)}
+    there = {path.stem for path in root.glob("*.py")} | {path.parent.name for path in root.glob("*/__init__.py")}
+    assert there - {"__init__"} <= mapped
+    assert all((root / each).exists() or (root / f"{each}.py").exists() for each in mapped)
+
+
+def test_no_text_cites_a_document_that_is_not_here():
+    outside = re.compile(r"\b(PAPERS|DESIGN|STYLE|ATTACKS)\b")
+    for path in sorted(path for floor in (*FLOORS, "tests") for path in (ROOT / floor).rglob("*.py")):
+        if path != Path(__file__):
+            assert not outside.search(path.read_text(encoding="utf-8")), path
 
 
 def test_folders_say_their_idea():

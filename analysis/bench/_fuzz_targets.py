@@ -137,7 +137,7 @@ class World:
 
     @cached_property
     def loop(self) -> RunFolder:
-        """A loop of two steps."""
+        """A run without a preset, of two steps."""
         return RunFolder(self.folder / "loop", self.trust("loop").labs["lab"])
 
     @cached_property
@@ -157,7 +157,7 @@ class World:
         return self.files(chip_path("lab-chip-0000", name))
 
     def programs(self) -> list[bytes]:
-        """Programs of the loop."""
+        """Programs of that run."""
         return [self.loop.read(path) for path in self.loop.programs().values()]
 
     @cached_property
@@ -216,7 +216,7 @@ def _sealed(payload_type: str, body: bytes) -> bytes:
 
 
 def _read_metadata(value: object) -> None:
-    """A loop's declaration, and the memory that it describes where that is small."""
+    """A run's declaration, and the memory that it describes where that is small."""
     task = Metadata.from_json(value).task
     if isinstance(task, Declaration) and task.byte_count < 1 << 20:
         task.empty_memory(torch.device("cpu"))
@@ -228,7 +228,7 @@ def _small_state() -> bytes:
 
 def _read_program(data: bytes) -> None:
     program = Program.decode(data)
-    _ = program.flop, program.last_uses, program.digest
+    _ = program.flop, program.plan(torch.device("cpu"), every=False), program.digest
 
 
 def _scenarios() -> list[bytes]:

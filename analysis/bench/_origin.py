@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,17 @@ import numba
 import numpy as np
 import torch
 
+from firmware_sim.errors import CallerError
 from monitor.environment import processor
 
-__all__ = ["DATA", "commit", "hardware", "machine"]
+__all__ = ["DATA", "commit", "hardware", "machine", "write"]
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 """Measurements that come with the program."""
 
 
 def machine() -> dict[str, str]:
-    """What the result depends on: processor, C library and versions."""
+    """The machine of a measurement: processor, C library and versions."""
     return {
         "processor": processor(),
         "c_library": " ".join(platform.libc_ver()),
@@ -56,3 +59,12 @@ def commit() -> dict[str, str]:
     except (OSError, subprocess.CalledProcessError):
         return {}
     return {"commit": f"{name}+" if changed else name}
+
+
+def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
+    """Put the rows in a file with the machine and the commit that they were measured on; CallerError if that fails."""
+    document = {"hardware": hardware(), **commit(), **more, "rows": list(rows)}
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CallerError(f"cannot write {path}: {error.strerror}") from None

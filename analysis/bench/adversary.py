@@ -6,13 +6,12 @@ The machines live beside the tests of a checkout, which are not installed with t
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import commit, hardware
+from analysis.bench._origin import write
 from firmware_sim.errors import CallerError
 
 __all__ = ["run", "table", "verdict", "write"]
@@ -101,12 +100,3 @@ def _told(counts: Mapping[str, Any]) -> str:
     if "told" in counts:
         return f"told in {counts['told']:6} worlds, accepted in {counts['accepted']}"
     return f"told in {counts['worlds']:6} worlds, accepted in {counts['accepted']} where {counts['escapes']:.1f} may be"
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with the machine that they were measured on; CallerError if that fails."""
-    document: Mapping[str, Any] = {"hardware": hardware(), **commit(), "rows": list(rows)}
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CallerError(f"cannot write {path}: {error.strerror}") from None

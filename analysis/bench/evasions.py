@@ -6,18 +6,17 @@ REJECT. The predictions are the closed forms that verdicts print (``inspector.pr
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import commit, hardware
+from analysis.bench import _origin
 from firmware_sim import ChipLie, LabLie
 from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
@@ -28,6 +27,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
 from inspector.replay.pool import DevicePool
+from monitor.lab.conduct import LIES
 from monitor.lab.site import Site, SiteConfig, new_site_config, next_site_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
@@ -123,25 +123,19 @@ def _first_chip_with(least: int) -> Callable[[Scene], float]:
     return lambda scene: scene.drawn(1) * scene.snapshots(scene.whole_log(), least)
 
 
+_REPLAYED = {"step": _one_step, "rest": _to_the_end}
+
 PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
-    LabLie.CHANGE_SAMPLE: _one_step,
-    LabLie.REORDER_DATA: _one_step,
+    **{lie: _REPLAYED[made.alters] for lie, make in LIES.items() if (made := make(1)).alters},
     LabLie.EXTRA_STEPS: _hidden,
     LabLie.EDITED_CHIP_LOG: _hidden,
     LabLie.FORGED_INITIALISATION: _always,
-    LabLie.OTHER_LEARNING_RATE: _to_the_end,
-    LabLie.EDITED_OPTIMIZER: _one_step,
     LabLie.UNDER_REPORTED_FLOP: _always,
-    LabLie.EDITED_ROUNDING_LOG: _one_step,
-    LabLie.UNSEEN_WRITE: _one_step,
-    LabLie.TOLERATED_DRIFT: _to_the_end,
     LabLie.TRUNCATED_TRANSCRIPT: _always,
     LabLie.SELF_MADE_TRUST: _always,
-    LabLie.WRONG_OPERATOR: _one_step,
     LabLie.UNDECLARED_RUN: _always,
     LabLie.UNDECLARED_CHIPS: _always,
     LabLie.TWO_TRANSCRIPTS: lambda scene: scene.drawn(scene.chips // 2),
-    LabLie.FAKE_LAYERS: _to_the_end,
     LabLie.CHAINED_RUNS: _always,
     LabLie.EXTRA_TICKS: _always,
     LabLie.UNTOLD_STEPS: _never,
@@ -164,8 +158,10 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
 }
 """How often one inspection should catch each lie that ``train`` can tell; a lying chip is the lab's first.
 
+A lie that alters committed steps is caught where one of them is replayed; any other has a row here.
+
 ``clone-identity`` is caught whatever is drawn: the original's evidence convicts it (``inspection.identities``);
-``roll-back-log`` takes more than one run, and ``hidden-constant`` a loop of one's own. Each is tested there.
+``roll-back-log`` takes more than one run, and ``hidden-constant`` a run without a preset. Each is tested there.
 """
 
 
@@ -294,12 +290,8 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with the machine that they were measured on; CallerError if that fails."""
-    document: Mapping[str, Any] = {"hardware": hardware(), **commit(), "device": _DEVICE, "rows": list(rows)}
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CallerError(f"cannot write {path}: {error.strerror}") from None
+    """Put the rows in a file with the machine and the device that they were measured on; CallerError if that fails."""
+    _origin.write(rows, path, device=_DEVICE)
 
 
 def save_as_rates(rows: Sequence[Row], path: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import commit, hardware
+from analysis.bench._origin import write
 from firmware_sim.errors import CallerError, DeviceError
 
 __all__ = ["run", "table", "verdict", "write"]
@@ -92,12 +92,3 @@ def table(rows: Sequence[Row]) -> list[str]:
         texts = "; ".join(finding["text"] for finding in row["findings"]) or "none"
         lines.append(f"{row['work']:16} {row['executions']:11,} {row['accepted']:10,} {row['seconds']:8.1f} {texts}")
     return lines
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with the machine that they were measured on; CallerError if that fails."""
-    document = {"hardware": hardware(), **commit(), "rows": list(rows)}
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CallerError(f"cannot write {path}: {error.strerror}") from None

@@ -1,9 +1,8 @@
-"""``bench honest``: honest loops of many kinds, recorded with crashes in between; an inspection must accept each."""
+"""``bench honest``: honest runs of many models, recorded with crashes in between; an inspection must accept each."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import tempfile
 import time
@@ -21,7 +20,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, StepLR
 
 from analysis.bench._honest_models import MODELS
-from analysis.bench._origin import commit, hardware
+from analysis.bench._origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
 from inspector.inspection.guards import Settings
 from inspector.inspection.session import inspect
@@ -245,12 +244,3 @@ def table(rows: Sequence[Row]) -> list[str]:
     accepted = sum(row["outcome"] == Outcome.ACCEPT.value for row in rows)
     lines.append(f"{accepted} of {len(rows)} accepted, all chips drawn, replayed on {' and '.join(DEVICES)}")
     return lines
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with the machine that they were recorded on; CallerError if that fails."""
-    document = {"hardware": hardware(), **commit(), "rows": list(rows)}
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CallerError(f"cannot write {path}: {error.strerror}") from None

@@ -98,7 +98,7 @@ def run(
     out: Path | None = None,
     progress: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Train what ``out`` does not hold yet, each run in the process of its device; return all runs with their losses.
+    """Train what ``out`` does not hold yet, each run in the process of its device; return what all runs come to.
 
     Args:
         seeds: number of seeds, counted from 0; a seed decides initial weights and data order.
@@ -130,7 +130,7 @@ def run(
                 if out is not None:
                     _save(out, done.values())
             progress(done[_key(row)])
-    return [done[_key(row)] for row in wanted]
+    return judge([done[_key(row)] for row in wanted])
 
 
 def _tail(losses: Sequence[float]) -> float:

@@ -6,7 +6,6 @@ Synthetic leaves go through the real writer, and a tiny model is trained through
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from analysis.bench._origin import commit, hardware
+from analysis.bench._origin import write
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey, digest_bytes
 from inspector.inspection.trust import Trust
@@ -249,12 +248,3 @@ def table(rows: Sequence[Row]) -> list[str]:
             f"{row['bytes']:11.1f} {ratios[1]:>7}"
         )
     return lines
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with the machine that they were measured on; CallerError if that fails."""
-    document = {"hardware": hardware(), **commit(), "rows": list(rows)}
-    try:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CallerError(f"cannot write {path}: {error.strerror}") from None

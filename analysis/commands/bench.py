@@ -6,8 +6,8 @@ import argparse
 import importlib
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, print_json
@@ -33,9 +33,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser("bench", help="measure in one run, with ratios to the native figure")
     works = parser.add_subparsers(dest="work", required=True, metavar="WORK")
     for name, text in _SIMPLE.items():
-        _add(works, name, text, _ROWS, _print_rows)
+        _add(works, name, text, _ROWS)
 
-    one = _add(works, "numerics", "native, FP64, rounded and exact on products and steps", _ROWS, _print_rows)
+    one = _add(works, "numerics", "native, FP64, rounded and exact on products and steps", _ROWS)
     _add_presets(one, "small ones")
     one.add_argument("--device", default="native", metavar="NAME", help="what to measure (default: native)")
     one.add_argument("--out", type=Path, metavar="FILE", help="put the rows there, beside those of other machines")
@@ -45,7 +45,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "accuracy",
         "errors of every operator against FP64",
         "JSON: an object with hardware, operators, unmeasured, products and convolutions",
-        _print_accuracy,
     )
     one.add_argument("--out", type=Path, metavar="FILE", help="write the report")
 
@@ -56,7 +55,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "JSON: a list of rows, also of other machines in the file, with work, mode, machine, processor, device, kind, "
         "steps, batch_size, seed, status, weights, optimizer, losses (digests), seconds, log_bytes, recorded_on (a "
         "machine); exit code 1 where controlled rows do not all end in the same bits",
-        _print_equality,
     )
     _add_presets(one, "all")
     one.add_argument("--steps", type=int, metavar="N", help="default: 20, for large presets 3")
@@ -72,7 +70,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "losses of controlled training beside native training",
         "JSON: a list of rows with work, mode, device, steps, seeds, loss, gap, bias, bias_error, threshold, passes, "
         "early_gap, early_ratio, passes_early; exit code 1 where exact or rounded training does not pass",
-        _print_quality,
     )
     _add_presets(one, "tiny-gpt and digits-cnn")
     one.add_argument("--steps", type=int, metavar="N", help="default: 300")
@@ -86,7 +83,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "JSON: a list of rows with work (leaves: synthetic ones; training: recorded steps of a tiny model), mode, "
         "seconds, ratio (of processor time to the first thousand), steps, cpu_ms and bytes (a step), bytes_ratio; exit "
         "code 1 where the last thousand cost more than 1.5 times the first",
-        _print_storage,
     )
     one.add_argument("--leaves", type=int, metavar="N", help="synthetic steps (default: 1000000)")
     one.add_argument("--steps", type=int, metavar="N", help="steps that are trained (default: 20000)")
@@ -98,7 +94,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "every lie told in real runs: how often it is caught, and how often it should be",
         "JSON: a list of rows with work (the lie), mode (lab or chip), seconds (a trial), ratio (null), trials, "
         "caught, low, high, predicted, agrees, scene; exit code 1 where a prediction lies outside what was measured",
-        _print_evasions,
     )
     one.add_argument("--lie", action="append", metavar="NAME", dest="lies", help="default: all that train can tell")
     one.add_argument("--trials", type=int, metavar="N", help="worlds in which each lie is told (default: 20)")
@@ -109,11 +104,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one = _add(
         works,
         "honest",
-        "honest loops of many kinds, with crashes in between: an inspection must accept each",
+        "honest runs of many models, with crashes in between: an inspection must accept each",
         "JSON: a list of rows with work (the model), mode (numerics), seconds, ratio (null), number, seed, batch_size, "
         "optimizer, schedule, steps, chips, idle_chips, checkpoint_every, crashes, devices, outcome and reasons; exit "
         "code 1 where a run is not accepted",
-        _print_honest,
     )
     one.add_argument("--runs", type=int, metavar="N", help="how many (default: 12)")
     one.add_argument("--seed", type=int, metavar="N", help="decides every run (default: 0)")
@@ -125,7 +119,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "a lab that lies in random ways and one that does not: what is accepted, what rejected",
         "JSON: a list of rows with work, mode, seconds (of all processes), ratio (null), sequences, outcomes, lies and "
         "deferred (by row), violations and kept (scenes with their actions); exit code 1 where a law does not hold",
-        _print_adversary,
     )
     one.add_argument("--sequences", type=int, metavar="N", help="of the lying lab (default: 2000)")
     one.add_argument("--honest", type=int, metavar="N", help="sequences of the honest lab (default: 200)")
@@ -142,7 +135,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "every parser that foreign bytes reach, on inputs that coverage leads to",
         "JSON: a list of rows with work (the parser), mode, seconds, ratio (null), seed, executions, accepted, "
         "findings (a list of text, bytes, input in hex); exit code 1 where there is a finding",
-        _print_fuzz,
     )
     one.add_argument("--target", action="append", metavar="NAME", dest="targets", help="a parser (default: all)")
     one.add_argument("--seconds", type=float, metavar="S", help="for each parser (default: 60)")
@@ -155,12 +147,11 @@ def _add(
     name: str,
     text: str,
     epilog: str,
-    show: Callable[[Any, bool], str | None],
 ) -> ArgumentParser:
-    """Add a work whose function ``run`` takes its options by name; ``show`` prints what it returns."""
+    """Add a work whose function ``run`` takes its options by name."""
     parser = works.add_parser(name, help=text, epilog=epilog)
     add_json(parser)
-    parser.set_defaults(handler=_bench, show=show)
+    parser.set_defaults(handler=_bench)
     return parser
 
 
@@ -202,81 +193,25 @@ def _bench(arguments: argparse.Namespace) -> int:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:
         module.save_as_rates(found, arguments.rates)
-    problem: str | None = arguments.show(found, arguments.json)
+    problem: str | None = _report(module, found, arguments.json)
     if problem is not None:
         print(f"chipwitness bench: {problem}", file=sys.stderr)
     return 0 if problem is None else 1
 
 
-def _print(found: Any, lines: list[str], as_json: bool) -> None:
+def _report(module: ModuleType, found: Any, as_json: bool) -> str | None:
+    """Print what a work found; why it is not what the work promises, or None."""
     if as_json:
         print_json(found)
     else:
-        print("\n".join(lines))
+        print("\n".join(getattr(module, "table", _lines)(found)))
+    return module.verdict(found) if hasattr(module, "verdict") else None
 
 
-def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> str | None:
+def _lines(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     for row in rows:
         rest = {key: value for key, value in row.items() if key not in ("work", "mode", "seconds", "ratio")}
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}×"
         lines.append(f"{row['work']:36} {row['mode']:20} {row['seconds']:10.3f} s {ratio:>8}  {rest or ''}")
-    _print(rows, lines, as_json)
-    return None
-
-
-def _print_accuracy(report: Any, as_json: bool) -> str | None:
-    from analysis.bench import accuracy
-
-    _print(report, accuracy.table(report), as_json)
-    return None
-
-
-def _print_equality(rows: Any, as_json: bool) -> str | None:
-    from analysis.bench import equality
-
-    _print(rows, equality.table(rows), as_json)
-    return equality.verdict(rows)
-
-
-def _print_evasions(rows: Any, as_json: bool) -> str | None:
-    from analysis.bench import evasions
-
-    _print(rows, evasions.table(rows), as_json)
-    return evasions.verdict(rows)
-
-
-def _print_storage(rows: Any, as_json: bool) -> str | None:
-    from analysis.bench import storage
-
-    _print(rows, storage.table(rows), as_json)
-    return storage.verdict(rows)
-
-
-def _print_honest(rows: Any, as_json: bool) -> str | None:
-    from analysis.bench import honest
-
-    _print(rows, honest.table(rows), as_json)
-    return honest.verdict(rows)
-
-
-def _print_adversary(rows: Any, as_json: bool) -> str | None:
-    from analysis.bench import adversary
-
-    _print(rows, adversary.table(rows), as_json)
-    return adversary.verdict(rows)
-
-
-def _print_fuzz(rows: Any, as_json: bool) -> str | None:
-    from analysis.bench import fuzz
-
-    _print(rows, fuzz.table(rows), as_json)
-    return fuzz.verdict(rows)
-
-
-def _print_quality(rows: Any, as_json: bool) -> str | None:
-    from analysis.bench import quality
-
-    judged = quality.judge(rows)
-    _print(judged, quality.table(judged), as_json)
-    return quality.verdict(judged)
+    return lines

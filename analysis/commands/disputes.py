@@ -19,8 +19,8 @@ __all__ = ["register"]
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("dispute", help="referee two labs: first diverging step and operator, who is wrong")
-    parser.add_argument("first", type=Path, metavar="RUN_A")
-    parser.add_argument("second", type=Path, metavar="RUN_B")
+    parser.add_argument("first", type=Path, metavar="RUN_A", help="one lab's finished run")
+    parser.add_argument("second", type=Path, metavar="RUN_B", help="the other's, of the same task")
     add_trust(parser)
     parser.add_argument("--device", default="native", metavar="NAME", help="device of the referee and the provers")
     add_json(parser)

@@ -25,7 +25,7 @@ _KEYS = (
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``program``."""
-    group = subparsers.add_parser("program", help="what the recorded steps of a loop do: show and review")
+    group = subparsers.add_parser("program", help="what the recorded steps of a run do: show and review")
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     parser = actions.add_parser("show", help="one page for each program: what a person agrees to", epilog=_KEYS)
     parser.add_argument("path", type=Path, metavar="PROGRAM_FILE|RUN")
@@ -38,9 +38,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="compare a run's programs with what was agreed",
         description="Rejects programs that were not agreed, and paths by which batches or constants reach the new "
         "state without passing a loss, unless the trust file names them under direct_paths.",
-        epilog="JSON keys: outcome, reasons, evidence (loop, flop, programs)",
+        epilog="JSON keys: outcome, reasons, evidence (execution, flop, programs)",
     )
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     add_trust(parser)
     add_json(parser)
     parser.set_defaults(handler=_review)
@@ -70,7 +70,8 @@ def _lines(page: Page) -> list[str]:
     facts = page.facts
     lines = [
         f"program        {page.digest}",
-        f"FLOP           {facts.flop} in products; other operators compute {facts.elementwise} elements",
+        f"FLOP           {facts.flop} in products; other operators compute {facts.elementwise} elements, so "
+        f"{facts.flop + 2 * facts.elementwise} at most",
         f"memory         at most {facts.peak_bytes} bytes at once, of which the state has {facts.state_bytes}",
     ]
     if facts.largest is not None:

@@ -40,7 +40,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands."""
     _register_train(subparsers)
     parser = subparsers.add_parser("verify", help="check everything of a run that needs no re-execution")
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     add_trust(parser)
     _add_answers(parser)
     add_now(parser)
@@ -49,9 +49,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.set_defaults(handler=_verify)
 
     parser = subparsers.add_parser("replay", help="re-execute one segment of a run on a device")
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--segment", type=int, required=True, metavar="I", help="number of the segment, from 0")
-    parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME")
+    parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_json(parser)
     parser.epilog = "JSON keys: outcome, reasons, evidence"
@@ -75,7 +75,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--memory",
         type=Path,
         metavar="FILE",
-        help="what this inspector has seen of each chip's log, which must go on from there; made or updated here",
+        help="where each chip's log ended at earlier inspections; its extension is checked, and the file updated",
     )
     parser.add_argument("--maximum-flop", type=int, metavar="H", help="reject a lab whose runs take more together")
     _add_answers(parser)
@@ -100,7 +100,7 @@ def _add_answers(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="what registered chips that take part in no run said when they were asked (repeatable)",
+        help="evidence of registered chips that take part in no run (repeatable)",
     )
 
 
@@ -114,25 +114,25 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         default="rounded",
         help="rounded: worst-case error bounds; -probabilistic fails with at most 1e-6 a run, -calibrated was measured",
     )
-    parser.add_argument("--chips", type=int, default=4, metavar="N")
+    parser.add_argument("--chips", type=int, default=4, metavar="N", help="chips that hold a shard each (default 4)")
     parser.add_argument(
         "--idle-chips", type=int, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
     )
-    parser.add_argument("--steps", type=int, default=16, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--batch-size", type=int, metavar="N")
-    parser.add_argument("--optimizer", choices=("adamw", "sgd"))
-    parser.add_argument("--learning-rate", type=float, metavar="X")
+    parser.add_argument("--steps", type=int, default=16, metavar="N", help="optimizer steps of the run (default 16)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="decides weights, data order and all secrets")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="samples a step (default: the preset's)")
+    parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="default: the preset's")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate (default: the preset's)")
     parser.add_argument("--checkpoint-every", type=int, default=4, metavar="K", help="steps between full states")
     parser.add_argument("--snapshot-rate", default="1/4", metavar="P", help="snapshots per chip and step (default 1/4)")
-    parser.add_argument("--lab", default="lab-1", metavar="NAME")
-    parser.add_argument("--lie", metavar="NAME", help="make the lab cheat; --lie list names the lies")
-    parser.add_argument("--lie-step", type=int, metavar="T", help="step at which it cheats (default: the middle)")
+    parser.add_argument("--lab", default="lab-1", metavar="NAME", help="name of the simulated lab (default lab-1)")
+    parser.add_argument("--lie", metavar="NAME", help="simulate this lie of a lab or chip; --lie list names them")
+    parser.add_argument("--lie-step", type=int, metavar="T", help="step of the lie (default: the middle)")
     parser.add_argument("--device", default="native", metavar="NAME", help="device to train on")
     parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")
     parser.add_argument("--after", type=Path, metavar="RUN", help="the same lab's next run, on the same chips")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run that was killed")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="resume a run after a crash")
     parser.add_argument(
         "--registry", type=Path, metavar="DIR", help="register the simulated lab and its chips there, made if need be"
     )

@@ -28,7 +28,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "out), first and last (bytes for each step of the first and last tenth), and kinds: a list of kind, files, "
         "bytes, per_step, each (bytes for each file)",
     )
-    stats.add_argument("run", type=Path, metavar="RUN")
+    stats.add_argument("run", type=Path, metavar="RUN", help="run folder")
     stats.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_json(stats)
     stats.set_defaults(handler=_stats)
@@ -39,7 +39,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         epilog="JSON: an object with problems (a list of lines), lab, finished, steps, files, bytes, and how many "
         "batches, states and commits of chips were recomputed; exit code 1 where there is a problem",
     )
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     add_json(parser)
     parser.set_defaults(handler=_fsck)

@@ -42,12 +42,12 @@ _TYPES = dict.fromkeys(("work", "mode", "device", "status"), str) | dict.fromkey
 
 
 def training_of(row: Row) -> tuple[Any, ...]:
-    """What two rows must share to be compared."""
+    """Key under which rows are compared."""
     return tuple(row[name] for name in _TRAINING)
 
 
 def key_of(row: Row) -> tuple[Any, ...]:
-    """What tells a row from all others of a table."""
+    """Unique key of a row."""
     return tuple(row[name] for name in _KEY)
 
 

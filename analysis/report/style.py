@@ -68,7 +68,7 @@ _SETTINGS: Any = {"svg.hashsalt": "chipwitness", "pdf.fonttype": 42, "svg.fontty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What made a figure, for its metadata.
+    """Provenance of a figure, for its metadata.
 
     Attributes:
         command: the command line or call.

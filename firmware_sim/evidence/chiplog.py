@@ -42,7 +42,7 @@ NO_RUN = bytes(32)
 
 
 class LogError(EvidenceError):
-    """A chip log is malformed or does not hang together; `record` is the number of the first bad record, if one is."""
+    """A chip log is malformed or inconsistent; `record` is the number of the first bad record, if one is."""
 
     def __init__(self, message: str, *, record: int | None = None, field: str | None = None) -> None:
         super().__init__(message)

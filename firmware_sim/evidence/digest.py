@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from firmware_sim.errors import CallerError, EvidenceError
@@ -137,7 +138,7 @@ def digest_tensor(
     data: BytesLike,
     algorithm: str = DEFAULT_ALGORITHM,
 ) -> Digest:
-    """Return the typed digest of a contiguous slice of a tensor (DESIGN 3).
+    """Return the typed digest of a contiguous slice of a tensor.
 
     `shape` is the whole tensor's, `offset` the index of the slice's first element in the flattened tensor, `data` the
     slice's bytes, little-endian. `sha256-tree/1048576` is SHA-256(0x02 ‖ header ‖ root), where root is the RFC 6962
@@ -147,24 +148,32 @@ def digest_tensor(
     Raises:
         CallerError: unknown dtype or algorithm, a slice that does not lie in the tensor, BLAKE3 not installed.
     """
+    if sys.byteorder != "little":
+        raise CallerError("tensor digests are defined over little-endian bytes; this machine is big-endian")
     view = byte_view(data)
-    _check_slice(name, dtype, shape, offset, len(view))
-    chunked = algorithm == DEFAULT_ALGORITHM
-    count = -(-len(view) // CHUNK_BYTES) if chunked else 1
-    header = length_prefixed(_TENSOR_LABEL, algorithm, name, dtype) + struct.pack(
-        f">Q{len(shape)}QQQQQ", len(shape), *shape, offset, len(view), CHUNK_BYTES if chunked else len(view), count
-    )
-    if chunked:
+    header = _header(name, dtype, tuple(shape), offset, len(view), algorithm)
+    if algorithm == DEFAULT_ALGORITHM:
         return Digest(algorithm, hashlib.sha256(b"\x02" + header + root_of_hashes(_chunk_hashes(view))).digest())
     if algorithm == BLAKE3:
         return Digest(algorithm, blake3_of(b"\x02" + header, view))
     raise CallerError(f"unknown digest algorithm {algorithm!r} for a tensor")
 
 
+@lru_cache(maxsize=1 << 14, typed=True)
+def _header(name: str, dtype: str, shape: tuple[int, ...], offset: int, length: int, algorithm: str) -> bytes:
+    """What is hashed before a slice's content, once the slice is known to lie in its tensor."""
+    _check_slice(name, dtype, shape, offset, length)
+    chunked = algorithm == DEFAULT_ALGORITHM
+    sizes = offset, length, CHUNK_BYTES if chunked else length, -(-length // CHUNK_BYTES) if chunked else 1
+    return length_prefixed(_TENSOR_LABEL, algorithm, name, dtype) + struct.pack(
+        f">Q{len(shape)}QQQQQ", len(shape), *shape, *sizes
+    )
+
+
 def _chunk_hashes(view: memoryview) -> list[bytes]:
     chunks = [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
-    workers = min(len(chunks), os.cpu_count() or 1)
-    if len(view) < _THREADED_BYTES or workers < 2:
+    workers = 1 if len(view) < _THREADED_BYTES else min(len(chunks), os.cpu_count() or 1)
+    if workers < 2:
         return [_chunk_hash(chunk) for chunk in chunks]
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(_chunk_hash, chunks))
@@ -195,8 +204,6 @@ def byte_view(data: BytesLike) -> memoryview:
 
 
 def _check_slice(name: str, dtype: str, shape: Sequence[int], offset: int, length: int) -> None:
-    if sys.byteorder != "little":
-        raise CallerError("tensor digests are defined over little-endian bytes; this machine is big-endian")
     if dtype not in DTYPE_SIZES:
         raise CallerError(f"tensor {name!r} has the unknown dtype {dtype!r}")
     if offset < 0 or any(size < 0 for size in shape):

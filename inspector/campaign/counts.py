@@ -25,7 +25,7 @@ _ACTIVE, _IDLE = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What happened in each trial.
+    """Results of all trials.
 
     Attributes:
         caught_period: 0-based period whose inspection caught the lab, -1 if none did.

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Status(enum.StrEnum):
-    """What the chip registry says about a pool; only registered chips can be drawn for inspection."""
+    """Registration status of a pool; only registered chips can be drawn for inspection."""
 
     REGISTERED = "registered"
     EXEMPT = "exempt"

@@ -24,7 +24,7 @@ PlanOf = Callable[[Inspection], Plan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """What a wanted detection probability takes, or why it cannot be had.
+    """The samples that a wanted detection probability takes, or why it is out of reach.
 
     Attributes:
         samples: fewest a period; None where no number reaches the wanted probability within the cap.

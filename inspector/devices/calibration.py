@@ -36,7 +36,7 @@ Values = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured: ``results`` elements at most for each device, operator, input and number of terms."""
+    """Extent of the measurement: ``results`` elements at most for each device, operator, input and number of terms."""
 
     terms: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
     products: int = 1 << 22

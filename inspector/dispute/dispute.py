@@ -1,4 +1,4 @@
-"""A referee between two labs that ran the same task and disagree about the result (PAPERS V; Verde, section 3).
+"""A referee between two labs that ran the same task and disagree about the result (Arun et al. 2025, section 3).
 
 Phase 1 finds the first step at which their committed states part; phase 2 the first operator of that step; then one of
 the decision cases names who is wrong. The referee executes at most one operator.
@@ -65,7 +65,7 @@ def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
 
     Raises:
         CallerError: the runs are not of the same task, or not both finished.
-        EvidenceError: a run's own log does not hang together.
+        EvidenceError: a run's own log is inconsistent.
     """
     task = Disputed(first.run, second.run, trust)
     traffic = Traffic()

@@ -68,7 +68,7 @@ class Disputed:
         self._program = lru_cache(maxsize=64)(first.program)
 
     def claim_of(self, leaf: Leaf) -> Leaf:
-        """What a leaf claims, without what may differ between two labs that are both right, such as rounding logs.
+        """A leaf's claim, without what may differ between two labs that are both right, such as rounding logs.
 
         Batches are compared by their content, as each lab salts its own.
         """
@@ -105,7 +105,7 @@ class Disputed:
         return None
 
     def specification(self, step: int) -> list[dict[str, Any]]:
-        """What every honest prover's operators of a step are."""
+        """Specification of a step's operators, equal for all honest provers."""
         return specification(self._program_of(step), self._declared, execution_of(self._runs[0].leaf(step)))
 
     def state_digest(self, state: Mapping[str, Tensor]) -> StateDigest:

@@ -27,7 +27,7 @@ __all__ = ["Agreement", "agreement_of", "unread_files"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What one run may do.
+    """Agreed programs, states, data and free numbers of one run.
 
     Attributes:
         programs: SHA-256, in hex, of each program that its steps may run.
@@ -66,7 +66,7 @@ class Agreement:
 
 
 def agreement_of(run: RunFolder, trust: Trust | None) -> Agreement:
-    """What the inspector agreed to for a run; without a recipe the trust file says it.
+    """The agreement for a run: derived from its preset, or the trust file's.
 
     Raises:
         CallerError: the run has no recipe, and no trust file was given.

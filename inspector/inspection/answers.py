@@ -13,7 +13,7 @@ __all__ = ["Answers"]
 
 
 class Answers:
-    """What idle chips said when they were asked.
+    """Evidence of idle chips.
 
     Nothing here is signed by a lab: a chip's quote vouches for its own log, and only for that.
 

@@ -34,7 +34,7 @@ NOT_REVIEWED = ("a model delivered through a linear loss, or number by number",)
 
 @dataclass(slots=True, kw_only=True)
 class ExecutionReport:
-    """What an inspection says about what a run executed.
+    """An inspection's findings about the programs that a run executed.
 
     Attributes:
         executable: its programs are agreed, so that replay devices may run them.
@@ -258,16 +258,16 @@ def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Finding
         findings.add(Guard.PROGRAM, text, **where)
 
 
-def numbers_text(loops: Sequence[Mapping[str, Any]]) -> str:
-    """What an acceptance adds about the numbers of loops, given their reports as ``to_json`` returns them."""
+def numbers_text(reports: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about the numbers of runs, given their reports as ``to_json`` returns them."""
     text = ""
-    free = sum(slot["count"] for loop in loops for slot in loop["slots"] if slot["explained_by"] == "nothing")
+    free = sum(slot["count"] for report in reports for slot in report["slots"] if slot["explained_by"] == "nothing")
     if free:
         text += f"; {free} numbers change from step to step without a rule, as agreed"
-    unbound = sorted({name for loop in loops for name in loop["not_bound"]})
+    unbound = sorted({name for report in reports for name in report["not_bound"]})
     if unbound:
         text += f"; not bound to the arithmetic, as agreed: {_listed(unbound)}"
-    changed = [line for loop in loops for line in loop["changed_hyper_parameters"]]
+    changed = [line for report in reports for line in report["changed_hyper_parameters"]]
     if changed:
         text += f"; hyper-parameters that change: {_changes(changed)}"
     return text

@@ -36,7 +36,7 @@ class Guard(enum.Enum):
     ROUNDING = "rounding"
     """A rounding log chooses only where an honest device had a choice, and chooses wherever one had to."""
     PROGRAM = "program"
-    """Each step of a loop runs a program that the inspector has agreed to; rules explain each number that changes."""
+    """Each step runs a program that the inspector has agreed to; rules explain each number that changes."""
     RULES = "rules"
     """Declared compute equals what the program needs, and stays within the rules."""
 

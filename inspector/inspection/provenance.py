@@ -1,4 +1,4 @@
-"""What one chip says, and whether the declared runs explain it (Shavit 2023, sections 3 and 4; PAPERS S4–S6)."""
+"""What one chip says, and whether the declared runs explain it (Shavit 2023, sections 3 and 4)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _GUARD_OF = {
 
 @dataclass(slots=True, kw_only=True)
 class ChipReport:
-    """What was read off one chip.
+    """Evidence of one chip and the provenance of its snapshots.
 
     Attributes:
         sound: whether identity, quote, log and schedule of the chip passed; whether runs explain its log is another
@@ -198,7 +198,7 @@ def _latest(chip: str, sources: Sequence[Source]) -> Source:
 def _open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None) -> ChipCase:
     """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
 
-    Inspecting the very quote of an earlier inspection again is allowed: it need not extend itself.
+    Re-inspecting the same quote is allowed.
     """
     chain, epochs, log, quote = (source.read(name) for name in CHIP_FILES)
     identity = read_chain(chain)

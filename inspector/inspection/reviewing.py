@@ -26,7 +26,7 @@ __all__ = ["Page", "read_programs", "review", "show"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a person agrees to who agrees to a program: its digest, its numbers, its direct paths."""
+    """Summary of a program for the person who agrees to it: digest, numbers, direct paths."""
 
     digest: str
     facts: Facts

@@ -1,4 +1,4 @@
-"""An inspection, from the draw of chips to the verdict (Shavit 2023, sections 3–5; DESIGN 6, 8).
+"""An inspection, from the draw of chips to the verdict (Shavit 2023, sections 3–5).
 
 A verdict is a function of frozen settings, trust anchors, evidence and what the replay devices return.
 """
@@ -81,7 +81,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
-    text = f"files, log, data, checkpoints and chips of {folder.name} hang together; nothing was re-executed"
+    text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
     text += f"; {trust.source}"
     text += numbers_text([evidence["execution"]])
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
@@ -251,7 +251,7 @@ def _check_equivocation(transcripts: list[Transcript], findings: Findings) -> No
 
 
 def _check_total(transcripts: list[Transcript], settings: Settings, findings: Findings) -> None:
-    """The rule on total compute (Shavit 2023, section 2; PAPERS S7), over all declared runs of each lab."""
+    """The rule on total compute (Shavit 2023, section 2), over all declared runs of each lab."""
     if settings.maximum_flop is None:
         return
     totals: dict[str, int] = {}

@@ -27,7 +27,7 @@ __all__ = ["Transcript", "open_run", "read_transcript"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """A run whose files, log and data hang together.
+    """A run whose files, log and data are consistent.
 
     Attributes:
         leaves: steps 0 … committed.

@@ -1,6 +1,6 @@
 """What the inspector knows from outside the run: makers, firmware, labs, chips and its own challenge.
 
-Nothing under a run folder is ever an anchor (Shavit 2023, section 3 and S6 of PAPERS).
+Nothing under a run folder is ever an anchor (Shavit 2023, section 3).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Trust:
         labs: public key of each lab's transcripts.
         chips: which lab owns which chip: the registry.
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
-        programs: SHA-256, in hex, of each program that a loop of a lab's own may run.
-        initial_states: digests of the states that such a loop may start from.
+        programs: SHA-256, in hex, of each program that a run without a preset may execute.
+        initial_states: digests of the states that such a run may start from.
         free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among
             the programs that may change numbers outside the optimizer's updates from step to step.
         data: digests of samples and orders, other than a preset's own, that lab and inspector agreed on.

@@ -52,7 +52,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
 
 
 def scope(transcripts: Sequence[Transcript]) -> str:
-    """What an acceptance does not say."""
+    """The scope of an acceptance: what it does not cover."""
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     return "not covered: " + "; ".join([*NOT_COVERED, *(() if derived else NOT_REVIEWED)])
 

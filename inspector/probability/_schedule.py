@@ -47,7 +47,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evasion:
-    """What the Prover does beside choosing the sites.
+    """A Prover's evasion, apart from its choice of sites.
 
     Attributes:
         name: unique.
@@ -76,7 +76,7 @@ AS_DECLARED = Evasion(name="as declared")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is to be caught, where, and with what confidence.
+    """The planning problem: the run to catch, the sites, and the confidence.
 
     Attributes:
         flop: H.

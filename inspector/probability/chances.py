@@ -45,7 +45,7 @@ def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int
 
 
 def chances(*, chips: int, drawn: int, rate: Fraction, segment: int | None) -> list[dict[str, Any]]:
-    """What a verdict states: ``lie`` and the ``probability`` that this inspection catches it.
+    """Detection probabilities of a verdict: ``lie`` and the ``probability`` that this inspection catches it.
 
     Args:
         chips: registered chips of the labs under inspection.

@@ -222,7 +222,7 @@ class Replay:
         self.revoked.update(ordinals)
 
     def listing(self) -> Listing:
-        """What the directory says now; O(chips)."""
+        """The list as the log implies it; O(chips)."""
         chips = (
             chip_entry(
                 record,

@@ -45,7 +45,7 @@ class ChipState(IntEnum):
 
 
 class Role(StrEnum):
-    """What a party is enrolled as."""
+    """Role of an enrolled party."""
 
     REGISTRAR = "registrar"
     MAKER = "maker"
@@ -66,7 +66,7 @@ class Capacity(StrEnum):
 
 
 class ClaimKind(StrEnum):
-    """What a holder says of chips that it holds; all but a loss need an inspector who saw it."""
+    """A holder's claim about its chips; all but a loss need an inspector who saw it."""
 
     LOST = "lost"
     FOUND = "found"

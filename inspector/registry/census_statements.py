@@ -110,7 +110,7 @@ class MissingChip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CensusResult:
-    """What a census found: ``present`` chips shown, ``retired`` ones destroyed since the draw, the others missing.
+    """Result of a census: ``present`` chips shown, ``retired`` ones destroyed since the draw, the others missing.
 
     ``resurfaced`` chips are among those shown, although recorded as lost or destroyed.
     """

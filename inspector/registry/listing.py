@@ -24,7 +24,7 @@ _CHIP_KEYS = {"holder", "identity", "maker", "model", "name", "revoked", "sequen
 def chip_entry(
     record: ChipRecord, *, maker: str, holder: str, state: ChipState, sequence: int, revoked: bool
 ) -> dict[str, Any]:
-    """What is listed of a chip; ``sequence`` is the number of its last record."""
+    """List entry of a chip; ``sequence`` is the number of its last record."""
     return {
         "holder": holder,
         "identity": record.identity,
@@ -38,12 +38,12 @@ def chip_entry(
 
 
 def party_entry(name: str, role: Role, key: VerifyingKey) -> dict[str, Any]:
-    """What is listed of an enrolled party."""
+    """List entry of an enrolled party."""
     return {"key": key.raw.hex(), "name": _PARTY + name, "role": role.value}
 
 
 def values_entry(values: ReferenceValues) -> dict[str, Any]:
-    """What is listed of a maker's reference values."""
+    """List entry of a maker's reference values."""
     return {**values.content(), "name": _VALUES + values.maker}
 
 

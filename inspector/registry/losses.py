@@ -31,7 +31,7 @@ class LossModel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRecord:
-    """What the log says about one owner in a window: ``lost`` distinct chips of ``chips``, held for ``chip_years``."""
+    """One owner's losses in a window, from the log: ``lost`` distinct chips of ``chips``, held for ``chip_years``."""
 
     owner: str
     chips: int

@@ -55,7 +55,7 @@ class ReferenceValues:
         return ((Capacity.MAKER, self.maker),)
 
     def content(self) -> dict[str, object]:
-        """What is said of the chips, without who says it and when."""
+        """The statement's content about chips, without signatory and time."""
         return {
             "makers": [str(digest) for digest in self.ca_digests],
             "measurements": [str(digest) for digest in self.measurements],

@@ -68,7 +68,7 @@ def revoke(registry: Registry, chips: Sequence[str], *, reason: str) -> Receipt:
 
 
 def list_now(registry: Registry) -> Listing:
-    """What the tables say now, nothing of it verified; O(chips)."""
+    """The list as the tables have it, unverified; O(chips)."""
     with registry.reader() as connection:
         return _listed(connection)
 

@@ -1,4 +1,4 @@
-"""Re-execution of a segment W_i → W_{i+k} from its checkpoint, its data and its rounding logs (PAPERS S5)."""
+"""Re-executes a segment W_i → W_{i+k} from its checkpoint, data and rounding logs (Shavit 2023, section 4.1)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentReplay:
-    """What a replay reached, before anyone compares it with what was committed.
+    """Result of a replay, not yet compared with the commitments.
 
     Attributes:
         leaves: recomputed leaves of the steps of the segment, as far as the replay came.

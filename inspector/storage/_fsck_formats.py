@@ -49,7 +49,7 @@ _COMMIT = 8
 
 
 class Problem(Exception):
-    """Something in a run folder is not as it should be."""
+    """A violation of a format in a run folder."""
 
 
 def need(holds: object, text: str) -> None:
@@ -166,7 +166,7 @@ def tensors(data: memoryview) -> dict[str, RawTensor]:
 
 
 def batch_root(salt: bytes, step: int, content: Buffer) -> bytes:
-    """Root of a loop's batch: one leaf, the salted digest of its file."""
+    """Root of a batch that was not declared: one leaf, the salted digest of its file."""
     own = hmac.new(salt, b"batch" + struct.pack("<Q", step), hashlib.sha256).digest()
     frontier = Frontier()
     frontier.add(labelled("batch", own, content))

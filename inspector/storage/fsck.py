@@ -50,7 +50,7 @@ _MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, Overf
 
 @dataclass(slots=True)
 class Report:
-    """What was found: ``problems`` is empty for a sound folder; the rest counts what was recomputed."""
+    """Findings: ``problems`` is empty for a sound folder; the rest counts what was recomputed."""
 
     problems: list[str] = field(default_factory=list)
     lab: str = ""

@@ -32,7 +32,7 @@ class Bound:
 
 
 class ProgramWrites:
-    """What the calls of a program write, and for each source whose memory it is.
+    """Writes of a program's calls, and the owner of each source's memory.
 
     Attributes:
         updates: for each of the program's updates, the weights that it writes, and how.

@@ -18,7 +18,7 @@ _FACTORS = {"linear": ("last",), "cosine": ("last",), "step": ("factor",)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What factor of its declared value the learning rate of a step is, in IEEE double.
+    """Factor between the learning rate of each step and its declared value, in IEEE double.
 
     Attributes:
         kind: one of ``KINDS``.

@@ -64,7 +64,7 @@ class StateEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """The declared part of a run, whose steps are programs (part of M in Shavit 2023, section 4.1; PAPERS S5).
+    """The declared part of a run, whose steps are programs (part of M in Shavit 2023, section 4.1).
 
     Attributes:
         seed: of the keys of random operators (dropout).
@@ -94,7 +94,7 @@ class Declaration:
 
     def __post_init__(self) -> None:
         if self.numerics not in (("exact", "rounded") if self.recipe is None else DECLARABLE):
-            raise CallerError(f"a loop is recorded with exact or rounded numerics, not {self.numerics!r}")
+            raise CallerError(f"a run is recorded with exact or rounded numerics, not {self.numerics!r}")
         if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= bounds.STEPS.most):
             raise CallerError(f"the length of a run is 1 … {bounds.STEPS.most} steps, not {self.length!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:

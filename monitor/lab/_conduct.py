@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -45,11 +45,14 @@ class Conduct:
     """The honest lab.
 
     Attributes:
+        alters: which committed steps it makes others than a replay reaches: ``step``, the one of the lie, or ``rest``,
+            those after it, too; a lie that shows elsewhere alters none.
         bound: by which the lab obeys its own rounding logs when it takes a committed step again.
         needs_before: whether it looks at the state before a step.
         keeps_leaves: whether it looks at leaves that were committed long ago.
     """
 
+    alters: Literal["", "step", "rest"] = ""
     bound = Bound()
     needs_before = False
     keeps_leaves = False

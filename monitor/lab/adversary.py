@@ -93,7 +93,7 @@ class Survey(RoundedBackend):
 
 
 class EditKind(enum.Enum):
-    """What one edit does to one entry."""
+    """Kind of edit of one entry."""
 
     FLIP = "flip"
     """Turns the direction of an entry."""

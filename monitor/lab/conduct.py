@@ -47,6 +47,8 @@ _PRODUCTS = frozenset({"aten.addmm.default", "aten.bmm.default", "aten.convoluti
 class _ChangeSample(Conduct):
     """Trains on another first sample than the committed one, in one step."""
 
+    alters = "step"
+
     def __init__(self, step: int) -> None:
         self._step = step
 
@@ -64,6 +66,8 @@ class _ReorderData(Conduct):
 
     Where batches come as the run goes, the step trains once more on the batch of the step before, the first on its own.
     """
+
+    alters = "step"
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -83,6 +87,8 @@ class _ReorderData(Conduct):
 class _WriteUnseen(Conduct):
     """Alters the first weight after one step through a view that no operator of the program writes to."""
 
+    alters = "step"
+
     def __init__(self, step: int) -> None:
         self._step = step
 
@@ -97,6 +103,8 @@ class _Drift(Conduct):
 
     An inspector that compares a step's weights within a tolerance of 2^-22 sees nothing.
     """
+
+    alters = "rest"
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -134,6 +142,8 @@ class _MakeTrust(Conduct):
 class _EditOptimizer(Conduct):
     """Doubles the first value of the optimizer's state after one step."""
 
+    alters = "step"
+
     def __init__(self, step: int) -> None:
         self._step = step
 
@@ -159,6 +169,7 @@ class _UnderReportFlop(Conduct):
 class _OtherLearningRate(Conduct):
     """Moves the weights twice as far in each step from one on, as twice the declared learning rate does."""
 
+    alters = "rest"
     needs_before = True
 
     def __init__(self, step: int) -> None:
@@ -269,6 +280,7 @@ class EditRoundingLog(Conduct):
             first that changes the state.
     """
 
+    alters = "step"
     bound = Bound(check=False)
     needs_before = True
 
@@ -307,6 +319,8 @@ class EditRoundingLog(Conduct):
 
 class _WrongOperator(Conduct):
     """Returns one wrong element from one operator of one step: by default its first matrix product or convolution."""
+
+    alters = "step"
 
     def __init__(self, step: int, operator: int | None = None) -> None:
         self._step = step

@@ -99,6 +99,8 @@ class _FakeLayers(Conduct):
     What the transcript states is what the chips hold, so that every snapshot is explained; no step leads there.
     """
 
+    alters = "rest"
+
     def __init__(self, step: int) -> None:
         self._step = step
 

@@ -23,7 +23,7 @@ __all__ = ["Host"]
 
 
 class Host:
-    """What a recorded run does with disk and chips.
+    """Commits the steps of a recorded run to disk and chips.
 
     Attributes:
         memory: the state that the chips hold.

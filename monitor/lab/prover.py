@@ -1,4 +1,4 @@
-"""A lab's side of a dispute: opens its commitments, and runs one step again to commit to its operators (PAPERS V)."""
+"""A lab's side of a dispute: opens its commitments, and runs one step again to commit to its operators (Verde)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TraceHead:
 
 
 class Prover(ABC):
-    """What a referee can ask of a party. Whoever does not answer, or answers with anything malformed, has lost."""
+    """A party's interface to the referee. Whoever does not answer, or answers with anything malformed, has lost."""
 
     @abstractmethod
     def step(self, number: int) -> Opening:

@@ -1,4 +1,4 @@
-"""A lab executes its committed steps again as it took them then, lies included: to resume, and for disputes."""
+"""Replays a lab's committed steps, with its simulated lie, to resume a run or to answer a dispute."""
 
 from __future__ import annotations
 

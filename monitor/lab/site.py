@@ -48,7 +48,7 @@ def simulated_secret(seed: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteConfig:
-    """What decides a simulated lab besides its task.
+    """Configuration of a simulated lab besides its task.
 
     Attributes:
         secret: 64 hex digits; keys, salts and the chips' secrets derive from it.
@@ -259,7 +259,7 @@ class Site:
 
     @classmethod
     def reference_values(cls, config: SiteConfig) -> dict[str, Any]:
-        """What maker, registry and inspectorate tell the inspector about this simulated world, as a trust file."""
+        """Reference values of this simulated world, from maker, registry and inspectorate, as a trust file."""
         key = cls.lab_key(config)
         return {
             "format": "chipwitness/trust/1",

@@ -192,7 +192,7 @@ def _state(engine: Engine, device: torch.device) -> str:
 
 @functools.cache
 def require_engines(*numerics: str, device: str = "cpu") -> dict[str, str]:
-    """What serves in this process under the given numerics, by engine; tested once on each torch device.
+    """Engines that serve in this process under the given numerics; tested once on each torch device.
 
     Raises:
         DeviceError: an engine fails that nothing can replace.

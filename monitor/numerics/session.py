@@ -151,14 +151,13 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth = 0
         self._is_aside = False
         self._state: Literal["new", "open", "closed", "failed"] = "new"
-        self._log = b""
 
     @property
     def log(self) -> bytes:
         """Canonical log of a step that ended without an error."""
         if self._state != "closed":
             raise CallerError("a session has a log only after its step has ended without an error")
-        return self._log
+        return self._backend.log() if isinstance(self._backend, RoundedBackend) else b""
 
     def entries_of(self, call: int) -> bytes:
         """Log entries of one ATen call, in the form that ``execute`` takes."""
@@ -175,9 +174,14 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._is_aside = before
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether something sees every call."""
+        return self._observer is not None
+
     @contextmanager
-    def direct(self) -> Iterator[Self]:
-        """While it is open, ``call`` makes the calls of the step one by one, and nothing else is part of it.
+    def direct(self, calls: int) -> Iterator[Self]:
+        """While it is open, ``operator`` gives what makes the calls of a step, and nothing else is part of it.
 
         A program whose calls are known pays no dispatch this way.
         """
@@ -187,7 +191,35 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except BaseException as error:
             self._close(type(error))
             raise
+        self.statistics.calls = calls
         self._close(None)
+
+    def operator(self, func: OpOverload) -> Callable[[int, tuple[Any, ...], dict[str, Any]], Any]:
+        """What makes any call of one operator, given its number, args and kwargs, whose tensors' strides are canonical.
+
+        A call that changes nothing but memory, such as one that returns a view, may be left out.
+        """
+
+        def numbered(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.statistics.calls = index
+            return self.call(func, args, kwargs)
+
+        if self._observer is not None or _name(func) == _ITEM:
+            return numbered
+        found = find(func)
+        if self._backend is None or (found is not None and found.row.kind == "exact" and found.spelling != "out"):
+            return lambda index, args, kwargs: func(*args, **kwargs)
+        fused = self._fused.get(func)
+        if fused is None:
+            return numbered
+        backend, name = self._backend, _name(func)
+
+        def in_one(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            backend.begin_call(index, name)
+            out = fused(args, kwargs)
+            return numbered(index, args, kwargs) if out is NotImplemented else out
+
+        return in_one
 
     def __enter__(self) -> Self:
         self._open()
@@ -216,7 +248,6 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._check_subnormals()
             if isinstance(self._backend, RoundedBackend):
                 self._backend.finish()
-                self._log = self._backend.log()
             self._state = "closed"
 
     def _check_subnormals(self) -> None:

@@ -18,7 +18,7 @@ class OperatorCount:
 
 @dataclass(slots=True, kw_only=True)
 class Statistics:
-    """What a session saw.
+    """Counts of a session.
 
     Attributes:
         calls: ATen calls.

@@ -47,7 +47,7 @@ def initialise(model: nn.Module, seed: int) -> None:
 
     Matrices are uniform on ±1/√fan_in, embeddings on ±0.035 (standard deviation 0.02), gains 1, biases 0. The bits
     come from Philox keyed by the seed and the parameter's name. A known generator and a short seed are what stops a
-    lab from splitting one long run into a chain of short ones (Shavit 2023, section 4; PAPERS S5).
+    lab from splitting one long run into a chain of short ones (Shavit 2023, section 4).
     """
     with torch.no_grad():
         for prefix, module in model.named_modules():

@@ -21,7 +21,7 @@ _LARGEST = 3.0e38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Hyper-parameters of one run (part of M in Shavit 2023, section 4.1; PAPERS S5).
+    """Hyper-parameters of one run (part of M in Shavit 2023, section 4.1).
 
     Attributes:
         preset: name of the model, data set and loss.

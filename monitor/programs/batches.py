@@ -1,4 +1,4 @@
-"""The declared batch of a step: named tensors of somebody's loop, as memory and as a file.
+"""The declared batch of a step: named tensors, as memory and as a file.
 
 Tensors that share memory (inputs and targets cut out of one sequence) are one entry that holds the stretch of memory
 under all of them, named by all of them; any other contiguous tensor is an entry with its own shape.

@@ -22,7 +22,7 @@ MAXIMUM_CONSTANTS = 64 << 20
 
 
 def read_value(value: object) -> str:
-    """What a call read into Python, as text with its type."""
+    """A value that a call read into Python, as text with its type."""
     return f"{type(value).__name__}:{value.hex() if isinstance(value, float) else value}"
 
 
@@ -32,10 +32,10 @@ def digest_reads(reads: list[str]) -> str:
 
 
 class Capture(Tracer):
-    """Observes one step of a loop.
+    """Observes one step.
 
     Attributes:
-        reads: values that the loop read with ``.item()``, ``bool()`` and the like.
+        reads: values that the body read with ``.item()``, ``bool()`` and the like.
         writes: the watch over memory that something else may write.
     """
 

@@ -6,10 +6,11 @@
    that returns fewer elements than it reads, a running sum, or one addition after the other, each counts as a
    multiply-add. Copies, views and literal fills do not make an operand larger than what they were made from.
 3. Elementwise products that are summed at once, each with no more elements than its larger factor, count if the
-   elements of both factors take part in more than ``MOST_USES`` of them on average: a matrix product row by row.
+   smaller factor is broadcast, as in a product with a vector, or if the elements of both factors take part in more than
+   ``MOST_USES`` of them on average: a matrix product row by row.
 
-Everything else is elementwise work and counts nothing; ``elementwise`` says how much of that there is, so that what no
-rule sees through still shows.
+Everything else is elementwise work and counts nothing; ``elementwise`` says how much of that there is, and ``most`` is
+what a product that no rule sees through can hide there: each of its terms takes an element of elementwise work.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from monitor.programs.calls import argument, base_name, build_arguments, operato
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.moves import FILLS, LOOKUPS, MOVES
 
-__all__ = ["MOST_USES", "Compute", "compute_of", "counted", "flop_of"]
+__all__ = ["MOST_USES", "Compute", "compute_of", "counted"]
 
 MOST_USES = 7
 """Summed products in which an element of elementwise work may take part: norms written by hand around one residual
@@ -52,6 +53,11 @@ class Compute:
     flop: int
     elementwise: int
 
+    @property
+    def most(self) -> int:
+        """What the program computes at most, however its products are written."""
+        return self.flop + 2 * self.elementwise
+
 
 @dataclass(frozen=True, slots=True)
 class _Value:
@@ -68,11 +74,6 @@ class _Value:
     origin: int
     terms: frozenset[int] = frozenset()
     narrow: int | None = None
-
-
-def flop_of(program: Form) -> int:
-    """FLOP of a program; EvidenceError on shapes that fit no call."""
-    return compute_of(program).flop
 
 
 def compute_of(program: Form) -> Compute:
@@ -95,6 +96,7 @@ class _Count:
         self._terms: dict[int, int] = {}  # a call that spreads its operands -> its elements
         self._added: set[int] = set()  # those of them whose terms are added to others
         self._factors: dict[int, tuple[int, tuple[int, ...]]] = {}  # an elementwise product -> elements, its origins
+        self._broadcast: set[int] = set()  # those of them with a factor of fewer elements
         self._summed: set[int] = set()  # those of them that are summed at once
 
     def total(self) -> Compute:
@@ -111,7 +113,11 @@ class _Count:
             for origin in set(origins):
                 uses[origin] += elements
         often = {origin for origin, used in uses.items() if used > MOST_USES * self._size(origin)}
-        return sum(self._factors[number][0] for number in self._summed if often >= set(self._factors[number][1]))
+        return sum(
+            self._factors[number][0]
+            for number in self._summed
+            if number in self._broadcast or often >= set(self._factors[number][1])
+        )
 
     def _size(self, region: int) -> int:
         elements = self._memory.regions[region].elements
@@ -208,6 +214,8 @@ class _Count:
         if name == "mul" and len(varied) > 1 and access.number not in self._terms:
             self._factors[result] = (elements, tuple(value.origin for _, value in varied))
             narrow = result
+            if min(size for size, _ in varied) < elements:
+                self._broadcast.add(result)
         elif name in {"mul", "div", "neg"} and len(varied) == 1:
             narrow = varied[0][1].narrow
         region = self._targets(access)[0].region

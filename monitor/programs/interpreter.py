@@ -1,4 +1,4 @@
-"""Executes a program under controlled numerics: no Python of the loop's author runs."""
+"""Executes a program under controlled numerics: no Python of the lab runs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError
 from monitor import numerics
-from monitor.numerics.operators import row_named
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RepeatedKeys
-from monitor.programs.program import ITEM, Program, build_arguments
-from monitor.programs.trace import layout_of, result_tensors, written_arguments
+from monitor.programs.plan import Cut, Plan, Registers, as_evidence, misfit
+from monitor.programs.program import Program
+from monitor.programs.trace import layout_of, result_tensors
 from monitor.sharding import ShardedMemory
 
-__all__ = ["Watch", "execute", "loss_bits"]
-
-_PROGRAM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What operators raise on arguments that do not fit them; a program brings its own."""
+__all__ = ["Prepared", "Watch", "loss_bits"]
 
 
 def loss_bits(loss: Tensor) -> str:
@@ -38,46 +35,73 @@ class Watch(Protocol):
         """It has returned and written these."""
 
 
-def execute(
-    program: Program,
-    memory: ShardedMemory,
-    batch: Mapping[str, Tensor],
-    scalars: Sequence[float],
-    session: numerics.Session,
-    keys: RepeatedKeys,
-    watch: Watch | None = None,
-) -> tuple[list[str], str]:
-    """Take one step: ``memory`` goes from the state before to the state after it.
+class Prepared:
+    """A program made ready to run on one memory, as often as wanted.
 
-    Returns what the step read, and the bits of its loss (``loss_bits``), empty where the program commits to none.
-
-    A program names no device: everything lies and is computed where ``memory`` is.
-
-    Raises:
-        EvidenceError: the program does not fit the state, the batch or what its operators really return.
+    A program names no device: everything lies and is computed where the memory is.
     """
-    state = memory.export()
-    if set(program.commit) != set(state):
-        raise EvidenceError("the program does not say what becomes of each tensor of the state, and of no other")
-    _check_batch(program, batch)
-    values = {f"state:{name}": tensor for name, tensor in state.items()}
-    values |= {f"batch:{name}": tensor.to(memory.place, copy=True) for name, tensor in batch.items()}
-    values |= {f"constant:{i}": constant.tensor().to(memory.place) for i, constant in enumerate(program.constants)}
-    reads: list[str] = []
-    try:
-        with torch.no_grad():
-            with session.direct():
-                for number in range(len(program.calls)):
-                    _call(program, number, values, scalars, session, keys, reads, memory.place, watch)
+
+    def __init__(self, program: Program, memory: ShardedMemory) -> None:
+        """Nothing is allocated before the first run but the program's constants."""
+        self.program = program
+        self._memory = memory
+        self._registers: dict[bool, Registers] = {}
+
+    def run(
+        self,
+        batch: Mapping[str, Tensor],
+        scalars: Sequence[float],
+        session: numerics.Session,
+        keys: RepeatedKeys,
+        watch: Watch | None = None,
+    ) -> tuple[list[str], str]:
+        """Take one step: the memory goes from the state before to the state after it.
+
+        Returns what the step read, and the bits of its loss (``loss_bits``), empty where the program commits to none.
+
+        Raises:
+            EvidenceError: the program does not fit the state, the batch or what its operators really return.
+        """
+        state = self._memory.export()
+        if set(self.program.commit) != set(state):
+            raise EvidenceError("the program does not say what becomes of each tensor of the state, and of no other")
+        _check_batch(self.program, batch)
+        with as_evidence(), torch.no_grad():
+            plan, registers = self._ready(state, batch, every=watch is not None or session.is_observed)
+            registers[: plan.scalars] = scalars
+            with session.direct(len(self.program.calls)):
+                reads = _run(plan, registers, session, keys, watch)
             keys.expect(())
-            loss = "" if program.loss is None else loss_bits(_place(values, program.loss))
-            _commit(program, state, values)
-    except CallerError as error:
-        raise EvidenceError(f"the program cannot be executed: {error}") from None
-    except _PROGRAM_ERRORS as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise EvidenceError(f"the program cannot be executed: {text}") from None
-    return reads, loss
+            loss = "" if plan.loss is None else loss_bits(_placed(plan.loss, registers))
+            _commit(plan, state, registers)
+        return reads, loss
+
+    def _ready(
+        self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor], *, every: bool
+    ) -> tuple[Plan, Registers]:
+        """The plan, and registers that hold all that exists before its first call."""
+        plan, place = self.program.plan(self._memory.place, every=every), self._memory.place
+        if every not in self._registers:
+            fixed = list(plan.registers)
+            for source, register in plan.regions.items():
+                if source not in plan.fresh:
+                    fixed[register] = self._region(source, state, batch)
+            for cut in plan.fixed:
+                fixed[cut.register] = cut.of(fixed[cut.region])
+            self._registers[every] = fixed
+        registers = self._registers[every].copy()
+        for source in plan.fresh:
+            registers[plan.regions[source]] = self._region(source, state, batch).to(place, copy=True)
+        return plan, registers
+
+    def _region(self, source: str, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+        kind, _, name = source.partition(":")
+        if kind == "constant":
+            return self.program.constants[int(name)].tensor().to(self._memory.place)
+        found = (state if kind == "state" else batch).get(name)
+        if found is None:
+            raise EvidenceError(f"the program reads {source}, which is not there")
+        return found
 
 
 def _check_batch(program: Program, batch: Mapping[str, Tensor]) -> None:
@@ -86,69 +110,63 @@ def _check_batch(program: Program, batch: Mapping[str, Tensor]) -> None:
         raise EvidenceError("the batch does not have the tensors that the program reads")
 
 
-def _call(
-    program: Program,
-    number: int,
-    values: dict[str, Tensor],
-    scalars: Sequence[float],
-    session: numerics.Session,
-    keys: RepeatedKeys,
-    reads: list[str],
-    place: torch.device,
-    watch: Watch | None,
-) -> None:
-    call = program.calls[number]
-    func = program.operators[number]
-    tensors = [_place(values, place) for place in call["sources"]]
-    args, kwargs = build_arguments(call["arguments"], tensors, scalars.__getitem__, place)
-    if watch is not None:
-        watch.before(tensors)
-    keys.expect(call["draws"])
-    out: Any = session.call(func, args, kwargs)
-    if call["operator"] == ITEM:
-        reads.append(read_value(out))
-    written = written_arguments(func, args, kwargs)
-    outputs = [*result_tensors(out, written), *written]
-    if [layout_of(tensor) for tensor in outputs] != call["results"]:
-        raise EvidenceError(f"call {number} ({func}) returns tensors of another layout than its program says")
-    if row_named(call["operator"]).unset:
-        out.zero_()
-    if watch is not None:
-        watch.after(outputs)
-    for slot, tensor in enumerate(outputs):
-        values[f"node:{number}:{slot}"] = tensor
-    last = program.last_uses
-    spent = [f"node:{number}:{slot}" for slot in range(len(outputs))] + [place["source"] for place in call["sources"]]
-    for source in spent:
-        if source.startswith("node:") and last.get(source, -1) <= number:
-            values.pop(source, None)
+def _run(
+    plan: Plan, registers: Registers, session: numerics.Session, keys: RepeatedKeys, watch: Watch | None
+) -> list[str]:
+    """Make all calls of a plan; returns what they read."""
+    reads: list[str] = []
+    operators = [session.operator(func) for func in plan.operators]
+    for call in plan.calls:
+        number, operator, cuts, lists, args, kwargs, draws, is_read, is_unset, inputs, written, results, spent = call
+        for cut in cuts:
+            registers[cut[0]] = cut.of(registers[cut[1]])
+        for register, parts in lists:
+            registers[register] = parts(registers)
+        if watch is not None:
+            watch.before([registers[register] for register in inputs])
+        if draws is not None:
+            keys.expect(draws)
+        out: Any = operators[operator](number, args(registers), kwargs(registers))
+        if is_read:
+            reads.append(read_value(out))
+        if is_unset:
+            out.zero_()
+        if type(out) is Tensor and not written:
+            given = [out]
+        else:
+            overwritten = [registers[register] for register in written]
+            given = result_tensors(out, overwritten)
+        if len(given) != len(results):
+            raise misfit(number, plan.operators[operator])
+        for (register, dtype, shape, stride, layout), tensor in zip(results, given, strict=True):
+            if tensor.stride() != stride or tensor.shape != shape or tensor.dtype is not dtype:
+                if layout_of(tensor) != layout:
+                    raise misfit(number, plan.operators[operator])
+                tensor = tensor.as_strided(shape, stride)
+            if register >= 0:
+                registers[register] = tensor
+        if watch is not None:
+            watch.after([*given, *(registers[register] for register in written)])
+        for register in spent:
+            registers[register] = None
+    return reads
 
 
-def _place(values: Mapping[str, Tensor], place: Mapping[str, Any]) -> Tensor:
-    """The tensor that lies in its source's memory as ``place`` says."""
-    source = values.get(place["source"])
-    if source is None:
-        raise EvidenceError(f"the program reads {place['source']}, which is not there")
-    kind = getattr(torch, place["dtype"])
-    if source.dtype != kind:
-        if source.dtype.itemsize != kind.itemsize:
-            raise EvidenceError(f"the program reads {place['source']} as {place['dtype']}, which it is not")
-        source = source.view(kind)
-    offset = int(source.storage_offset()) + place["offset"]
-    if offset < 0:
-        raise EvidenceError(f"the program reads before the memory of {place['source']}")
-    return torch.as_strided(source, place["shape"], place["stride"], offset)
+def _placed(cut: Cut, registers: Registers) -> Tensor:
+    """What lies there at the end of the step."""
+    found = registers[cut.register]
+    return cut.of(registers[cut.region]) if found is None else found
 
 
-def _commit(program: Program, state: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def _commit(plan: Plan, state: Mapping[str, Tensor], registers: Registers) -> None:
     """Move every tensor of the new state to where the chips hold it."""
     moved: list[tuple[Tensor, Tensor | None]] = []
-    for name, place in program.commit.items():
+    for name, cut in plan.commit:
         target = state[name]
-        if place is None:
+        if cut is None:
             moved.append((target, None))
             continue
-        value = _place(values, place)
+        value = _placed(cut, registers)
         if value.dtype != target.dtype or value.shape != target.shape:
             raise EvidenceError(f"the program gives {name} another type or shape than the declared state")
         if value.data_ptr() != target.data_ptr() or value.stride() != target.stride():

@@ -1,4 +1,4 @@
-"""Keys of random operators in a recorded loop: draws of a generator seeded by the run's seed and the step."""
+"""Keys of random operators in a recorded step: draws of a generator seeded by the run's seed and the step."""
 
 from __future__ import annotations
 

@@ -50,6 +50,9 @@ class Form(Protocol):
     @property
     def updates(self) -> Sequence[tuple[int, int]]: ...
 
+    @property
+    def loss(self) -> Mapping[str, Any] | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -71,7 +74,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one call reads, writes and returns.
+    """Reads, writes and results of one call.
 
     Attributes:
         operator: full name of the overload.

@@ -65,7 +65,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What can change one tensor of the new state while all gradients are zero.
+    """Direct influences on one tensor of the new state: with all gradients zero.
 
     Attributes:
         direct: each source (batch, constant, or tensor of the old state) with the operator and the call that brings it.
@@ -97,7 +97,7 @@ class _Written:
 
 
 def flows(program: Form, state: Mapping[str, Sequence[int]] | None = None) -> dict[str, Flow]:
-    """What reaches each tensor that a program commits.
+    """Sources that reach each tensor which a program commits.
 
     Args:
         state: shapes of the declared state, under ``kind/name``.

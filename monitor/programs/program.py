@@ -1,4 +1,4 @@
-"""A training step as data: a flat list of ATen calls with wiring, constants and scalars (DESIGN 5).
+"""A training step as data: a flat list of ATen calls with wiring, constants and scalars.
 
 An input tensor is a place in the memory of its source: an earlier call's result, a tensor of the state, of the batch,
 or a constant. Storages and aliases are real: a call that writes a view writes what it is a view of. Numbers with a
@@ -25,8 +25,9 @@ from torch._ops import OpOverload
 from firmware_sim import bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
-from monitor.programs import flop_of
+from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
+from monitor.programs.plan import Plan, plan_of
 
 __all__ = [
     "ITEM",
@@ -121,26 +122,34 @@ class Program:
         return hashlib.sha256(self.encoded).hexdigest()
 
     @cached_property
+    def compute(self) -> Compute:
+        """What the program computes; EvidenceError on shapes that fit no call."""
+        return compute_of(self)
+
+    @property
     def flop(self) -> int:
-        """Multiply-adds of products in whatever form, times two; EvidenceError on shapes that fit no call."""
-        return flop_of(self)
+        """Multiply-adds of products, times two; EvidenceError on shapes that fit no call."""
+        return self.compute.flop
 
     @cached_property
-    def last_uses(self) -> dict[str, int]:
-        """For each source, the number of the last call that reads it; the commit counts as one call more."""
-        found: dict[str, int] = {}
-        for number, call in enumerate(self.calls):
-            for place in call["sources"]:
-                found[place["source"]] = number
-        for place in (*self.commit.values(), self.loss):
-            if place is not None:
-                found[place["source"]] = len(self.calls)
-        return found
+    def _plans(self) -> dict[tuple[torch.device, bool], Plan]:
+        return {}
+
+    def plan(self, place: torch.device, *, every: bool) -> Plan:
+        """How to run it on a device, made once; ``every`` also makes the calls that nothing but an observer sees."""
+        if (place, every) not in self._plans:
+            self._plans[place, every] = plan_of(self, place, every=every)
+        return self._plans[place, every]
 
     @cached_property
     def operators(self) -> tuple[OpOverload, ...]:
         """The ATen overload of each call."""
         return tuple(operator_of(call["operator"]) for call in self.calls)
+
+    @cached_property
+    def numbers(self) -> tuple[float, ...]:
+        """The scalars' values."""
+        return tuple(map(parse_hex, self.scalars))
 
     @cached_property
     def scalar_places(self) -> tuple[tuple[tuple[int, tuple[Any, ...]], ...], ...]:

@@ -1,4 +1,4 @@
-"""The operators of one training step as a committed list: what a dispute bisects (PAPERS V).
+"""The operators of one training step as a committed list: what a dispute bisects (Arun et al. 2025, section 3).
 
 Each ATen call is a node: operator, arguments, where each input tensor comes from, and the digests of inputs and
 outputs. An input names its source, the last thing that wrote the memory it lies in: an earlier node, the state before

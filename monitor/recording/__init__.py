@@ -1,1 +1,1 @@
-"""Somebody's own training loop as evidence: the recorder, the state in chip memory, presets recorded like any loop."""
+"""Training as evidence: the recorder, the state in chip memory, presets recorded like any other training."""

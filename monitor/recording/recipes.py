@@ -30,7 +30,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What a finished training says about itself."""
+    """Result of a finished training."""
 
     run: Path
     run_id: str

@@ -1,4 +1,4 @@
-"""Records somebody's own training loop: each step becomes a program, a committed leaf and a state on the chips."""
+"""Records a training loop: each step becomes a program, a committed leaf and a state on the chips."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.state import LoopState
+from monitor.recording.stateful import HostState
 from monitor.replay.moment import Moment
 from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps, execution_of
@@ -90,7 +91,7 @@ class _Options:
 
 
 class Recorder:
-    """Makes a run folder out of a training loop that somebody else wrote.
+    """Makes a run folder out of a training loop.
 
         recorder = Recorder(model, optimizer, out="RUN", numerics="exact", seed=1)
         for batch in loader:
@@ -100,7 +101,7 @@ class Recorder:
 
     It moves weights, buffers, gradients and optimizer state into chip memory. A step is on disk before the chips hear
     of it. Beside ``RUN`` lie ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker, registry and the
-    agreement between lab and inspector say, here written by one hand because this is a simulation.
+    agreement between lab and inspector say, here all written by the recorder, because this is a simulation.
 
     A write that no operator shows (through NumPy, a pointer, another thread) makes a step that its program does not
     explain. Such a write to weights, buffers, optimizer state, a parameter's gradient once it is accumulated, or the
@@ -126,6 +127,9 @@ class Recorder:
             may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
+        stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
+            ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
+            hyper-parameters and the global random generators, and ``resume`` gives them back.
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         after: the same lab's earlier run, whose chips go on in this one.
@@ -145,6 +149,7 @@ class Recorder:
     _hooks: list[RemovableHandle]
     _rules: StepNumbers | None = None
     _step: RecordedStep | None = None
+    _host_state: HostState | None = None
 
     def __init__(
         self,
@@ -164,6 +169,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        stateful: Mapping[str, object] | None = None,
         started: datetime | None = None,
         hours: float = 24.0,
         after: str | Path | None = None,
@@ -202,6 +208,7 @@ class Recorder:
             state=self._loop.entries,
             schedule=schedule,
         )
+        self._keep_states(stateful)
         self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
 
     @classmethod
@@ -241,19 +248,23 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        stateful: Mapping[str, object] | None = None,
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
-        The loop goes on with batch ``recorder.steps``; its schedule of learning rates is the caller's to put forward.
+        Objects under ``stateful`` get the states that they had at the last committed step, so that the same loop goes
+        on with the next batch. Without them it goes on with batch ``recorder.steps``, and the caller steps its
+        schedule of learning rates as often.
 
         Args:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
             free_slots, free, direct_paths, check_writes: as for the first part.
+            stateful: objects made as for the first part, under the same names.
 
         Raises:
-            CallerError: the run is finished, or belongs to another model or optimizer.
+            CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states.
             EvidenceError: a committed step does not lead to its committed state again.
         """
         folder = Path(out)
@@ -270,7 +281,13 @@ class Recorder:
             trusted=run.declared.recipe is not None,
         )
         recorder._adopt(model, optimizer, folder, config, options)
+        recorder._keep_states(stateful)
+        last = max(writer.steps, 0)
+        if stateful is None:
+            HostState.require_none(lab_folder, last)
         recorder._take_over(run, writer, members_of(model, optimizer), config)
+        if recorder._host_state is not None and recorder._state == "ready":
+            recorder._host_state.give_back(last)
         return recorder
 
     @property
@@ -331,7 +348,7 @@ class Recorder:
     def _adopt(
         self, model: nn.Module, optimizer: Optimizer, folder: Path, config: SiteConfig, options: _Options
     ) -> None:
-        """Take the loop's objects into chip memory; nothing is on disk yet."""
+        """Take model and optimizer into chip memory; nothing is on disk yet."""
         _check_objects(model, optimizer)
         check_subnormals()
         self.folder = folder
@@ -368,13 +385,20 @@ class Recorder:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hold))  # type: ignore[no-untyped-call]
         self._reference = Site.reference_values(config)
 
+    def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
+        """Keep with every step the states of the caller's objects."""
+        if stateful is not None:
+            self._host_state = HostState(stateful, self._optimizer, site_path(self.folder))
+
     def _begin(self, declared: Declaration, source: Source, config: SiteConfig, device: str | None) -> None:
-        """Make site and run folder, and commit the initial state."""
+        """Make the lab's and the run folder, and commit the initial state."""
         self._conduct.check(declared, config)
         self._declared, self._source = declared, source
         if self._is_checked:
             self._rules = StepNumbers(declared, self._before)
         self._site = Site.create(site_path(self.folder), config)
+        if self._host_state is not None:
+            self._host_state.keep(0)
         self._start = self._loop.memory.digest()
         self._write_trust()
         place = self._loop.memory.place
@@ -461,7 +485,7 @@ class Recorder:
             self._commit_start()
 
     def _repeat_committed(self, run: RunFolder, leaves: list[Leaf]) -> None:
-        """Show the chips the last checkpoint and the steps since then once more; the loop holds what they hold."""
+        """Show the chips the last checkpoint and the steps since again; model and optimizer hold that state."""
         every = self._declared.checkpoint_every
         start = (len(leaves) - 1) // every * every
         for leaf in leaves[: start + 1]:
@@ -600,6 +624,8 @@ class Recorder:
             files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
         self._remember()
         self._log_bytes += len(log)
+        if self._host_state is not None:
+            self._host_state.keep(step)
         self._host.commit(leaf, files)
         self._conduct.after_step(step, self._host)
 
@@ -648,7 +674,7 @@ class Recorder:
                 )
         if program is captured and len(self._programs) == MAXIMUM_PROGRAMS:
             raise CallerError(
-                f"the loop has run {MAXIMUM_PROGRAMS} different programs already; keep the shapes of batches, whole "
+                f"the run has {MAXIMUM_PROGRAMS} different programs already; keep the shapes of batches, whole "
                 "numbers among arguments and branches the same from step to step"
             )
         return program
@@ -745,8 +771,10 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         recorder = self._recorder
         recorder._require_ready()
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise CallerError("autocast is on; switch it off, a recorded loop computes in FP32")
+            raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
         recorder._check_untouched()
+        if recorder._host_state is not None:
+            recorder._host_state.require_unchanged()
         batch = flatten_batch(self._given)
         step = recorder._writer.steps + 1
         if recorder._declared.length is not None and step > recorder._declared.length:
@@ -855,7 +883,7 @@ def _check_objects(model: object, optimizer: object) -> None:
         raise CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type == "meta":
-            raise CallerError(f"{name} lies on meta; a recorded loop has tensors with values")
+            raise CallerError(f"{name} lies on meta; a recorded model has tensors with values")
     for name, module in model.named_modules():
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise CallerError(f"{name or 'the model'} is compiled; record the model without torch.compile")

@@ -15,7 +15,7 @@ __all__ = ["DeclaredSource", "Source", "StreamSource"]
 
 
 class Source(Protocol):
-    """What a run says about its batches.
+    """Source of a run's batches, with their commitments.
 
     Attributes:
         commitment: what M says about D.
@@ -33,11 +33,11 @@ class Source(Protocol):
         """Root that the step's leaf commits to, 32 bytes; ``content`` is the batch as a file where it is kept."""
 
     def step_files(self, step: int, content: bytes) -> dict[str, bytes]:
-        """What the run folder gets with the step."""
+        """Files of the run folder that come with the step."""
 
 
 class StreamSource:
-    """Batches that the loop brings, each committed by its step and kept in a file."""
+    """Batches as they come, each committed by its step and kept in a file."""
 
     keeps = True
 

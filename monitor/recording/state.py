@@ -1,7 +1,7 @@
 """A model and its optimizer in chip memory: adopted once, bound again after each step.
 
-Gradients and optimizer state come and go (``zero_grad`` drops them, the first ``step`` makes them); in memory each has
-its place from the start, zeros while it is absent.
+Gradients and optimizer state are not always there (``zero_grad`` drops them, the first ``step`` makes them); in memory
+each has its place from the start, zeros while it is absent.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["LoopState"]
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """How the loop's own objects hold one tensor of the state."""
+    """How the caller's objects hold one tensor of the state."""
 
     get: Callable[[], Tensor | None]
     bind: Callable[[Tensor], None]
 
 
 class LoopState:
-    """All weights, buffers, gradients and optimizer state of a loop, as views into sharded memory.
+    """All weights, buffers, gradients and optimizer state of a run, as views into sharded memory.
 
     Args:
         complete: the optimizer holds all the state that it will ever have, so that no trial step need show it.
@@ -55,7 +55,7 @@ class LoopState:
         tensors, self._bindings = self._find(forthcoming)
         for (kind, name), tensor in tensors.items():
             if tensor.is_complex():
-                raise CallerError(f"{kind} {name} is {tensor.dtype}; a recorded loop has real tensors")
+                raise CallerError(f"{kind} {name} is {tensor.dtype}; a recorded run has real tensors")
         self.entries = tuple(
             StateEntry(kind=kind, name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
             for (kind, name), tensor in tensors.items()
@@ -68,7 +68,7 @@ class LoopState:
                     binding.bind(self.memory.tensors[key])
 
     def current(self) -> dict[str, Tensor | None]:
-        """Each tensor of the state as the loop's own objects hold it now, under ``kind/name``.
+        """Each tensor of the state as the caller's objects hold it now, under ``kind/name``.
 
         Raises:
             CallerError: the optimizer holds a tensor that it did not have or announce before.
@@ -91,7 +91,7 @@ class LoopState:
         return strays
 
     def settle(self) -> None:
-        """Move whatever a step has made anew into chip memory, and let the loop's objects hold it there."""
+        """Move whatever a step has made anew into chip memory, and let the caller's objects hold it there."""
         with torch.no_grad():
             held = {key: binding.get() for key, binding in self._bindings.items()}
             moved = {
@@ -115,7 +115,7 @@ class LoopState:
             raise CallerError("the model or the optimizer does not hold the state that the run began with")
 
     def hold(self, present: set[str]) -> None:
-        """Let the loop's objects hold these tensors of the state, and no gradient or optimizer state beside them."""
+        """Let the caller's objects hold these tensors of the state, and no gradient or optimizer state beside them."""
         for parameter in self._model.parameters():
             parameter.grad = None
         self._optimizer.state.clear()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from monitor import numerics
 from monitor.declaration.statement import Declaration
-from monitor.programs.interpreter import execute
+from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program
 from monitor.replay.replaying import scalars_of
@@ -45,7 +45,7 @@ class Moment:
     ) -> str:
         """Run the step's program once more on other memory, and return the bits of its loss."""
         scalars = scalars_of(self.program, self.execution)
-        return execute(self.program, memory, batch, scalars, session, keys)[1]
+        return Prepared(self.program, memory).run(batch, scalars, session, keys)[1]
 
     def keys(self) -> RepeatedKeys:
         """Fresh keys for the step's random operators."""

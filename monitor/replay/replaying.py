@@ -13,7 +13,7 @@ from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.environment import accelerator
 from monitor.programs.capture import digest_reads
-from monitor.programs.interpreter import Watch, execute
+from monitor.programs.interpreter import Prepared, Watch
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program, parse_hex
 from monitor.transcript.leaf import Execution, Leaf
@@ -36,6 +36,7 @@ class ProgramTraining:
         self.task = task
         self.step = 0
         self.memory = task.empty_memory(accelerator() if device is None else device)
+        self._ready: dict[str, Prepared] = {}
 
     def take_step(
         self,
@@ -59,7 +60,7 @@ class ProgramTraining:
             raise EvidenceError(f"step {step} names another program than the one given")
         keys = RepeatedKeys(self.task.seed, step)
         session = numerics.replaying(self.task.numerics, log, bound=bound, observer=observer, keys=keys)
-        reads, loss = execute(program, self.memory, batch, scalars_of(program, execution), session, keys, watch)
+        reads, loss = self._prepared(program).run(batch, scalars_of(program, execution), session, keys, watch)
         self.step = step
         leaf = Leaf(
             step=step,
@@ -74,10 +75,16 @@ class ProgramTraining:
         )
         return leaf, session
 
+    def _prepared(self, program: Program) -> Prepared:
+        """The program ready to run on this memory, made at its first step."""
+        if program.digest not in self._ready:
+            self._ready[program.digest] = Prepared(program, self.memory)
+        return self._ready[program.digest]
+
 
 def scalars_of(program: Program, execution: Execution) -> list[float]:
     """A step's scalars: the program's, with those that the step changes; EvidenceError on a number out of range."""
-    scalars = [parse_hex(text) for text in program.scalars]
+    scalars = list(program.numbers)
     for text, numbers in execution.slots.items():
         value = parse_hex(text)
         for number in numbers:

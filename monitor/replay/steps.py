@@ -21,7 +21,7 @@ _BOUND = numerics.Bound()
 
 
 def execution_of(leaf: Leaf) -> Execution:
-    """What a step says that it ran; EvidenceError if it says nothing."""
+    """A step's execution record; EvidenceError if there is none."""
     if leaf.execution is None:
         raise EvidenceError(f"step {leaf.step} names no program")
     return leaf.execution

@@ -1,4 +1,4 @@
-"""A loop's program as the graph that a dispute bisects (DESIGN 5): its calls as nodes, with digests once they ran."""
+"""A program as the graph that a dispute bisects (Arun et al. 2025, section 3): calls as nodes with digests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ABSENT = "absent"
 
 
 def specification(program: Program, task: Declaration, execution: Execution) -> list[dict[str, Any]]:
-    """What every honest prover's operators of a step are: the program's calls with the step's numbers, and the state.
+    """Specification of a step's operators for all honest provers: the program's calls with its numbers, and the state.
 
     Raises:
         EvidenceError: the execution or the declared state does not fit the program.

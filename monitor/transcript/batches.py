@@ -17,7 +17,7 @@ __all__ = ["Batches", "RecordedBatches", "salt_commitment"]
 
 
 class Batches(Protocol):
-    """What each step trains on.
+    """The batch of each step.
 
     Attributes:
         length: number of steps whose batches are declared; None where they come as the run goes.
@@ -37,7 +37,7 @@ class Batches(Protocol):
 
 
 def salt_commitment(salt: bytes) -> dict[str, str]:
-    """What M says about D where batches come as the run goes, committed step by step: a commitment to the salt key."""
+    """The commitment to D in M where batches are committed step by step: to the salt key alone."""
     return {"salt": str(digest_bytes("salt", salt))}
 
 

@@ -1,7 +1,7 @@
 """D: the ordered samples of a run, committed before training and disclosed sample by sample.
 
 Each sample has a salted digest, each step a Merkle root over its batch, the run a root over its steps
-(Shavit 2023, section 4.1 and counter-measure "commit at the start"; PAPERS S5).
+(Shavit 2023, section 4.1 and counter-measure "commit at the start").
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class RunData:
         return [self.batch_root(step) for step in range(1, len(self.order) + 1)]
 
     def commitment(self) -> dict[str, str]:
-        """What M says about D: the root over all batches and a commitment to the salt key."""
+        """The commitment to D in M: the root over all batches and a commitment to the salt key."""
         tree = MerkleTree()
         for root in self.batch_roots():
             tree.append(root)

@@ -18,7 +18,7 @@ __all__ = ["DeclaredData", "agreement_digest", "declared_data"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredData:
-    """What a task trains on, before a salt is drawn.
+    """The declared samples and order of a task, before a salt is drawn.
 
     Attributes:
         name: digest of the whole data set, which is how M names it.
@@ -30,7 +30,7 @@ class DeclaredData:
 
     @property
     def agreement(self) -> str:
-        """What lab and inspector agree on where the data are not the preset's own."""
+        """The digest that lab and inspector agree on where the data are not the preset's own."""
         return agreement_digest({path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()})
 
     def with_salt(self, salt: bytes) -> RunData:

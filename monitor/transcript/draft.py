@@ -17,7 +17,7 @@ __all__ = ["Draft"]
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """What a lab says about its run; anything of it can be set before ``sign``.
+    """An unsigned transcript; anything of it can be set before ``sign``.
 
     Attributes:
         steps: what the manifest counts; what there are leaves of, if None.
@@ -35,7 +35,7 @@ class Draft:
 
     @classmethod
     def read(cls, folder: Path, key: SigningKey) -> Self:
-        """What the lab has signed so far."""
+        """Read the signed transcript as a draft."""
         manifest = Manifest.open((folder / MANIFEST).read_bytes(), key.verifying)
         records = list(Journal(folder, manifest))
         return cls(

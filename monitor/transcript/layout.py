@@ -1,6 +1,6 @@
 """Where each file of a run folder lies: pure functions, and the grammar of all allowed paths.
 
-A run folder holds {M, D, W} of Shavit 2023, section 4.1 (PAPERS S5), the rounding logs and the chips' evidence:
+A run folder holds {M, D, W} of Shavit 2023, section 4.1, the rounding logs and the chips' evidence:
 
     manifest.json                    signed head: steps, root of their log, length and digest of the journal, what comes
                                      next; the only file that is ever replaced, as long at step 10^6 as at step 1
@@ -10,12 +10,12 @@ A run folder holds {M, D, W} of Shavit 2023, section 4.1 (PAPERS S5), the roundi
     data/salt.bin                    key of the salts of the sample digests
     logs/00000012.rlog               rounding log of step 12
     checkpoints/00000012.safetensors W_12
-    batches/00000012.safetensors     of a run without a recipe, in place of data/: the batch of step 12
+    batches/00000012.safetensors     of a run without a preset, in place of data/: the batch of step 12
     programs/<sha256>.json           a program that steps execute
     chips/<id>/log.bin …             what each chip says: log, quote, certificate chain, revealed epoch keys
 
 The journal's record 0 lists M and D, record s + 1 what step s added, and one after the last step what came when the run
-was closed: the chips' evidence, and a loop's last checkpoint unless its step had one. So the record of a path follows
+was closed: the chips' evidence, and the last checkpoint unless its step had one. So the record of a path follows
 from the path, but for programs, which stand in the record of the first step that runs them. A file of no bytes, such as
 the log of a step under exact numerics, is listed and not stored.
 """
@@ -85,7 +85,7 @@ def checkpoint_path(step: int) -> str:
 
 
 def batch_path(step: int) -> str:
-    """Path of the batch of a step of somebody's own loop."""
+    """Path of the batch of a step, where batches were not declared beforehand."""
     return f"batches/{_number(step)}.safetensors"
 
 

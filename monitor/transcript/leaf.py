@@ -23,13 +23,13 @@ _EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What a step executed.
+    """Execution record of a step.
 
     Attributes:
         program: SHA-256 of the program, hex.
         slots: each value that differs from the program's own, as hexadecimal text, with the numbers of its scalars.
         hyper: for each parameter group, the hyper-parameters that differ from the declared ones.
-        reads: digest of the values that the loop read while the step ran.
+        reads: digest of the values that the body read while the step ran.
     """
 
     program: str
@@ -83,7 +83,7 @@ def _is_hyper(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """What a run commits to for one step; step 0 is the initial state, without batch, log, loss and FLOP.
+    """The commitment of one step; step 0 is the initial state, without batch, log, loss and FLOP.
 
     Attributes:
         batch: RFC 9162 root over the salted sample digests, hex.

@@ -44,7 +44,7 @@ def check_lengths(declared: Declaration, files: Mapping[str, Entry]) -> None:
 
 
 def batch_bytes(layouts: Mapping[str, Mapping[str, Any]]) -> int:
-    """Longest file of a loop's batch whose tensors have these dtypes and shapes."""
+    """Longest file of a batch whose tensors have these dtypes and shapes."""
     return _file_bytes((name, layout["dtype"], layout["shape"]) for name, layout in layouts.items())
 
 

@@ -37,7 +37,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a run folder holds after ``steps`` committed steps (-1 before the initial state).
+    """The signed head of a run folder after ``steps`` committed steps (-1 before the initial state).
 
     Attributes:
         root: RFC 9162 root of the log of all steps, the pending one among them.

@@ -28,7 +28,7 @@ def parse_time(text: object) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """M of the transcript {M, D, W} (Shavit 2023, section 4.1; PAPERS S5).
+    """M of the transcript {M, D, W} (Shavit 2023, section 4.1).
 
     Attributes:
         lab: who runs it.

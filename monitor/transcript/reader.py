@@ -106,7 +106,7 @@ class RunFolder:
     def task(self) -> Task:
         """The preset's task that the run declares as its recipe; CallerError where it has none."""
         if self.declared.recipe is None:
-            raise CallerError(f"{self.folder.name} records a loop of its own; this works on runs of presets")
+            raise CallerError(f"{self.folder.name} is no run of a preset, and this works on no other")
         return self.declared.recipe
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Named tensors as a file: full states W and the batches of loops."""
+"""Named tensors as a file: full states W, and batches."""
 
 from __future__ import annotations
 

@@ -437,11 +437,16 @@ def _new_optimizer(world: World, name: str) -> None:
     world.optimizer = name
 
 
+def _declare(world: World, row: str, declared: Callable[[Any], dict[str, Any]], least: int = 1) -> None:
+    """Declare these numbers in place of the optimizer's; a lie from step ``least`` on, unless others replace it."""
+    world.declared = declared
+    world.tell(row, told=lambda: world.declared is declared and world.step >= least)
+
+
 @action("before", "A12", kinds=LOOP)
 def declare_rate(world: World, pick: int) -> None:
     """Declare another learning rate than the one in the program."""
-    world.declared = lambda group: {**group, "lr": 1e-6}
-    world.tell("A12", told=lambda: world.step > 0)
+    _declare(world, "A12", lambda group: {**group, "lr": 1e-6})
 
 
 @action("before", "A12", kinds=LOOP)
@@ -453,16 +458,15 @@ def declare_numbers(world: World, pick: int) -> None:
     def declared(group: Any) -> dict[str, Any]:
         return {name: other.get(name, value) for name, value in group.items()}
 
-    world.declared = declared
-    least = 2 if pick % 4 == 3 else 1  # momentum governs nothing before the second step
-    world.tell("A12", told=lambda: world.step >= least)
+    # Momentum governs nothing before the second step.
+    _declare(world, "A12", declared, least=2 if pick % 4 == 3 else 1)
 
 
 @action("before", "A10", kinds=LOOP)
 def declare_product(world: World, pick: int) -> None:
     """Train with rate 5, declare 0.001 and a weight decay whose product is 5."""
     _new_optimizer(world, "steep")
-    world.declared = lambda group: {**group, "lr": 0.001, "weight_decay": group["lr"] / 0.001}
+    _declare(world, "A10", lambda group: {**group, "lr": 0.001, "weight_decay": group["lr"] / 0.001})
 
     def body(model: Any, optimizer: Any, batch: Any) -> None:
         optimizer.zero_grad()
@@ -472,7 +476,6 @@ def declare_product(world: World, pick: int) -> None:
 
     if pick % 2:  # the rate changes from step to step, and the declared decay with it
         world.body = body
-    world.tell("A10", told=lambda: world.step > 0)
 
 
 @action("before", "A11", kinds=LOOP)

@@ -25,7 +25,7 @@ __all__ = [
     "require_fp64",
 ]
 
-INT8_WORK = 1 << 22
+INT8_WORK = 1 << 21
 """Multiplications from which int8 products and their digits beat one FP64 product."""
 
 _EXTREMES = (-128, -127, -1, 0, 1, 127)

@@ -10,32 +10,47 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-__all__ = ["Integers", "Near", "Reals", "Rounding", "Settled"]
+__all__ = ["Integers", "Near", "Piece", "Reals", "Rounding", "Settled"]
 
 Reals = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int32]
+Piece = tuple[Any, Any, Any]
+"""Of one tile: positions, whether they went up, and rows of value, β and distance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Near:
-    """Elements with a midpoint in reach: rising flat positions, True where the magnitude went up, values and β."""
+    """Elements with a midpoint in reach: rising flat positions, True where the magnitude went up, values, β, and the
+    distance of each magnitude from the midpoint."""
 
     positions: npt.NDArray[np.int64]
     upward: npt.NDArray[np.bool_]
     values: Reals
     betas: Reals
+    distances: Reals
 
     @classmethod
-    def joined(cls, pieces: Iterable[tuple[Any, Any, Any, Any]]) -> Near:
+    def joined(cls, pieces: Iterable[Piece]) -> Near:
         """The elements of all tiles in rising order."""
         listed = [piece for piece in pieces if len(piece[0])]
         if not listed:
-            return cls(
-                positions=np.empty(0, np.int64), upward=np.empty(0, np.bool_), values=np.empty(0), betas=np.empty(0)
-            )
-        positions, upward, values, betas = (np.concatenate(column) for column in zip(*listed, strict=True))
-        order = np.argsort(positions)
-        return cls(positions=positions[order], upward=upward[order], values=values[order], betas=betas[order])
+            return _NOTHING
+        positions, upward, numbers = listed[0]
+        if len(listed) > 1:
+            positions, upward, numbers = (np.concatenate(column) for column in zip(*listed, strict=True))
+            order = np.argsort(positions)
+            positions, upward, numbers = positions[order], upward[order], numbers[order]
+        values, betas, distances = numbers.T
+        return cls(positions=positions, upward=upward, values=values, betas=betas, distances=distances)
+
+
+_NOTHING = Near(
+    positions=np.empty(0, np.int64),
+    upward=np.empty(0, np.bool_),
+    values=np.empty(0),
+    betas=np.empty(0),
+    distances=np.empty(0),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

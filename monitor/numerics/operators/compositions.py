@@ -15,7 +15,7 @@ __all__ = ["composition", "rms_norm", "rms_norm_backward"]
 
 
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-    """What torch composes where a device has no kernel for it; here for those that have."""
+    """PyTorch's composition for devices without a kernel, used on all."""
     dims = list(range(x.dim() - len(shape), x.dim()))
     added = torch.finfo(x.dtype).eps if eps is None else eps
     inverse = torch.rsqrt(torch.pow(x, 2).mean(dims, keepdim=True) + added)
@@ -40,7 +40,7 @@ def rms_norm_backward(
 
 
 def composition(row: Row, func: OpOverload) -> Code | None:
-    """What an overload of a ``decomposed`` row is composed of: the row's own code, or PyTorch's decomposition."""
+    """Composition of an overload of a ``decomposed`` row: the row's own code, or PyTorch's decomposition."""
     from torch._decomp import decomposition_table
 
     return row.code or decomposition_table.get(func)

@@ -105,7 +105,7 @@ def row_named(name: str) -> Row:
 
 
 def remedy_for(name: str) -> str:
-    """What a user can do about an operator without a row."""
+    """Remedy for an operator without a row."""
     for part, remedy in _REMEDIES.items():
         if part in name:
             return remedy

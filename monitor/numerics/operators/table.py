@@ -110,7 +110,7 @@ def _elementwise() -> Section:
         _code("lerp.Tensor", e.lerp),
         _code("addcmul", e.addcmul, fused=fused.with_product("addcmul")),
         _code("addcdiv", e.addcdiv, fused=fused.with_product("addcdiv")),
-        _code("pow.Tensor_Scalar", e.power, in_place="aten.pow_.Scalar"),
+        _code("pow.Tensor_Scalar", e.power, in_place="aten.pow_.Scalar", fused=fused.square),
         _code("pow.Tensor_Tensor", e.power_of_integers, in_place="aten.pow_.Tensor"),
         _code("pow.Scalar", e.power_of_constant),
         free("maximum", e.ordered(True)),

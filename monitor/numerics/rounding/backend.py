@@ -14,7 +14,7 @@ from monitor.numerics.engines import engine_of
 from monitor.numerics.engines.eager.rounded import convolution
 from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound, exact_bits_of, product_bound
 from monitor.numerics.engines.eager.rounded.functions import FUNCTIONS, STEEP
-from monitor.numerics.engines.eager.rounded.grid import round_to_grid
+from monitor.numerics.engines.eager.rounded.grid import decide, round_to_grid
 from monitor.numerics.engines.engine import Tiles
 from monitor.numerics.engines.results import Near, Rounding, Settled
 from monitor.numerics.errors import LogContradiction
@@ -106,11 +106,13 @@ class RoundedBackend:
         v = v.to(torch.float64).contiguous()
         out, near, up = round_to_grid(v, error.dense(v), rounding.grid_bits, rounding.multiple)
         values = v.reshape(-1)[near]
+        betas = error.at(near, values)
         listed = Near(
             positions=near.cpu().numpy(),
             upward=up.cpu().numpy(),
             values=values.cpu().numpy(),
-            betas=error.at(near, values).cpu().numpy(),
+            betas=betas.cpu().numpy(),
+            distances=decide(values, betas, rounding.grid_bits).distance.cpu().numpy(),
         )
         return Settled(out=out, near=listed)
 

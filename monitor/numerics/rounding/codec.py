@@ -134,7 +134,9 @@ class _Reader:
                 raise EvidenceError("rounding log is cut short")
             window *= 4
         self.bits(int(ends[count - 1]) + 1)
-        return np.diff(ends[:count], prepend=-1) - 1
+        zeros = ends[:count].copy()
+        zeros[1:] -= ends[: count - 1] + 1
+        return zeros
 
 
 def _decode_group(reader: _Reader, previous_call: int) -> Group:
@@ -145,7 +147,7 @@ def _decode_group(reader: _Reader, previous_call: int) -> Group:
         raise EvidenceError("rounding log is cut short")
     k = rice_parameter(size, count)
     high = reader.unary(count)
-    low = (reader.bits(count * k).reshape(count, k).astype(np.int64) << np.arange(k)).sum(axis=1, dtype=np.int64)
+    low = reader.bits(count * k).reshape(count, k) @ (1 << np.arange(k))
     positions = np.cumsum((high << k) + low + 1) - 1
     if int(high.max()) > (size >> k) or int(positions[-1]) >= size:
         raise EvidenceError(f"rounding log names an element beyond the {size} of call {call}")

@@ -77,8 +77,7 @@ class Judge:
         ``settled`` lists the elements within 6β; its contiguous result is written to and returned.
         """
         near, out = settled.near, settled.out
-        found = self._decide(near.values, near.betas)
-        mandatory = found.within(2.0).numpy()
+        mandatory = near.distances <= 2.0 * near.betas
         if group is None:
             return self._without_entries(out, near.positions[mandatory], work)
         at = np.searchsorted(near.positions, group.positions)
@@ -89,12 +88,9 @@ class Judge:
         listed[at[reached]] = True
         out = self._without_entries(out, near.positions[mandatory & ~listed], work)
         flat = out.reshape(-1)
-        self._follow_near(flat, near, at[reached], group.upward[reached], found, work)
+        self._follow_near(flat, near, at[reached], group.upward[reached], mandatory, work)
         self._follow_far(flat, group.positions[~reached], group.upward[~reached], work)
         return out
-
-    def _decide(self, values: npt.NDArray[np.float64], betas: npt.NDArray[np.float64]) -> Decisions:
-        return decide(torch.from_numpy(values), torch.from_numpy(betas), self._grid_bits)
 
     def _without_entries(self, out: Tensor, positions: npt.NDArray[np.int64], work: Work) -> Tensor:
         """Elements within 2β that the log does not mention: truth beyond 3β of the midpoint clears the recorder."""
@@ -114,7 +110,7 @@ class Judge:
         near: Near,
         rows: npt.NDArray[np.int64],
         upward: npt.NDArray[np.bool_],
-        found: Decisions,
+        mandatory: npt.NDArray[np.bool_],
         work: Work,
     ) -> None:
         """Entries within 6β: against this device's own rounding they need 2β, or a truth on their side."""
@@ -122,26 +118,19 @@ class Judge:
         rows, upward = rows[other], upward[other]
         if not len(rows):
             return
-        far = ~found.within(2.0).numpy()[rows]
+        far = ~mandatory[rows]
         for row, up in zip(rows[far].tolist(), upward[far].tolist(), strict=True):
             element = int(near.positions[row])
             reach = (work.worst + 1.0) * near.betas[row] if work.terms else 0.0
-            truth = self._truth(element, work) if found.distance[row].item() <= reach else None
+            truth = self._truth(element, work) if near.distances[row] <= reach else None
             if truth is not None and self._on_side(truth, up):
                 self._statistics.recomputed += 1
             else:
                 self.contradiction(element, AGAINST)
         self._statistics.forced += len(rows)
-        chosen = torch.from_numpy(rows)
-        picked = Decisions(
-            spacing=found.spacing[chosen],
-            floor=found.floor[chosen],
-            up=found.up[chosen],
-            distance=found.distance[chosen],
-            beta=found.beta[chosen],
-        )
-        values = torch.from_numpy(near.values)[chosen]
-        flat[torch.from_numpy(near.positions)[chosen]] = place(values, picked, torch.from_numpy(upward))
+        values, betas = torch.from_numpy(near.values[rows]), torch.from_numpy(near.betas[rows])
+        chosen = torch.from_numpy(near.positions[rows])
+        flat[chosen] = place(values, decide(values, betas, self._grid_bits), torch.from_numpy(upward))
 
     def _follow_far(
         self, flat: Tensor, positions: npt.NDArray[np.int64], upward: npt.NDArray[np.bool_], work: Work

@@ -32,7 +32,7 @@ def _pack(text):
 
 
 def _reference(name, dtype, shape, offset, data):
-    """DESIGN 3 spelled out, on one thread and with copies."""
+    """The digest's specification spelled out, on one thread and with copies."""
     tree = MerkleTree(data[start : start + MIB] for start in range(0, len(data), MIB))
     header = _pack("chipwitness/tensor/1") + _pack("sha256-tree/1048576") + _pack(name) + _pack(dtype)
     header += b"".join(struct.pack(">Q", n) for n in (len(shape), *shape, offset, len(data), MIB, tree.size))

@@ -1,4 +1,4 @@
-"""Training gives the same bits on kernel families whose native arithmetic differs (DESIGN 4.3), each in its process."""
+"""Training gives the same bits on kernel families whose native arithmetic differs, each in its process."""
 
 from __future__ import annotations
 

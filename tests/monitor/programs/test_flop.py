@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from analysis.bench._honest_models import MODELS
 from monitor.presets import PRESETS
 from monitor.presets.task import Task
-from monitor.programs import compute_of, flop_of
+from monitor.programs import compute_of
 from monitor.programs.flop import counted as counted_call
 from monitor.recording.derivation import derive
 from tests.monitor.programs.tracing import trace
@@ -20,14 +20,19 @@ from tests.monitor.programs.tracing import trace
 SIZES = st.integers(2, 6)
 
 
-def counted(body, weight, **batch):
-    """FLOP of the forward pass of ``body(weight, batch)`` and its gradient."""
+def computed(body, weight, **batch):
+    """What the forward pass of ``body(weight, batch)`` and its gradient compute."""
 
     def step(state, given):
         loss = body(state["weight/w"], given).square().sum()
         return {"gradient/w": torch.autograd.grad(loss, state["weight/w"])[0]}
 
-    return flop_of(trace(step, {"weight/w": weight.requires_grad_(), "gradient/w": torch.zeros_like(weight)}, batch))
+    return compute_of(trace(step, {"weight/w": weight.requires_grad_(), "gradient/w": torch.zeros_like(weight)}, batch))
+
+
+def counted(body, weight, **batch):
+    """Its FLOP in products."""
+    return computed(body, weight, **batch).flop
 
 
 DISGUISES = {
@@ -78,13 +83,26 @@ def test_a_product_written_element_by_element_counts_too():
     assert counted(dots, w, x=x) >= 2 * 8**3
 
 
+def test_a_product_with_a_vector_counts():
+    x, w = torch.randn(1, 8), torch.randn(8, 8)
+    assert counted(lambda w, batch: (batch["x"][:, None, :] * w.t()).sum(2), w, x=x) >= 2 * 8**2
+
+
+@pytest.mark.parametrize("disguise", [*DISGUISES, *UNROLLED])
+def test_elementwise_work_is_at_least_that_of_a_product_that_no_rule_sees(disguise):
+    """With one sample, each weight takes part in one term, as in a gate: only the elements computed tell."""
+    x, w = torch.randn(1, 8), torch.randn(8, 8)
+    plain = counted(lambda w, batch: batch["x"] @ w, w.clone(), x=x)
+    body = {**DISGUISES, **UNROLLED}[disguise]
+    assert computed(lambda w, batch: body(batch["x"], w), w.clone(), x=x).most >= plain
+
+
 ELEMENTWISE = {
     "gate": lambda x, w: x * w[0],
     "norm by hand": lambda x, w: x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * w[0],
     "centred norm by hand": lambda x, w: (
         (x - x.mean(1, keepdim=True)) * (x.var(1, keepdim=True) + 1e-6).rsqrt() * w[0] + w[1]
     ),
-    "squared distance to a centre": lambda x, w: (x - w[0]).square().sum(1),
     "outer product that nobody sums": lambda x, w: (x[:4, 0, None] * x[1]).tanh() @ w,
     "table of positions": lambda x, w: x[:4] + w.flatten()[:4, None].expand(4, x.shape[1]) * 0.5,
 }
@@ -119,13 +137,13 @@ def test_honest_models_count_what_pytorch_counts(name):
     torch.manual_seed(0)
     model = MODELS[name]
     program = step_of(model.make(), model.loss, model.batch(3, torch.Generator().manual_seed(0)))
-    assert flop_of(program) == sum(counted_call(call) or 0 for call in program.calls) > 0
+    assert compute_of(program).flop == sum(counted_call(call) or 0 for call in program.calls) > 0
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_count_what_pytorch_counts(name):
     program = derive(Task.for_preset(name, seed=0, steps=1)).program
-    assert flop_of(program) == sum(counted_call(call) or 0 for call in program.calls) > 0
+    assert compute_of(program).flop == sum(counted_call(call) or 0 for call in program.calls) > 0
 
 
 def test_operators_that_count_no_flop_are_counted_as_elements():

@@ -217,6 +217,7 @@ class _Product:
         """Fills what belongs to the wide vectors of the streamed side, all together."""
         if not self._late:
             return
+        self._late.sort(key=lambda late: int(late[0][0]))  # threads append in any order
         places = np.concatenate([place for place, _ in self._late])
         rows = torch.cat([row for _, row in self._late])
         others = np.flatnonzero(~self._kept.wide)
@@ -231,10 +232,15 @@ class _Product:
         run_tiles(len(edges), work, lambda i: fill(*edges[i]))
 
     def _store(self, kept: NDArray[np.int64], streamed: NDArray[np.int64], block: NDArray[np.float32]) -> None:
-        """Stores a block whose rows belong to the kept side."""
+        """Stores a block whose rows belong to the kept side; places are in rising order."""
         rows, columns, block = (kept, streamed, block) if self._streamed.side == 1 else (streamed, kept, block.T)
-        which, place = np.divmod(columns, self._out.shape[2])
-        self._out[which, rows[:, None], place] = block
+        if len(self._out) > 1:
+            which, place = np.divmod(columns, self._out.shape[2])
+            self._out[which, rows[:, None], place] = block
+        elif columns[-1] - columns[0] + 1 == len(columns):
+            self._out[0, rows, columns[0] : columns[-1] + 1] = block
+        else:
+            self._out[0, rows[:, None], columns] = block
 
     def _multiply(self, some: Tensor, outcome: NDArray[np.float64], begin: int) -> None:
         for start in range(0, self._kept.count, _HEIGHT):

@@ -40,7 +40,7 @@ class _Halves:
         """Splits `matrices` (B, rows, K) for side 0 or (B, K, columns) for side 1; `parts` lie side by side along K."""
         scaled_first = matrices if side == 0 else matrices.transpose(-1, -2)
         batch, count, k = scaled_first.shape
-        by_rows = scaled_first.stride(-1) == 1 or scaled_first.stride(-2) != 1
+        by_rows = k >= count or scaled_first.stride(-1) == 1 or scaled_first.stride(-2) != 1  # long loops are fast
         source = (scaled_first if by_rows else scaled_first.transpose(-1, -2)).contiguous()
         self.outcome = np.empty((batch, count), np.float64)
         self.wide = np.empty((batch, count), np.bool_)

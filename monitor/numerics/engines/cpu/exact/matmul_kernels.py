@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from monitor.numerics.kernels.jit import compiled, contracted, inlined
+from monitor.numerics.kernels.jit import compiled, contracted, inlined, reordered
 
 __all__ = [
     "add_doubles",
@@ -23,7 +23,9 @@ __all__ = [
     "dot_products",
     "halves_by_columns",
     "halves_by_rows",
+    "round_flagged",
     "round_or_collect",
+    "widen",
 ]
 
 _MAGNITUDE = np.uint32(0x7FFF_FFFF)
@@ -293,51 +295,101 @@ def add_doubles(begin: Any, end: Any, part: Any, head: Any, tail: Any) -> Any:
             tail[i, j] += (old - (new - back)) + (more - back)
 
 
+@reordered
+def widen(begin: Any, end: Any, x: Any, start: Any, out: Any, squares: Any) -> None:
+    """out (R, W) = columns [start, start + W) of x (R, K) in FP64, and adds the squares of each row to squares (R,)."""
+    width = out.shape[1]
+    for i in range(begin, end):
+        source, target = x[i, start : start + width], out[i]
+        total = 0.0
+        for j in range(width):
+            value = np.float64(source[j])
+            target[j] = value
+            total += value * value
+        squares[i] += total
+
+
 @compiled
 def round_or_collect(
-    begin: Any,
-    end: Any,
-    value: Any,
-    rows: Any,
-    columns: Any,
-    slack: Any,
-    wide_rows: Any,
-    wide_columns: Any,
-    any_column: Any,
-    out: Any,
-    found: Any,
+    begin: Any, end: Any, value: Any, rows: Any, columns: Any, slack: Any, out: Any, found: Any
 ) -> Any:
-    """Ziv's test on the flagged elements of value (B·R, N) with error slack·rows·columns, for flags and norms (B, N).
+    """Ziv's test on value (R, N) with error slack·rows·columns, for norms (R,) and (N,).
 
     Undecided positions go to `found`, as far as it reaches, and are counted; a NaN in `out` stays.
     """
     n = out.shape[1]
-    height = out.shape[0] // wide_columns.shape[0]
     count = 0
     for i in range(begin, end):
-        batch = i // height
-        if not (wide_rows[i] or any_column[batch]):
-            continue
         undecided = 0
         row = rows[i] * slack
-        whole = wide_rows[i]
-        norms, flags, target, source = columns[batch], wide_columns[batch], out[i], value[i]
+        target, source = out[i], value[i]
         for j in range(n):
-            error = row * norms[j]
+            error = row * columns[j]
             v = source[j] + 0.0
             low, high = np.float32(v - error), np.float32(v + error)
-            chosen = (whole | flags[j]) & (target[j] == target[j])
+            chosen = target[j] == target[j]
             target[j] = high if chosen else target[j]
             undecided += chosen & ((low != high) | ((high == 0) & (error > abs(v))))
         if undecided:
             for j in range(n):
-                error = row * norms[j]
+                error = row * columns[j]
                 v = source[j]
                 low, high = np.float32(v - error), np.float32(v + error)
-                chosen = (whole | flags[j]) & (target[j] == target[j])
-                if chosen and (low != high or (high == 0 and error > abs(v))):
+                if target[j] == target[j] and (low != high or (high == 0 and error > abs(v))):
                     if count < found.shape[0]:
                         found[count] = i * n + j
+                    count += 1
+    return count
+
+
+@inlined
+def _dot(row: Any, column: Any) -> Any:
+    """(Σ a·b, Σ |a·b|) in FP64, added in any order."""
+    total = size = 0.0
+    for k in range(row.shape[0]):
+        product = np.float64(row[k]) * np.float64(column[k])
+        total += product
+        size += abs(product)
+    return total, size
+
+
+@reordered
+def round_flagged(
+    begin: Any,
+    end: Any,
+    left: Any,
+    right: Any,
+    wide_rows: Any,
+    wide_columns: Any,
+    any_column: Any,
+    slack: Any,
+    out: Any,
+    found: Any,
+    scales: Any,
+) -> Any:
+    """Dot products of rows of left (B, M, K) and right (B, N, K) where either is flagged, and Ziv's test on them.
+
+    Their error is slack·Σ|a·b|. Undecided positions go to `found` and that sum to `scales`, as far as these reach, and
+    are counted; a NaN in `out` stays.
+    """
+    m, n = out.shape[1], out.shape[2]
+    count = 0
+    for b in range(begin, end):
+        for i in range(m):
+            whole = wide_rows[b, i]
+            if not (whole or any_column[b]):
+                continue
+            for j in range(n):
+                if not (whole or wide_columns[b, j]) or out[b, i, j] != out[b, i, j]:
+                    continue
+                v, size = _dot(left[b, i], right[b, j])
+                error = size * slack
+                low, high = np.float32(v - error), np.float32(v + error)
+                out[b, i, j] = high
+                if low != high or (high == 0 and error > abs(v)):
+                    if count < found.shape[0]:
+                        found[count] = (b * m + i) * n + j
+                        scales[count] = size
                     count += 1
     return count
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from monitor.numerics.engines.cpu.exact import matmul_kernels as kernels
 from monitor.numerics.kernels.jit import guarded
+from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.reference.resolve import rounded_sum
 
 __all__ = ["round_flagged", "rounded_products"]
@@ -53,58 +54,43 @@ def _resolve(
 
 
 def _approximate(left: Tensor, right: Tensor) -> tuple[Any, Any, Any]:
-    """FP64 products (B·R, C) of finite FP32 left (B, R, K) and right (B, C, K), and both sides' row norms."""
-    batch, m, k = left.shape
-    n = right.shape[1]
-    total: Any = None
+    """FP64 products (R, C) of finite FP32 left (R, K) and right (C, K), and both sides' row norms."""
+    sides = [x.contiguous().numpy() for x in (left, right)]
+    squares = [np.zeros(len(x)) for x in sides]
+    value = scratch("wide products", (len(left), len(right)), torch.float64)
+    total: Any = value.numpy()
     tail: Any = None
-    squares = [torch.zeros((batch, count), dtype=torch.float64) for count in (m, n)]
+    k = left.shape[1]
     for start in range(0, k, _DEPTH):
-        pieces = [x[..., start : start + _DEPTH].to(torch.float64) for x in (left, right)]
-        part = torch.bmm(pieces[0], pieces[1].transpose(1, 2)).numpy().reshape(batch * m, n)
+        pieces = []
+        for side, (x, square) in enumerate(zip(sides, squares, strict=True)):
+            piece = scratch(f"wide operand {side}", (len(x), min(_DEPTH, k - start)), torch.float64)
+            guarded(kernels.widen, 0, len(x), (x, start, piece.numpy(), square))
+            pieces.append(piece)
         if start == 0:
-            total = part
+            torch.mm(pieces[0], pieces[1].t(), out=value)
         else:
-            tail = np.zeros(total.shape) if start == _DEPTH else tail
-            guarded(kernels.add_doubles, 0, batch * m, (part, total, tail))
-        for square, piece in zip(squares, pieces, strict=True):
-            square += torch.linalg.vecdot(piece, piece)
-    return total + tail if k > _DEPTH else total, squares[0].sqrt().numpy().reshape(-1), squares[1].sqrt().numpy()
+            tail = np.zeros(total.shape) if tail is None else tail
+            guarded(kernels.add_doubles, 0, len(left), (torch.mm(pieces[0], pieces[1].t()).numpy(), total, tail))
+    return total if tail is None else total + tail, np.sqrt(squares[0]), np.sqrt(squares[1])
 
 
-def _round(left: Tensor, right: Tensor, wide_rows: Any, wide_columns: Any, out: NDArray[np.float32]) -> None:
-    """Overwrites the flagged elements of out (B·R, C) with the FP32 of the exact products; NaN stays.
-
-    A product of FP32 numbers is exact in FP64, and a sum of d of them in any order, with FMA or not, is within
-    d·2^-53·Σ|a||b| of the true one. Summed over the pieces of K, Σ|a||b| is at most ‖a‖·‖b‖.
-
-    Args:
-        left, right: finite FP32 (B, R, K) and (B, C, K), the second being columns of the right factor.
-        wide_rows, wide_columns: flags (B·R,) and (B, C).
-    """
-    value, row_norms, column_norms = _approximate(left, right)
-    slack = (min(left.shape[-1], _DEPTH) + 4) * 2.0**-53 * _MARGIN
-    flags = wide_rows, wide_columns, wide_columns.any(axis=1)
-    found = np.empty(1 << 12, np.int64)
+def _collected(kernel: Any, rows: int, arguments: tuple[Any, ...], *kinds: type) -> list[NDArray[Any]]:
+    """What a kernel collects in its last arguments, of these types, with as much room as it needs."""
+    room = 1 << 12
     while True:
-        arguments = (value, row_norms, column_norms, slack, *flags, out, found)
-        count = guarded(kernels.round_or_collect, 0, out.shape[0], arguments)
-        if count <= len(found):
-            break
-        found = np.empty(count, np.int64)
-    if count:
-        rows, places = np.divmod(found[:count], out.shape[1])
-        columns = rows // left.shape[1] * out.shape[1] + places
-        scale = row_norms[rows] * column_norms.reshape(-1)[columns] * _MARGIN
-        out[rows, places] = _resolve(left, right, rows, columns, scale)
-
-
-def _finite(x: Tensor) -> Tensor:
-    return x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        found: list[NDArray[Any]] = [np.empty(room, kind) for kind in kinds]
+        count = guarded(kernel, 0, rows, (*arguments, *found))
+        if count <= room:
+            return [each[:count] for each in found]
+        room = count
 
 
 def rounded_products(left: Tensor, right: Tensor, outcome: NDArray[np.float64]) -> NDArray[np.float32]:
     """FP32 (R, C) of the exact products of FP32 left (R, K), finite, and right (C, K), columns of the right factor.
+
+    A product of FP32 numbers is exact in FP64, and a sum of d of them in any order, with FMA or not, is within
+    d·2^-53·Σ|a||b| of the true one. Summed over the pieces of K, Σ|a||b| is at most ‖a‖·‖b‖.
 
     Args:
         outcome: scale factors (C,) of the right side, NaN where it is not finite; there the result is NaN.
@@ -112,9 +98,14 @@ def rounded_products(left: Tensor, right: Tensor, outcome: NDArray[np.float64]) 
     broken = np.isnan(outcome)
     out = np.zeros((left.shape[0], right.shape[0]), np.float32)
     out[:, broken] = np.nan
-    clean = _finite(right) if broken.any() else right
-    everything = np.ones(out.shape[0], np.bool_), np.zeros((1, out.shape[1]), np.bool_)
-    _round(left[None], clean[None], *everything, out)
+    clean = right.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if broken.any() else right
+    value, row_norms, column_norms = _approximate(left, clean)
+    slack = _slack(min(left.shape[1], _DEPTH))
+    (found,) = _collected(kernels.round_or_collect, len(out), (value, row_norms, column_norms, slack, out), np.int64)
+    if len(found):
+        rows, columns = np.divmod(found, out.shape[1])
+        scale = row_norms[rows] * column_norms[columns] * _MARGIN
+        out[rows, columns] = _resolve(left[None], clean[None], rows, columns, scale)
     return out
 
 
@@ -127,13 +118,16 @@ def round_flagged(
         a, b: FP32 (B, M, K) and (B, K, N).
         wide_rows, wide_columns: flags (B, M) and (B, N), false for rows and columns that are not finite.
     """
-    chosen = np.flatnonzero(wide_rows.any(axis=1) | wide_columns.any(axis=1))
-    everything = len(chosen) == len(out)
-    index = torch.from_numpy(chosen)
-    left, right = (x if everything else x[index] for x in (a, b.transpose(1, 2)))
-    result = out if everything else out[chosen]
-    if np.isnan(result).any():
-        left, right = _finite(left), _finite(right)
-    _round(left, right, wide_rows[chosen].reshape(-1), wide_columns[chosen], result.reshape(-1, out.shape[2]))
-    if not everything:
-        out[chosen] = result
+    left, right = a.contiguous(), b.transpose(1, 2).contiguous()
+    flags = wide_rows, wide_columns, wide_columns.any(axis=1)
+    arguments = (left.numpy(), right.numpy(), *flags, _slack(a.shape[2]), out)
+    found, sizes = _collected(kernels.round_flagged, len(out), arguments, np.int64, np.float64)
+    if len(found):
+        rows, places = np.divmod(found, out.shape[2])
+        columns = rows // out.shape[1] * out.shape[2] + places
+        out.reshape(-1)[found] = _resolve(left, right, rows, columns, sizes * _MARGIN)
+
+
+def _slack(terms: int) -> float:
+    """Relative error of an FP64 sum of so many products, and of what is computed from it."""
+    return (terms + 4) * 2.0**-53 * _MARGIN

@@ -29,6 +29,7 @@ __all__ = [
     "lerp",
     "native",
     "slope",
+    "square",
     "total",
     "unary",
     "with_product",
@@ -133,6 +134,17 @@ def _unary(name: str, run: Run, constant: float = 0.0) -> Direct:
     return call
 
 
+def _square(run: Run) -> Direct:
+    """x², the one power that is a single operation."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != 2 or not _is_number(args[1]) or args[1] != 2 or not is_plain(args[0]):
+            return NotImplemented
+        return run("mul", args[0], args[0])
+
+    return call
+
+
 def _lerp(run: Run) -> Direct:
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != 3:
@@ -208,6 +220,8 @@ def slope(name: str) -> Fused:
 
 total = Fused(make=lambda func, *_: _sum(_run_of(func), _natively(func)), spelling="both")
 """x + alpha·y."""
+square = Fused(make=lambda func, *_: _square(_run_of(func)), spelling="both")
+"""x^2."""
 lerp = Fused(make=lambda func, *_: _lerp(_run_of(func)), spelling="both")
 from_constant = Fused(make=lambda *_: _from_constant)
 copy = Fused(make=lambda *_: _copy, spelling="in place")

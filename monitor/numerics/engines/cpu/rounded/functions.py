@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from monitor.numerics.engines.cpu.rounded.tiles import Bounds, flat, settle
-from monitor.numerics.engines.results import Near, Rounding, Settled
+from monitor.numerics.engines.results import Near, Piece, Rounding, Settled
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import run_tiles
 
@@ -32,7 +31,7 @@ def apply(function: Callable[[Tensor], Tensor], x: Tensor, rounding: Rounding) -
     zeros, spans = np.zeros((1, length)), np.zeros((1, length), dtype=np.int32)
     bounds = Bounds(left=zeros[0, :1], left_spans=spans[0, :1], right=zeros, right_spans=spans, rows_per_right=1)
 
-    def chunk(i: int) -> tuple[Any, Any, Any, Any]:
+    def chunk(i: int) -> Piece:
         part = source[i * _CHUNK : (i + 1) * _CHUNK]
         wide = scratch("argument", (len(part),), torch.float64).copy_(part)
         return settle(flat(function(wide)), 1, len(part), bounds, rounding, target, out_base=i * _CHUNK)

@@ -21,7 +21,7 @@ from monitor.numerics.engines.cpu.rounded.operand_kernels import (
 )
 from monitor.numerics.kernels.jit import compiled, inlined
 
-__all__ = ["add_patches", "channel_bounds", "patch_norms", "patches", "reach_norms", "sample_squares"]
+__all__ = ["add_patches", "channel_bounds", "patch_bounds", "patches", "reach_bounds"]
 
 _INFINITY = np.int32(0x7F800000)
 
@@ -158,6 +158,28 @@ def reach_norms(
                             norms[group, y * wide + k * sw + j * dw - pw] += squares[group, line * width + k]
         for k in range(height * wide):
             norms[group, k] = root_above(norms[group, k]) * scale
+
+
+@compiled
+def patch_bounds(
+    begin: Any, end: Any, x: Any, bits: Any, groups: Any, powers: Any, sizes: Any, geometry: Any, norms: Any, spans: Any
+) -> None:
+    """Norms (n, groups, lines·width) of patches of samples begin … end of FP32 ``x`` (n, c, places), and spans."""
+    squares = np.empty((groups, x.shape[2]))
+    for sample in range(begin, end):
+        scale, spans[sample] = sample_squares(sample, x, bits, groups, powers, squares)
+        patch_norms(squares, scale, sizes[0], sizes[1], sizes[2], sizes[3], geometry, norms[sample])
+
+
+@compiled
+def reach_bounds(
+    begin: Any, end: Any, x: Any, bits: Any, groups: Any, powers: Any, sizes: Any, geometry: Any, norms: Any, spans: Any
+) -> None:
+    """As ``patch_bounds``, of what each input element reaches: norms (n, groups, height·wide)."""
+    squares = np.empty((groups, x.shape[2]))
+    for sample in range(begin, end):
+        scale, spans[sample] = sample_squares(sample, x, bits, groups, powers, squares)
+        reach_norms(squares, scale, sizes[0], sizes[1], sizes[2], sizes[3], geometry, norms[sample])
 
 
 @compiled

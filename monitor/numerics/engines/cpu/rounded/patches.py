@@ -16,7 +16,7 @@ from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, flat, se
 from monitor.numerics.engines.results import Integers, Near, Reals, Rounding, Settled
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.kernels.scratch import scratch
-from monitor.numerics.kernels.workers import edges, run_tiles, workers
+from monitor.numerics.kernels.workers import edges, run_pieces, run_tiles, workers
 
 __all__ = ["forward", "grad_input", "grad_weight", "has"]
 
@@ -101,15 +101,11 @@ def _norms(x: Tensor, plan: _Plan, reach: bool) -> tuple[Reals, Integers]:
     size = plan.height * plan.wide if reach else plan.places
     norms = np.empty((len(images), plan.groups, size))
     spans = np.empty(len(images), dtype=np.int32)
-    kernel = kernels.reach_norms if reach else kernels.patch_norms
-
-    def measure(sample: int) -> None:
-        squares = scratch("squares", (plan.groups, images.shape[2]), torch.float64).numpy()
-        scale, spans[sample] = kernels.sample_squares(sample, images, bits, plan.groups, POWERS, squares)
-        sizes = (plan.height, plan.wide, plan.lines, plan.width)
-        kernel(squares, scale, *sizes, plan.geometry, norms[sample])
-
-    run_tiles(len(images), 8 * x.numel(), measure)
+    kernel = kernels.reach_bounds if reach else kernels.patch_bounds
+    sizes = (plan.height, plan.wide, plan.lines, plan.width)
+    run_pieces(
+        kernel, len(images), 8 * x.numel(), images, bits, plan.groups, POWERS, sizes, plan.geometry, norms, spans
+    )
     return norms, spans
 
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, flat, settle
-from monitor.numerics.engines.results import Integers, Near, Reals, Rounding, Settled
+from monitor.numerics.engines.results import Integers, Near, Piece, Reals, Rounding, Settled
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import edges, run_tiles, workers
 
 __all__ = ["multiply"]
 
-Piece = tuple[Any, Any, Any, Any]
 Widened = tuple[Tensor, Reals, Integers]
 
 _MOST_VECTORS = 512

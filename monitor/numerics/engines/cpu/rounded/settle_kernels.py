@@ -82,12 +82,13 @@ def settle_tile(
     left[r]·right[g, j] + relative·|v| elsewhere.
 
     Returns:
-        Flat positions in ``out`` with a midpoint within multiple·β, whether their magnitude went up, values, and β.
+        Flat positions in ``out`` with a midpoint within multiple·β, whether their magnitude went up, and rows of value,
+        β and distance to the midpoint.
     """
     capacity = 64
     positions = np.empty(capacity, dtype=np.int64)
     upward = np.empty(capacity, dtype=np.bool_)
-    values = np.empty((capacity, 2))
+    numbers = np.empty((capacity, 3))
     found = 0
     plain = grid_bits == 24
     for row in range(rows):
@@ -123,7 +124,8 @@ def settle_tile(
                 up = rest > 0.5 or (rest == 0.5 and math.floor(half_floor) != half_floor)
                 rounded = (floor + 1.0 if up else floor) * spacing
                 out[to + i] = np.float32((-rounded if value < 0.0 else rounded) + 0.0)
-                if beta > 0.0 and abs(rest - 0.5) * spacing <= multiple * beta:
+                distance = abs(rest - 0.5) * spacing
+                if beta > 0.0 and distance <= multiple * beta:
                     if found == capacity:
                         capacity *= 4
                         longer = np.empty(capacity, dtype=np.int64)
@@ -132,11 +134,11 @@ def settle_tile(
                         more = np.empty(capacity, dtype=np.bool_)
                         more[:found] = upward
                         upward = more
-                        wider = np.empty((capacity, 2))
-                        wider[:found] = values
-                        values = wider
+                        wider = np.empty((capacity, 3))
+                        wider[:found] = numbers
+                        numbers = wider
                     positions[found] = to + i
                     upward[found] = up
-                    values[found, 0], values[found, 1] = value, beta
+                    numbers[found, 0], numbers[found, 1], numbers[found, 2] = value, beta, distance
                     found += 1
-    return positions[:found], upward[:found], values[:found, 0].copy(), values[:found, 1].copy()
+    return positions[:found], upward[:found], numbers[:found]

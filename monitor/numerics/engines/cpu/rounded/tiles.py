@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monitor.numerics.engines.cpu.rounded import operand_kernels as _operand_kernels
 from monitor.numerics.engines.cpu.rounded.settle_kernels import POWERS, settle_tile
-from monitor.numerics.engines.results import Integers, Near, Reals, Rounding, Settled
+from monitor.numerics.engines.results import Integers, Near, Piece, Reals, Rounding, Settled
 from monitor.numerics.kernels.scratch import scratch
 
 __all__ = ["Bounds", "Operand", "flat", "settle", "settle_whole"]
@@ -38,9 +38,9 @@ def flat(x: Tensor) -> npt.NDArray[Any]:
 def settle(
     v: Reals, rows: int, width: int, bounds: Bounds, rounding: Rounding, out: npt.NDArray[np.float32],
     *, v_base: int = 0, v_stride: int = 0, out_base: int = 0, out_stride: int = 0,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+) -> Piece:  # fmt: skip
     """Round a tile of flat ``v`` into flat ``out``; strides default to the width."""
-    found: tuple[Any, Any, Any, Any] = settle_tile(
+    found: Piece = settle_tile(
         v,
         v.view(np.int64),
         v_base,

@@ -1,0 +1,180 @@
+"""What a training loop keeps outside of chip memory: the states of its data loader, schedules and random generators."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import canonical
+
+__all__ = ["HostState", "Stateful", "decode", "encode"]
+
+_LISTS: Mapping[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "torch.Size": torch.Size}
+_DICTS: Mapping[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """The protocol of PyTorch's distributed checkpoints, which schedules and stateful data loaders follow."""
+
+    def state_dict(self) -> Any:
+        """The object's state."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Restore that state."""
+
+
+class HostState:
+    """Keeps on the lab's side, with every step, what an exact resume needs beside the memory of the chips.
+
+    These are the states of the caller's objects, the optimizer's hyper-parameters, and the global random generators of
+    Python, NumPy and PyTorch (CPU). It is no evidence: an inspection sees the batches and learning rates themselves.
+
+    Two files take turns, so that a process which dies while one is written leaves the other.
+
+    Args:
+        objects: by the name under which their states are kept.
+        optimizer: whose parameter groups are kept.
+        folder: the lab's.
+
+    Raises:
+        CallerError: an object without ``state_dict`` and ``load_state_dict``.
+    """
+
+    def __init__(self, objects: Mapping[str, object], optimizer: Optimizer, folder: Path) -> None:
+        self._objects: dict[str, Stateful] = {}
+        for name, thing in objects.items():
+            if not isinstance(thing, Stateful):
+                raise CallerError(f"{name} is a {type(thing).__name__}, without state_dict() and load_state_dict()")
+            self._objects[name] = thing
+        self._optimizer = optimizer
+        self._folder = folder
+        self._groups: object = None
+
+    def keep(self, step: int) -> None:
+        """Write the states after a step that is about to be committed; CallerError names what cannot be written."""
+        self._groups = self._hyper()
+        random_state = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
+        content = {
+            "step": step,
+            "groups": encode(self._groups, "the optimizer's hyper-parameters"),
+            "random": encode(random_state, "a random generator"),
+            "objects": {name: encode(thing.state_dict(), name) for name, thing in self._objects.items()},
+        }
+        _path(self._folder, step).write_bytes(canonical.encode(content))
+
+    def give_back(self, step: int) -> None:
+        """Load the states that were kept with the last committed step.
+
+        Raises:
+            CallerError: nothing was kept with that step, or other names than the objects'.
+        """
+        kept = _read(self._folder, step)
+        if kept is None:
+            raise CallerError(f"no state beside the chips' memory was kept with step {step}; resume without stateful")
+        if set(kept["objects"]) != set(self._objects):
+            raise CallerError(
+                f"the run keeps the states of {sorted(kept['objects'])}, but stateful names {sorted(self._objects)}"
+            )
+        for name, thing in self._objects.items():
+            thing.load_state_dict(decode(kept["objects"][name]))
+        self._groups = decode(kept["groups"])
+        for group, values in zip(self._optimizer.param_groups, decode(kept["groups"]), strict=True):
+            group.update(values)
+        python, numpy, pytorch = decode(kept["random"])
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(pytorch)
+
+    def require_unchanged(self) -> None:
+        """CallerError if a schedule has gone on between steps, where a crash would lose that."""
+        if self._groups != self._hyper():
+            raise CallerError(
+                "hyper-parameters changed between steps; a run that keeps states calls schedule.step() inside of the "
+                "with statement"
+            )
+
+    @staticmethod
+    def require_none(folder: Path, step: int) -> None:
+        """CallerError if states were kept with that step, which a resume without them would ignore."""
+        kept = _read(folder, step)
+        if kept is not None:
+            names = ", ".join(f"{name!r}: …" for name in sorted(kept["objects"]))
+            raise CallerError(f"this run keeps states beside the chips' memory; resume with stateful={{{names}}}")
+
+    def _hyper(self) -> list[dict[str, Any]]:
+        return [
+            {name: value for name, value in group.items() if name != "params"} for group in self._optimizer.param_groups
+        ]
+
+
+def encode(value: object, what: str) -> Any:
+    """A state as canonical JSON has it; law: ``decode(encode(x))`` has the values and types of x.
+
+    Raises:
+        CallerError: names the first part that is no plain value, list, tuple, dict, bytes, array or tensor.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str) or (isinstance(value, int) and value.bit_length() <= 128):
+        return value
+    if isinstance(value, float) and kind is float:
+        return {"float": value.hex()}
+    if isinstance(value, bytes) and kind is bytes:
+        return {"bytes": value.hex()}
+    if isinstance(value, Tensor) and kind is Tensor:
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        form = [str(value.dtype).removeprefix("torch."), list(value.shape)]
+        return {"tensor": [*form, flat.view(torch.uint8).numpy().tobytes().hex()]}
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return {"array": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
+    name = next((name for name, maker in {**_LISTS, **_DICTS}.items() if kind is maker), None)
+    if name is not None and isinstance(value, Mapping):
+        return {name: [[encode(key, what), encode(part, f"{what}[{key!r}]")] for key, part in value.items()]}
+    if name is not None and isinstance(value, Sequence):
+        return {name: [encode(part, f"{what}[{index}]") for index, part in enumerate(value)]}
+    raise CallerError(f"{what:.100} is a {kind.__name__}, which no JSON has; give it as numbers, text or a tensor")
+
+
+def decode(text: Any) -> Any:
+    """The value that `encode` made this of."""
+    if not isinstance(text, dict):
+        return text
+    ((kind, content),) = text.items()
+    if kind == "float":
+        return float.fromhex(content)
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "tensor":
+        dtype, shape, data = content
+        flat = torch.frombuffer(bytearray.fromhex(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+        return flat.view(getattr(torch, dtype)).reshape(shape)
+    if kind == "array":
+        dtype, shape, data = content
+        array = np.frombuffer(bytes.fromhex(data), dtype=dtype).reshape(shape)
+        return array.copy() if shape else array[()]
+    if kind in _LISTS:
+        return _LISTS[kind](decode(part) for part in content)
+    return _DICTS[kind]({decode(key): decode(part) for key, part in content})
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"host-state-{step % 2}.json"
+
+
+def _read(folder: Path, step: int) -> Any:
+    """What was kept with a step; None if that file is of another step, torn or not there."""
+    try:
+        kept = json.loads(_path(folder, step).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return kept if kept["step"] == step else None
