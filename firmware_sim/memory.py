@@ -130,6 +130,8 @@ class Region:
     entry: RegionEntry = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.place is not None:
+            _checked_place(self.name, self.place)
         entry = RegionEntry(
             name=self.name,
             kind=self.kind,
@@ -161,14 +163,14 @@ class Region:
             CallerError: the tensor no longer has the dtype, shape or layout of the region, or no place is known.
         """
         with without_overrides():
-            entry, held = self.entry, _on_host(self.tensor)
-            _check_tensor(entry, held)
+            held, place = _on_host(self.tensor), _checked_place(self.name, self.place)
+            _check_tensor(self.entry, held)
             _check_present(self.name, held)
-            reached = blocks_of(entry.dtype, entry.shape, entry.offset, entry.elements)
-            step, place = block_elements(entry.dtype, entry.shape), _checked_place(self.name, self.place)
-            stop = min(reached.stop * step, math.prod(entry.shape))
+            reached = blocks_of(self.dtype, self.shape, self.offset, self.elements)
+            step = block_elements(self.dtype, self.shape)
+            stop = min(reached.stop * step, math.prod(self.shape))
             data = _flat_bytes(held, reached.start * step, max(stop - reached.start * step, 0))
-            return BlockSlice(entry.kind, entry.name, entry.dtype, entry.shape, place, reached.start, data)
+            return BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, data)
 
     def check_readable(self) -> None:
         """Read no element as a snapshot would read some; wrapped and lazily conjugated tensors fail here.
@@ -261,11 +263,12 @@ class DeviceMemory:
         Raises:
             CallerError: a region is no `Region`, or can't be read.
         """
-        for region in self._regions:
-            if type(region) is not Region:
-                raise CallerError("a device memory consists of objects of type Region")
+        if any(type(region) is not Region for region in self._regions):
+            raise CallerError("a device memory consists of objects of type Region")
+        regions = [replace(region) for region in self._regions]
+        for region in regions:
             region.check_readable()
-        return DeviceMemory(self._regions)
+        return DeviceMemory(regions)
 
     @property
     def byte_count(self) -> int:
