@@ -51,6 +51,7 @@ class ExecutionReport:
         updates: runs of the optimizer's ``step``.
         paths: by which batches and constants reach the new state past every loss.
         governed: scalars of each program that the declared hyper-parameters give.
+        most_flop: of all steps, however products are written in their programs; None where these are not known.
     """
 
     executable: bool = False
@@ -65,6 +66,7 @@ class ExecutionReport:
     updates: int = 0
     paths: PathReport = field(default_factory=dict)
     governed: dict[str, int] = field(default_factory=dict)
+    most_flop: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -82,6 +84,7 @@ class ExecutionReport:
             "updates": self.updates,
             "direct_paths": self.paths,
             "governed_scalars": dict(self.governed),
+            "most_flop": self.most_flop,
             "not_reviewed": list(NOT_REVIEWED),
         }
 
@@ -110,7 +113,7 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
         report.executable = False
         return report
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
-    findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
+    report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
     findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
     _check_bound(run, report, agreed, findings, where)
     _check_changed(report, agreed, findings, where)
@@ -178,11 +181,15 @@ def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:
     _follow(run, leaves, programs, agreed, ExecutionReport())
 
 
-def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> None:
+def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> int:
+    """Each step declares what its program computes; returns what all of them compute at most."""
+    most = 0
     for leaf in leaves[1:]:
-        expected = programs[execution_of(leaf).program].flop
-        if leaf.flop != expected:
-            raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {expected}")
+        compute = programs[execution_of(leaf).program].compute
+        if leaf.flop != compute.flop:
+            raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {compute.flop}")
+        most += compute.most
+    return most
 
 
 def _follow(

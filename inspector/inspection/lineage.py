@@ -28,7 +28,8 @@ def examine_lineages(transcripts: Sequence[Transcript], trust: Trust, findings: 
     """Check what each run took over from its parent, and the rule on total compute; say where each comes from.
 
     Returns for each run ``run``, ``origin`` (seed, parent or supplied), ``chain`` (its known ancestors and itself, the
-    oldest first), ``chain_flop`` (all of them together) and ``past_unknown`` (why more may lie behind them, or null).
+    oldest first), ``chain_flop`` (all of them together), ``chain_most_flop`` (with what elementwise work can hide) and
+    ``past_unknown`` (why more may lie behind them, or null).
     """
     known = {item.run.manifest.run: item for item in transcripts}
     lines = []
@@ -46,6 +47,7 @@ def examine_lineages(transcripts: Sequence[Transcript], trust: Trust, findings: 
                 "origin": "parent" if parent else "supplied" if item.run.declared.origin.is_supplied else "seed",
                 "chain": [each.run.folder.name for each in chain],
                 "chain_flop": flop_of(chain),
+                "chain_most_flop": most_flop_of(chain),
                 "past_unknown": past_unknown(chain[0]),
             }
         )
@@ -65,6 +67,11 @@ def chain_of(item: Transcript, known: Mapping[str, Transcript]) -> list[Transcri
 def flop_of(items: Iterable[Transcript]) -> int:
     """Declared FLOP of all steps of runs, which ``execution`` compares with their programs."""
     return sum(leaf.flop for item in items for leaf in item.leaves)
+
+
+def most_flop_of(items: Iterable[Transcript]) -> int:
+    """FLOP that their steps take at most: elementwise work counts like products that could hide in it."""
+    return sum(item.execution.most_flop or 0 for item in items)
 
 
 def past_unknown(oldest: Transcript) -> str | None:
@@ -117,19 +124,26 @@ def _check_cap(
         if flop_of(items) > most:
             text = f"lab {lab} declares {flop_of(items)} FLOP, more than the {most} that the rules allow"
             findings.add(Guard.RULES, text, lab=lab)
+        elif most_flop_of(items) > most and findings.is_on(Guard.RULES):
+            text = f"lab {lab} declares {flop_of(items)} FLOP of products, and the rules allow {most}; "
+            findings.doubt(text + f"with what elementwise work can hide it is {most_flop_of(items)}", lab=lab)
     for line in lines:
-        if exceeds(line, most):
+        if exceeds(line, "chain_flop", most):
             chain = " → ".join(line["chain"])
             text = f"the chain {chain} takes {line['chain_flop']} FLOP, more than the {most} that the rules allow"
             findings.add(Guard.RULES, text, run=line["run"])
+        elif exceeds(line, "chain_most_flop", most) and findings.is_on(Guard.RULES):
+            text = f"the chain {' → '.join(line['chain'])} takes {line['chain_flop']} FLOP of products, and the rules "
+            text += f"allow {most}; with what elementwise work can hide it is {line['chain_most_flop']}"
+            findings.doubt(text, run=line["run"])
         if line["past_unknown"] and findings.is_on(Guard.RULES):
             text = f"{line['run']}: past FLOP is unknown, and the rules allow {most}: {line['past_unknown']}"
             findings.doubt(text, run=line["run"])
 
 
-def exceeds(line: Mapping[str, Any], most: int) -> bool:
-    """Whether a run and those that it continues take more than that."""
-    return len(line["chain"]) > 1 and line["chain_flop"] > most
+def exceeds(line: Mapping[str, Any], count: str, most: int) -> bool:
+    """Whether a run and those that it continues take more than that, by the named count."""
+    return len(line["chain"]) > 1 and line[count] > most
 
 
 def lineage_text(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from inspector.probability.detection import detection, log_miss_without_replacement
 
-__all__ = ["DEFERRED", "GUARD_ROWS", "Lie"]
+__all__ = ["BESIDE", "DEFERRED", "GUARD_ROWS", "Lie"]
 
 DEFERRED = {
     "A8": "hidden work without a tick: a metering chip",
@@ -36,6 +36,8 @@ GUARD_ROWS = {
     "direct paths": ("A21",),
 }
 """Which rows each guard stands for: with it off, at least one of them must be found."""
+BESIDE = {"products counted": ("past counted",)}
+"""Guards that are off with another one: under a cap, weights that were supplied are never accepted anyway."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from inspector.replay.pool import DevicePool
-from tests.adversary.lies import DEFERRED, GUARD_ROWS
+from tests.adversary.lies import BESIDE, DEFERRED, GUARD_ROWS
 from tests.adversary.play import Played, honest_sequence, lying_sequence, play, shorten
 from tests.adversary.world import Worker, kept_device
 from tests.guards import GUARDS, off
@@ -82,7 +82,7 @@ def search(guard: str, seed: int, limit: int) -> Row:
     wanted = set(GUARD_ROWS[guard])
     ground: list[tuple[float, bool]] = []
     row: Row = {"work": "guard off", "mode": guard, "ratio": None, "rows": sorted(wanted), "found_after": None}
-    with off(guard):
+    with off(guard, *BESIDE.get(guard, ())):
         for number in range(limit):
             played = play(*lying_sequence(seed + number))
             if played.problem is not None and wanted & set(played.rows):

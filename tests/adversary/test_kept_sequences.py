@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.adversary.lies import GUARD_ROWS
+from tests.adversary.lies import BESIDE, GUARD_ROWS
 from tests.adversary.mass import DOUBT, tail
 from tests.adversary.play import play
 from tests.adversary.world import Scene
@@ -90,7 +90,7 @@ def test_a_kept_lie_is_not_accepted(row):
 @pytest.mark.parametrize("row", LIES)
 def test_a_kept_lie_is_accepted_with_its_guard_off(row):
     guard, changes, steps = LIES[row]
-    with off(guard):
+    with off(guard, *BESIDE.get(guard, ())):
         played = play(scene(changes), steps)
     assert played.problem is not None, played.to_json()
     assert played.problem.startswith("accepted")

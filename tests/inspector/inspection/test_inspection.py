@@ -318,7 +318,11 @@ def test_no_device_and_no_run_are_the_callers_mistakes(honest, inspect_run):
 def test_rule_on_total_compute(honest, inspect_run):
     total = inspect_run(honest).evidence["runs"][0]["flop"]
     assert total > 0
-    assert inspect_run(honest, maximum_flop=total).outcome is Outcome.ACCEPT
+    most = inspect_run(honest).evidence["runs"][0]["execution"]["most_flop"]
+    assert inspect_run(honest, maximum_flop=most).outcome is Outcome.ACCEPT
+    verdict = inspect_run(honest, maximum_flop=most - 1)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert f"with what elementwise work can hide it is {most}" in verdict.reasons[0].text
     verdict = inspect_run(honest, maximum_flop=total - 1)
     assert verdict.outcome is Outcome.REJECT
     assert f"declares {total} FLOP" in verdict.reasons[0].text

@@ -63,6 +63,7 @@ def test_fine_tuning_from_a_declared_parent_is_accepted(make_run, judge):
         "origin": "parent",
         "chain": ["parent", "child"],
         "chain_flop": total,
+        "chain_most_flop": line["chain_most_flop"],
         "past_unknown": None,
     }
     states = [RunFolder(each.run, each.trust.labs["lab"]) for each in (parent, child)]
@@ -77,7 +78,11 @@ def test_a_chain_whose_runs_each_stay_below_a_cap_is_added_up(make_run, judge):
     child = make_run("child", lab="lab-c", parent=parent.run, **SMALL)
     total, largest = flop_of(parent, child), max(flop_of(parent), flop_of(child))
     assert largest < total - 1
-    assert judge(parent, child, cap=total, samples=6).outcome is Outcome.ACCEPT
+    most = judge(parent, child, samples=6).evidence["lineages"][1]["chain_most_flop"]
+    assert judge(parent, child, cap=most, samples=6).outcome is Outcome.ACCEPT
+    verdict = judge(parent, child, cap=most - 1, samples=6)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert f"with what elementwise work can hide it is {most}" in verdict.reasons[0].text
     verdict = judge(parent, child, cap=total - 1, samples=6)
     assert verdict.outcome is Outcome.REJECT
     assert [reason.text for reason in verdict.reasons] == [
