@@ -86,8 +86,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop and "
-        "past_unknown, labs, draw, drawn_chips, chips, clones, chances, replays)"
+        "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
+        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, replays)"
     )
     parser.set_defaults(handler=_inspect)
 

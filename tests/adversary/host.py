@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim import NO_RUN, Chip, DeviceMemory, Region
-from firmware_sim.evidence import canonical
+from firmware_sim.evidence import block_elements, blocks_of, canonical
 from monitor.lab.site import Site
 
 if TYPE_CHECKING:
@@ -35,8 +35,13 @@ class View:
 
 
 def slices(memory: DeviceMemory) -> list[Tensor]:
-    """The live elements of each region."""
-    return [r.tensor.detach().reshape(-1)[r.offset : r.offset + r.elements] for r in memory.regions]
+    """The live elements of the blocks that each region reaches into, which a chip hashes whole."""
+    found = []
+    for region in memory.regions:
+        reached = blocks_of(region.dtype, region.shape, region.offset, region.elements)
+        size = block_elements(region.dtype, region.shape)
+        found.append(region.tensor.detach().reshape(-1)[reached.start * size : reached.stop * size])
+    return found
 
 
 class Puppet(Chip):
@@ -198,6 +203,7 @@ def _hostile(memory: DeviceMemory) -> DeviceMemory:
                 offset=region.offset,
                 elements=region.elements,
                 tensor=trick,
+                place=region.place,
             )
         )
     return DeviceMemory(regions)

