@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from firmware_sim import NO_RUN, Chip, DeviceMemory, Region
+from firmware_sim import NO_RUN, Chip, DeviceMemory
 from firmware_sim.evidence import canonical
 from monitor.lab.site import Site
 
@@ -35,8 +35,8 @@ class View:
 
 
 def slices(memory: DeviceMemory) -> list[Tensor]:
-    """The live elements of each region."""
-    return [r.tensor.detach().reshape(-1)[r.offset : r.offset + r.elements] for r in memory.regions]
+    """The live elements of each tensor that a region is of: a snapshot covers blocks, and so what other chips hold."""
+    return [r.tensor.detach().reshape(-1) for r in memory.regions]
 
 
 class Puppet(Chip):
@@ -189,17 +189,7 @@ def _hostile(memory: DeviceMemory) -> DeviceMemory:
     for region in memory.regions:
         trick = np.zeros(region.shape, dtype=region.dtype).view(_Trick)
         trick.shown = region.tensor
-        regions.append(
-            Region(
-                name=region.name,
-                kind=region.kind,
-                dtype=region.dtype,
-                shape=region.shape,
-                offset=region.offset,
-                elements=region.elements,
-                tensor=trick,
-            )
-        )
+        regions.append(replace(region, tensor=trick))
     return DeviceMemory(regions)
 
 
