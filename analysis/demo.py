@@ -166,9 +166,9 @@ def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: i
     )
     trust = Trust.from_json(Site.reference_values(config), "the simulated world")
     trust = registered_trust(inspectorate / "registry", config, trust)
+    train(task, run, config, device="native", reference=trust.to_json())
     trust_file = inspectorate / f"{run.name}.trust.json"
-    trust_file.write_text(json.dumps(trust.to_json(), indent=2) + "\n", encoding="utf-8")
-    train(task, run, config, device="native")
+    run.with_name(trust_file.name).rename(trust_file)
     return Trust.load([trust_file], [run])
 
 

@@ -33,16 +33,14 @@ _MODEL = "simulated chip"
 def registered_trust(folder: Path, config: SiteConfig, trust: Trust) -> Trust:
     """Register a simulated lab and return ``trust`` as the registry's published view has it.
 
-    What lab and inspector agreed on beyond the registry (data, programs) stays as ``trust`` has it.
+    What an inspectorate countersigns stays as ``trust`` has it.
     """
     register_lab(folder, config, trust)
     registrar = reg.load_public(folder / f"{REGISTRAR_KEY}.pub")
     with reg.Registry.open(folder / DATABASE) as registry:
         view = reg.read_view(registry, registrar=registrar)
     found = trust_of(view, registrar=registrar, labs=[config.lab], verifier=trust.verifier, nonce=trust.nonce)
-    return replace(
-        found, programs=trust.programs, initial_states=trust.initial_states, free=trust.free, data=trust.data
-    )
+    return replace(found, inspectorates=trust.inspectorates, countersigned=trust.countersigned)
 
 
 def register_lab(folder: Path, config: SiteConfig, trust: Trust) -> None:

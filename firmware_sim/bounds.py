@@ -129,6 +129,8 @@ SCENARIO_BYTES = Bound(256 * _KIB, "bytes of a scenario")
 """Finding the line of a key takes time in proportion to the file."""
 STATEMENT_BYTES = Bound(64 * _MIB, "bytes of a registry statement or proof")
 """A census that misses 400,000 chips; lots of chips that change hands have less than 10 MB."""
+COUNTERSIGNED_BYTES = Bound(32 * _MIB, "bytes of a countersigned declaration")
+"""The declaration of the longest metadata, twice in base64."""
 KEY_FILE_BYTES = Bound(4 * _KIB, "bytes of a key file")
 CSV_BYTES = Bound(1 << 32, "bytes of a list of chips")
 CSV_ROWS = Bound(1 << 24, "rows in a list of chips")

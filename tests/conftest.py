@@ -49,12 +49,13 @@ def record_run(
     checkpoint_every: int = 3,
     device: str = "native",
     after: Path | None = None,
+    parent: Path | None = None,
     idle_chips: int = 0,
     **changes: Any,
 ) -> Recorded:
     """Train a small run; the declared end is an hour after ``STARTED``."""
     from inspector.inspection.trust import Trust
-    from monitor.lab.site import Site, new_site_config, next_site_config
+    from monitor.lab.site import new_site_config, next_site_config
     from monitor.presets.task import Task
     from monitor.recording.recipes import train
 
@@ -73,8 +74,9 @@ def record_run(
     if after is not None:
         hour = timedelta(hours=1)
         config = next_site_config(after, lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=hour)
-    train(task, run, config, device=device)
-    return Recorded(run, Trust.from_json(Site.reference_values(config), "test world"))
+    train(task, run, config, device=device, parent=parent)
+    files = [each.with_name(f"{each.name}.trust.json") for each in (after, parent, run) if each is not None]
+    return Recorded(run, Trust.load(files, [run]))
 
 
 @pytest.fixture(scope="session")

@@ -51,8 +51,9 @@ from inspector.registry.signing import SignedStatement, decode_payload, sign
 from inspector.registry.statements import Enrolment
 from inspector.replay.segment import replay_segment, segments
 from monitor import Recorder
+from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
-from monitor.lab.site import Site, new_site_config
+from monitor.lab.site import new_site_config
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import Policy, bound_named
 from monitor.presets.task import Task
@@ -98,7 +99,7 @@ def prepare(folder: Path) -> None:
     )
     task = Task.for_preset("digits-cnn", seed=5, steps=2, batch_size=2, checkpoint_every=1, shards=_SHARDS)
     train(task, folder / "run", config, device="native")
-    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    trust = Trust.load([folder / "run.trust.json"])
     (folder / "run.trust.json").write_bytes(canonical.encode(trust.to_json()))
     registered = registered_trust(folder / "registry", config, trust)
     (folder / "registered.trust.json").write_bytes(canonical.encode(registered.to_json()))
@@ -290,6 +291,7 @@ def _nodes() -> list[bytes]:
 
 def _read_trust(path: Path) -> object:
     trust = Trust.load([path])
+    trust.agreed()
     if trust.registry is not None:
         for chip, lab in trust.chips.items():
             trust.registry.check_listed(chip, lab)
@@ -350,6 +352,10 @@ def targets(world: World) -> dict[str, Target]:
         "trust": Target(
             read=world.as_file(_read_trust),
             seeds=lambda: [canonical.encode(world.trust(name).to_json()) for name in ("run", "loop", "registered")],
+        ),
+        "countersigned": Target(
+            read=lambda data: Countersigned.open(_sealed(COUNTERSIGNED, data), _KEY.verifying),
+            seeds=lambda: [_payload(each) for name in ("run", "loop") for each in world.trust(name).countersigned],
         ),
         "memory": Target(read=world.as_file(load_memory), seeds=lambda: [canonical.encode(_POSITIONS)]),
         "scenario": Target(read=world.as_file(_read_scenario), seeds=_scenarios, is_json=False),

@@ -28,7 +28,7 @@ from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
 from inspector.replay.pool import DevicePool
 from monitor.lab.conduct import LIES
-from monitor.lab.site import Site, SiteConfig, new_site_config, next_site_config
+from monitor.lab.site import SiteConfig, new_site_config, next_site_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 
@@ -198,7 +198,7 @@ def _caught(lie: LabLie | ChipLie, scene: Scene, world: int, folder: Path, devic
         )
         runs.append(folder / f"run-{number}")
         train(task, runs[-1], config, device="native")
-    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    trust = Trust.load([run.with_name(f"{run.name}.trust.json") for run in runs], runs)
     registered = len(trust.chips_of("lab"))
     settings = Settings(samples=min(scene.samples, registered), seed=str(world), devices=(_DEVICE,))
     verdict = inspect(runs, trust, settings, now=_STARTED + 2 * _DURATION, worker=devices.run)

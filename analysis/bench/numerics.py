@@ -1,5 +1,6 @@
 """``bench numerics``: native FP32, plain FP64, rounded recording and replaying, and exact, on the same work.
 
+Modes named ``program`` take the step from its program, as an inspection does, instead of running a model's Python.
 Each repetition runs every mode once in turn, so that a busy machine slows all of them; figures are medians. Peak memory
 is that of a process which takes one step in one mode, PyTorch itself included; on a CUDA device it is what PyTorch has
 held there.
@@ -29,6 +30,11 @@ from inspector.devices.emulated_accelerator import NAME as ACCELERATOR
 from monitor.environment import accelerator, device_name
 from monitor.numerics import Session, recording, replaying
 from monitor.presets import PRESETS, Preset, initialise, preset
+from monitor.presets.task import Task
+from monitor.programs.interpreter import Prepared
+from monitor.programs.keys import RepeatedKeys
+from monitor.recording.derivation import derive
+from monitor.recording.training import Training
 from monitor.transcript import to_batch
 
 __all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
@@ -176,12 +182,34 @@ def _step(entry: Preset, batch: dict[str, Tensor], dtype: torch.dtype) -> Callab
     return take
 
 
+def _program(name: str, numerics: str) -> Callable[[], Session]:
+    """A step by the program that an inspector derives from a preset, as an inspection repeats it."""
+    task = Task.for_preset(name, seed=1, steps=1, numerics=numerics, shards=1)
+    program = derive(task).program
+    prepared = Prepared(program, Training(task).memory)
+    batch = to_batch(preset(name).samples(None), np.arange(task.batch_size))
+
+    def take() -> Session:
+        keys = RepeatedKeys(task.seed, 1)
+        session = recording(numerics, keys=keys)
+        prepared.run(batch, program.numbers, session, keys)
+        return session
+
+    return take
+
+
 def _modes(name: str) -> dict[str, Callable[[], Session | None]]:
     """What takes one step (forward, backward, optimizer) of a preset in each mode."""
     entry = PRESETS[name]
     batch = to_batch(entry.samples(None), np.arange(entry.batch_size))
     steps: dict[torch.dtype, Callable[[], object]] = {}
     logs: list[bytes] = []
+    programs: dict[str, Callable[[], Session]] = {}
+
+    def program(numerics: str) -> Session:
+        if numerics not in programs:
+            programs[numerics] = _program(name, numerics)
+        return programs[numerics]()
 
     def step(dtype: torch.dtype) -> Callable[[], object]:
         if dtype not in steps:
@@ -202,6 +230,8 @@ def _modes(name: str) -> dict[str, Callable[[], Session | None]]:
         "rounded recording": lambda: _controlled("rounded", step(torch.float32)),
         "rounded replaying": replay,
         "exact": lambda: _controlled("exact", step(torch.float32)),
+        "rounded program": lambda: program("rounded"),
+        "exact program": lambda: program("exact"),
     }
 
 

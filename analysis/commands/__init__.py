@@ -5,7 +5,19 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING
 
-from analysis.commands import bench, campaign, demo, detection, disputes, operators, programs, registry, runs, storage
+from analysis.commands import (
+    bench,
+    campaign,
+    declarations,
+    demo,
+    detection,
+    disputes,
+    operators,
+    programs,
+    registry,
+    runs,
+    storage,
+)
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -23,6 +35,7 @@ _GROUPS = (
     registry,
     operators,
     programs,
+    declarations,
 )
 
 

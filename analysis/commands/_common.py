@@ -28,6 +28,7 @@ __all__ = [
     "say",
     "show_verdict",
     "visible",
+    "write_new",
 ]
 
 
@@ -84,6 +85,17 @@ def parse_now(text: str | None) -> datetime:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
         raise CallerError(f"{text!r} is not a time like 2026-01-31T12:00:00Z") from None
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that is not there yet; CallerError if it is, or cannot be written."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        raise CallerError(f"{path}: exists already") from None
+    except OSError as error:
+        raise CallerError(f"{path}: {error.strerror or error}") from None
 
 
 def print_json(data: object) -> None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.commands._common import finish, parse_now
+from analysis.commands._common import finish, parse_now, write_new
 from firmware_sim import bounds
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SignedHead, SigningKey
@@ -44,7 +44,6 @@ __all__ = [
     "show",
     "submit",
     "transfer",
-    "write_new",
 ]
 
 
@@ -442,16 +441,6 @@ def read_bytes(path: Path) -> bytes:
 
 def _read_statement(path: Path) -> reg.SignedStatement:
     return reg.SignedStatement.from_bytes(read_bytes(path))
-
-
-def write_new(path: Path, data: bytes) -> None:
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-    except FileExistsError:
-        raise CallerError(f"{path}: exists already") from None
-    except OSError as error:
-        raise CallerError(f"{path}: {error.strerror or error}") from None
 
 
 def _time(seconds: int) -> str:

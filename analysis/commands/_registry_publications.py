@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+from dataclasses import replace
 from fractions import Fraction
 
-from analysis.commands._common import finish
-from analysis.commands._registry_actions import chosen_chips, finish_receipt, open_to_write, read_bytes, write_new
+from analysis.commands._common import finish, write_new
+from analysis.commands._registry_actions import chosen_chips, finish_receipt, open_to_write, read_bytes
 from firmware_sim import DEFAULT_ALGORITHM
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest
@@ -64,11 +65,16 @@ def publish(arguments: argparse.Namespace) -> int:
 
 def trust(arguments: argparse.Namespace) -> int:
     key = reg.load_public(arguments.registrar)
-    verifier, nonce = _challenge(arguments)
+    verifier, nonce, earlier = _challenge(arguments)
     known = None if arguments.head is None else read_bytes(arguments.head)
     with reg.Registry.open(arguments.database) as registry:
         view = reg.read_view(registry, registrar=key, known_head=known)
     made = trust_of(view, registrar=key, labs=arguments.lab, verifier=verifier, nonce=nonce)
+    keys = frozenset(reg.load_public(path) for path in arguments.inspectorate)
+    made = replace(made, inspectorates=keys, maximum_flop=arguments.maximum_flop)
+    if earlier is not None:
+        keys, signed = keys or earlier.inspectorates, earlier.countersigned
+        made = replace(made, inspectorates=keys, countersigned=signed)
     write_new(arguments.out, (json.dumps(made.to_json(), indent=2) + "\n").encode())
     listed = made.registry.chips if made.registry is not None else {}
     withdrawn = sorted(set(listed) - set(made.chips))
@@ -82,6 +88,8 @@ def trust(arguments: argparse.Namespace) -> int:
         "withdrawn": withdrawn,
         "verifier": made.verifier,
         "nonce": made.nonce.hex(),
+        "inspectorates": len(made.inspectorates),
+        "countersigned": len(made.countersigned),
         "later_events": view.later,
     }
     lines = [
@@ -95,24 +103,24 @@ def trust(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, lines)
 
 
-def _challenge(arguments: argparse.Namespace) -> tuple[str, bytes]:
-    """Verifier and nonce, as given or as in another trust file; a fresh nonce if none is given."""
+def _challenge(arguments: argparse.Namespace) -> tuple[str, bytes, Trust | None]:
+    """Verifier and nonce, as given or as in another trust file, which is returned; a fresh nonce if none is given."""
     if arguments.challenge is not None:
         if arguments.verifier is not None or arguments.nonce is not None:
             raise CallerError("--challenge gives verifier and nonce: leave --verifier and --nonce out")
         earlier = Trust.load([arguments.challenge])
-        return earlier.verifier, earlier.nonce
+        return earlier.verifier, earlier.nonce, earlier
     if arguments.verifier is None:
         raise CallerError("--verifier NAME is needed, or --challenge TRUST")
     if arguments.nonce is None:
-        return arguments.verifier, secrets.token_bytes(32)
+        return arguments.verifier, secrets.token_bytes(32), None
     try:
         nonce = bytes.fromhex(arguments.nonce)
     except ValueError:
         nonce = b""
     if len(nonce) != 32:
         raise CallerError("--nonce takes 64 hex digits")
-    return arguments.verifier, nonce
+    return arguments.verifier, nonce, None
 
 
 def _digests(texts: list[str]) -> tuple[Digest, ...]:

@@ -37,7 +37,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "review",
         help="compare a run's programs with what was agreed",
         description="Rejects programs that were not agreed, and paths by which batches or constants reach the new "
-        "state without passing a loss, unless the trust file names them under direct_paths.",
+        "state without passing a loss, unless they were countersigned.",
         epilog="JSON keys: outcome, reasons, evidence (execution, flop, programs)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")

@@ -232,7 +232,8 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     trust = _action(
         actions, "trust", f"{module}.trust",
         "write an inspector's trust file from the newest published view",
-        "out, size, root, map_root, labs, chips, withdrawn, verifier, nonce, later_events",
+        "out, size, root, map_root, labs, chips, withdrawn, verifier, nonce, inspectorates (number of their keys), "
+        "countersigned (number of declarations), later_events",
     )  # fmt: skip
     trust.add_argument("--registrar", type=Path, required=True, metavar="FILE", help="its public key, from elsewhere")
     trust.add_argument(
@@ -241,7 +242,17 @@ def _add_inspectors(actions: _SubParsersAction[ArgumentParser]) -> None:
     trust.add_argument("--verifier", metavar="NAME", help="this inspector's id, which quotes name")
     trust.add_argument("--nonce", metavar="HEX", help="challenge of 32 bytes (default: from the system's randomness)")
     trust.add_argument(
-        "--challenge", type=Path, metavar="TRUST", help="take verifier and nonce from this trust file instead"
+        "--challenge",
+        type=Path,
+        metavar="TRUST",
+        help="take verifier, nonce, countersigned declarations, and inspectorates if none is named, from this file",
+    )
+    trust.add_argument(
+        "--inspectorate", type=Path, action="append", default=[], metavar="FILE",
+        help="public key of somebody whose signature under a lab's declaration counts (repeatable)",
+    )  # fmt: skip
+    trust.add_argument(
+        "--maximum-flop", type=int, metavar="H", help="most FLOP of a lab's runs together, and of a chain of runs"
     )
     trust.add_argument(
         "--head", type=Path, metavar="FILE", help="a signed head kept from earlier, which must be extended"

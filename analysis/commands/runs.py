@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from argparse import ArgumentParser
 from dataclasses import replace
 from datetime import timedelta
@@ -27,7 +26,6 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from inspector.inspection.trust import Trust
     from monitor.lab.site import SiteConfig
     from monitor.presets.task import Task
 
@@ -77,11 +75,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="FILE",
         help="where each chip's log ended at earlier inspections; its extension is checked, and the file updated",
     )
-    parser.add_argument("--maximum-flop", type=int, metavar="H", help="reject a lab whose runs take more together")
+    parser.add_argument(
+        "--maximum-flop",
+        type=int,
+        metavar="H",
+        help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
+        "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
+    )
     _add_answers(parser)
     add_now(parser)
     add_json(parser)
-    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    parser.epilog = (
+        "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop and past_unknown, "
+        "labs, draw, drawn_chips, chips, clones, chances, replays)"
+    )
     parser.set_defaults(handler=_inspect)
 
     parser = subparsers.add_parser("devices", help="list replay devices and the fingerprints of their arithmetic")
@@ -132,6 +139,7 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--hours", type=float, default=24.0, help="hours until the declared end of the run")
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")
     parser.add_argument("--after", type=Path, metavar="RUN", help="the same lab's next run, on the same chips")
+    parser.add_argument("--parent", type=Path, metavar="RUN", help="start from the final weights of a finished run")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="resume a run after a crash")
     parser.add_argument(
         "--registry", type=Path, metavar="DIR", help="register the simulated lab and its chips there, made if need be"
@@ -164,9 +172,17 @@ def _train(arguments: argparse.Namespace) -> int:
     else:
         config = _site(arguments)
         task = _task(arguments, config.chips)
-        write_trust(arguments.out, config, task, registry=arguments.registry)
+        reference = reference_of(arguments.out, config, registry=arguments.registry)
         bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
-        result = train(task, arguments.out, config, device=arguments.device, progress=bar)
+        result = train(
+            task,
+            arguments.out,
+            config,
+            device=arguments.device,
+            parent=arguments.parent,
+            reference=reference,
+            progress=bar,
+        )
     data = {
         "run": str(result.run),
         "run_id": result.run_id,
@@ -238,31 +254,22 @@ def _list_lies(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
 
 
-def write_trust(run: Path, config: SiteConfig, task: Task, *, registry: Path | None = None) -> Trust:
-    """Write what maker, registry and inspectorate know before the run begins, on the inspector's side.
+def reference_of(run: Path, config: SiteConfig, *, registry: Path | None = None) -> dict[str, Any]:
+    """What maker and registry know before the run begins: the trust file but for what will be countersigned.
 
     With a registry's folder the lab is registered there, and the trust file holds what the registry then publishes.
-    Data of the user's own are agreed on here by one hand, since this is a simulation.
     """
-    from inspector.inspection.trust import Trust
     from monitor.lab.site import Site
-    from monitor.transcript.declared_data import declared_data
 
-    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
-    if config.source is not None:
-        trust = replace(trust, data=frozenset({declared_data(task, Path(config.source)).agreement}))
     if run.exists():
         raise CallerError(f"{run} exists already; choose another --out or resume it")
+    reference = Site.reference_values(config)
     if registry is not None:
         from analysis.registration import registered_trust
+        from inspector.inspection.trust import Trust
 
-        trust = registered_trust(registry, config, trust)
-    try:
-        run.parent.mkdir(parents=True, exist_ok=True)
-        trust_path(run).write_text(json.dumps(trust.to_json(), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CallerError(f"cannot write {trust_path(run)}: {error.strerror}") from None
-    return trust
+        reference = registered_trust(registry, config, Trust.from_json(reference, "the simulated world")).to_json()
+    return reference
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -289,8 +296,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         devices=tuple(arguments.device or DEFAULT_REPLAY_DEVICES),
         segments=arguments.segments,
-        maximum_flop=arguments.maximum_flop,
     )
+    if arguments.maximum_flop is not None:
+        trust = replace(trust, maximum_flop=arguments.maximum_flop)
     memory = None if arguments.memory is None else load_memory(arguments.memory)
     verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory, answers=arguments.answers)
     code = show_verdict(arguments, verdict)

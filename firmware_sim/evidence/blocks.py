@@ -143,8 +143,9 @@ def hash_blocks(slices: Iterable[BlockSlice], algorithm: str = DEFAULT_ALGORITHM
     workers = min(len(jobs), os.cpu_count() or 1)
     if total < _THREADED_BYTES or workers < 2:
         return sorted(hashing(job) for job in jobs)
-    with ThreadPoolExecutor(workers) as pool:
-        return sorted(pool.map(hashing, jobs))
+    with ThreadPoolExecutor(workers) as pool:  # a thread gets its share at once: most blocks are small
+        shares = pool.map(lambda share: [hashing(job) for job in share], (jobs[i::workers] for i in range(workers)))
+        return sorted(leaf for share in shares for leaf in share)
 
 
 def merge(nodes: Iterable[Node]) -> list[Node]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical
-from inspector.dispute.disputed import Disputed, Ruling, compare
+from inspector.dispute.disputed import Disputed, Ruling, compare, rule_on_declarations
 from inspector.dispute.messages import Failure, Party, Traffic
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -67,11 +67,14 @@ def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
         CallerError: the runs are not of the same task, or not both finished.
         EvidenceError: a run's own log is inconsistent.
     """
-    task = Disputed(first.run, second.run, trust)
     traffic = Traffic()
     names = [claim.run.folder.name for claim in (first, second)]
     if names[0] == names[1]:
         names = [str(claim.run.folder) for claim in (first, second)]
+    outside = rule_on_declarations(names, (first.run, second.run), trust)
+    if outside is not None:
+        return _verdict(Outcome.REJECT, outside.text, 0, outside, traffic)
+    task = Disputed(first.run, second.run, trust)
     parties = (_party(names[0], first, task, traffic), _party(names[1], second, task, traffic))
     step: int | None = None
     try:

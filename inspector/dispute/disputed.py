@@ -1,13 +1,12 @@
 """What a dispute is about: the task that both labs say they did, as the referee knows it without either of them.
 
-The agreement names the initial states and the programs: derived from a recipe, or in the trust file. Batches and
-hyper-parameters that are declared step by step may differ between two labs without either being wrong: such a dispute
-decides nothing.
+What was countersigned names the initial state and the programs, or a recipe gives them. Batches and hyper-parameters
+that are declared step by step may differ between two labs without either being wrong: such a dispute decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.inspection.agreement import agreement_of
+from inspector.inspection.agreement import agreement_of, departures
 from inspector.inspection.execution import check_numbers
 from inspector.inspection.trust import Trust
 from monitor.programs.bits import same_bytes
@@ -27,7 +26,7 @@ from monitor.replay.tracing import specification
 from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["Disputed", "Ruling", "compare"]
+__all__ = ["Disputed", "Ruling", "compare", "rule_on_declarations"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ class Disputed:
         self._declared = first.declared
         self.steps, self.layout, self.numerics = first.declared.steps, first.layout, first.declared.numerics
         self._runs = (first, second)
-        self._agreed = agreement_of(first, trust)
+        self._agreed = agreement_of(first, trust, of_any_lab=True)
         self._program = lru_cache(maxsize=64)(first.program)
 
     def claim_of(self, leaf: Leaf) -> Leaf:
@@ -77,7 +76,7 @@ class Disputed:
     def starts_right(self, leaf: Leaf) -> bool:
         """Whether step 0 holds a state from which this task may start."""
         bare = Leaf(step=0, batch="", state=leaf.state, log="", loss="", flop=0)
-        return leaf == bare and str(leaf.state.root) in self._agreed.initial_states
+        return leaf == bare and str(leaf.state.root) == self._agreed.initial_state
 
     def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
         """Rule on what the parties declare about a step beside its result; None if that is in order."""
@@ -137,6 +136,19 @@ class Disputed:
     def _check_numbers(self, run: RunFolder, leaf: Leaf) -> bool:
         check_numbers(run, leaf.step, self._agreed)
         return True
+
+
+def rule_on_declarations(names: Sequence[str], runs: Sequence[RunFolder], trust: Trust | None) -> Ruling | None:
+    """Where two runs declare different trainings, and just one of these was countersigned, the other lab loses."""
+    first, second = (run.declared for run in runs)
+    if trust is None or first == second:
+        return None
+    signed = [each.declaration for each in trust.agreed()]
+    guilty = tuple(name for name, run in zip(names, runs, strict=True) if run.declared not in signed)
+    if len(guilty) != 1:
+        return None
+    text = f"{guilty[0]} declares other things than was countersigned: {', '.join(departures(first, second))}"
+    return Ruling(guilty=guilty, operator=None, text=text, case="declaration")
 
 
 def _check_batch(run: RunFolder, leaf: Leaf) -> bool:

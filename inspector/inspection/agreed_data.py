@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 
 from firmware_sim.errors import EvidenceError
+from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
-from inspector.inspection.trust import Trust
 from monitor.transcript import RunFolder
 from monitor.transcript.declared_data import agreement_digest, declared_data
 from monitor.transcript.layout import ORDER, SAMPLES
@@ -17,11 +17,11 @@ __all__ = ["check_agreed_data"]
 _INDEX_BYTES = 8
 
 
-def check_agreed_data(run: RunFolder, trust: Trust, findings: Findings) -> bool:
+def check_agreed_data(run: RunFolder, agreed: Agreement, findings: Findings) -> bool:
     """Compare the data files of a preset's run, by digest, with what lab and inspector both know.
 
     They are the preset's own samples in the order that the declared seed gives, which the inspector computes from its
-    own copy; or data of the lab's that the trust file names. Data that are neither leave the verdict open if the run
+    own copy; or data of the lab's that were countersigned. Data that are neither leave the verdict open if the run
     says that they are another set, and reject it if the run says that they are the preset's.
 
     Returns whether the data may be read.
@@ -37,7 +37,7 @@ def check_agreed_data(run: RunFolder, trust: Trust, findings: Findings) -> bool:
     task = run.task
     if order.length < task.steps * task.batch_size * _INDEX_BYTES:
         raise EvidenceError(f"{ORDER} is too short for {task.steps} batches of {task.batch_size}")
-    if agreement_digest(found) in trust.data:
+    if agreement_digest(found) in agreed.data:
         return True
     own = declared_data(task, None)
     where = {"run": run.folder.name}
@@ -51,7 +51,7 @@ def check_agreed_data(run: RunFolder, trust: Trust, findings: Findings) -> bool:
         )
         return not findings.is_on(Guard.DATA)
     findings.doubt(
-        f"the data are not the inspector's copy of preset {task.preset}'s, and the trust file does not name them: "
+        f"the data are not the inspector's copy of preset {task.preset}'s, and were not countersigned: "
         f"{agreement_digest(found)}",
         **where,
     )

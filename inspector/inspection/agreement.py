@@ -1,20 +1,24 @@
-"""What of a run may be opened: what lab and inspector agreed on outside the run, and what follows from it.
+"""What of a run may be opened: what lab and inspectorate both signed, and what follows from it.
 
-Of a run that follows a recipe, the inspector derives the agreement from its own copy of the preset; of any other, the
-trust file names it. A declaration that the recipe does not give, a program that was not agreed and a state that does
-not start from an agreed one are not opened, and a batch is not read before an agreed program says how long it is. Of
-all these only length and, where it costs little, digest are checked.
+The lab declares in the run's metadata, the inspectorate countersigns outside the run (``monitor.declaration``). Of a
+run that follows a recipe, the inspector derives declaration, program and initial state from its own copy of the preset
+besides. A declaration that was not countersigned, a program that was not admitted and a state that does not start from
+the declared one are not opened, and a batch is not read before an admitted program says how long it is. Of all these
+only length and, where it costs little, digest are checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import NotCountersigned, Trust
+from monitor.declaration.countersigning import Countersigned, declaration_digest
+from monitor.declaration.origin import Origin
+from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
 from monitor.programs.program import Program
 from monitor.recording.derivation import derive, initial_state
@@ -22,7 +26,7 @@ from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import batch_path
 from monitor.transcript.lengths import batch_bytes
 
-__all__ = ["Agreement", "agreement_of", "unread_files"]
+__all__ = ["Agreement", "agreement_of", "countersigned", "departures", "unread_files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,68 +35,107 @@ class Agreement:
 
     Attributes:
         programs: SHA-256, in hex, of each program that its steps may run.
-        named_states: digests of the states that it may start from, where no recipe gives the one.
-        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among
-            the programs that may change numbers outside the optimizer's updates from step to step.
-        direct_paths: tensors of the state, and programs, whose paths past every loss were agreed.
-        recipe: the preset's task that gives the initial state and the layout of states, or None.
+        start: digest of the declared initial state; None where the recipe's seed gives it.
+        free, direct_paths, data: as countersigned (``monitor.declaration.countersigning``).
+        recipe: the preset's task that gives the program and the layout of states, or None.
+        simulated: the inspectorate that signed is one of a simulated world.
     """
 
     programs: frozenset[str]
-    named_states: frozenset[str]
-    free: frozenset[str]
-    direct_paths: frozenset[str]
+    start: str | None
+    free: frozenset[str] = frozenset()
+    direct_paths: frozenset[str] = frozenset()
+    data: frozenset[str] = frozenset()
     recipe: Task | None
+    simulated: bool = False
 
     @property
-    def initial_states(self) -> frozenset[str]:
-        """Digests of the states that it may start from; a recipe's is computed when it is asked for, and no sooner."""
-        return self.named_states if self.recipe is None else frozenset({str(initial_state(self.recipe).root)})
+    def initial_state(self) -> str:
+        """Digest of the state that it starts from; a seed's is computed when it is asked for, and no sooner."""
+        if self.start is not None:
+            return self.start
+        assert self.recipe is not None
+        return str(initial_state(self.recipe).root)
 
     def may_decode(self, digest: str, findings: Findings | None = None) -> bool:
-        """Whether a program may be decoded: it was agreed, or a test has switched that guard off."""
+        """Whether a program may be decoded: it was admitted, or a test has switched that guard off."""
         return digest in self.programs or (findings is not None and not findings.is_on(Guard.PROGRAM))
 
     def may_load(self, start: Leaf, findings: Findings | None = None) -> bool:
         """Whether states may be loaded of a run that starts with this leaf."""
-        agreed = self.recipe is not None or str(start.state.root) in self.initial_states
+        agreed = self.start in (None, str(start.state.root))
         return agreed or (findings is not None and not findings.is_on(Guard.INITIALISATION))
 
     def program(self, run: RunFolder, digest: str) -> Program:
-        """Return a program of the run; EvidenceError if it was not agreed."""
+        """Return a program of the run; EvidenceError if it was not admitted."""
         if not self.may_decode(digest):
-            raise EvidenceError(f"program {digest[:16]}… was not agreed")
+            raise EvidenceError(f"program {digest[:16]}… was not countersigned")
         return run.program(digest)
 
 
-def agreement_of(run: RunFolder, trust: Trust | None) -> Agreement:
-    """The agreement for a run: derived from its preset, or the trust file's.
+def agreement_of(run: RunFolder, trust: Trust | None, *, of_any_lab: bool = False) -> Agreement:
+    """What lab and inspectorate agreed to for a run; without a trust file, what its recipe gives.
+
+    Args:
+        of_any_lab: it counts with whichever lab the declaration was agreed on, as where two labs did one task.
 
     Raises:
-        CallerError: the run has no recipe, and no trust file was given.
-        EvidenceError: the run declares other things than its recipe gives.
+        NotCountersigned: no declaration of the lab was countersigned, or there is neither recipe nor trust file.
+        EvidenceError: the run declares other things than was countersigned, or than its recipe gives.
     """
-    recipe = run.declared.recipe
-    if recipe is None:
-        if trust is None:
-            raise CallerError(f"{run.folder.name} follows no recipe; the trust file must name its agreed programs")
-        return Agreement(
-            programs=trust.programs,
-            named_states=trust.initial_states,
-            free=trust.free,
-            direct_paths=trust.direct_paths,
-            recipe=None,
-        )
-    derived = derive(recipe)
-    if run.declared != derived.declaration:
-        raise EvidenceError(f"the run declares other things than preset {recipe.preset} and its task give")
+    declared = run.declared
+    recipe, start = declared.recipe, declared.origin.state
+    programs = None if recipe is None else _derived(declared, recipe)
+    if trust is None:
+        if programs is None:
+            raise NotCountersigned(f"{run.folder.name} follows no recipe; a trust file must say what was agreed")
+        return Agreement(programs=programs, start=start, recipe=recipe)
+    signed = countersigned(run, trust, of_any_lab=of_any_lab)
+    admitted = frozenset(signed.programs)
     return Agreement(
-        programs=frozenset({derived.program.digest}),
-        named_states=frozenset(),
-        free=frozenset(),
-        direct_paths=frozenset(),
+        programs=admitted if programs is None else admitted & programs,
+        start=start,
+        free=signed.free,
+        direct_paths=signed.direct_paths,
+        data=signed.data,
         recipe=recipe,
+        simulated=signed.simulated,
     )
+
+
+def countersigned(run: RunFolder, trust: Trust, *, of_any_lab: bool = False) -> Countersigned:
+    """What was countersigned of a run's declaration, with all amendments.
+
+    Raises:
+        NotCountersigned: no declaration of the lab was.
+        EvidenceError: others were, and not this one; the text says where it departs from one of them.
+    """
+    lab = run.metadata.lab
+    signed = [each for each in trust.agreed() if of_any_lab or each.lab == lab]
+    mine = [each for each in signed if each.declaration == run.declared]
+    if mine:
+        return mine[0].joined(mine[1:])
+    if not signed:
+        raise NotCountersigned(
+            f"{run.folder.name}: no inspectorate that the trust file names has countersigned a declaration of lab "
+            f"{lab}; this run's is {declaration_digest(run.declared)}"
+        )
+    odd = min((departures(each.declaration, run.declared) for each in signed), key=len)
+    raise EvidenceError(f"{run.folder.name} declares other things than was countersigned: {', '.join(odd)}")
+
+
+def departures(agreed: Declaration, declared: Declaration) -> list[str]:
+    """The keys in which a declaration departs from one that was countersigned."""
+    one, other = agreed.to_json(), declared.to_json()
+    return sorted(name for name in one if one[name] != other[name])
+
+
+def _derived(declared: Declaration, recipe: Task) -> frozenset[str]:
+    """Digest of the program that a recipe gives; EvidenceError if the run declares other things than it does."""
+    derived = derive(recipe)
+    if replace(declared, origin=Origin()) != derived.declaration:
+        raise EvidenceError(f"the run declares other things than preset {recipe.preset} and its task give")
+    return frozenset({derived.program.digest})
 
 
 def unread_files(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings) -> frozenset[str]:

@@ -9,7 +9,7 @@ declared step by step, and each that changes is listed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,9 @@ from inspector.inspection.paths import PathReport, check_paths
 from monitor.declaration.reference import SCHEDULES
 from monitor.declaration.slots import StepNumbers, overlay
 from monitor.declaration.statement import is_hyper_name
+from monitor.environment import versions
 from monitor.programs.program import Program
+from monitor.recording.derivation import derive
 from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
@@ -44,6 +46,7 @@ class ExecutionReport:
         rates: lowest and highest learning rate of each parameter group, over the steps that update.
         changed: each hyper-parameter that differs from its declaration in some step, over the steps that update.
         unbound: hyper-parameters that are bound to no arithmetic, each with the reason.
+        contradicted: since an update makes other calls than those hyper-parameters give.
         idle: parameter groups none of whose weights is ever updated.
         updates: runs of the optimizer's ``step``.
         paths: by which batches and constants reach the new state past every loss.
@@ -57,6 +60,7 @@ class ExecutionReport:
     rates: list[list[float]] = field(default_factory=list)
     changed: list[dict[str, Any]] = field(default_factory=list)
     unbound: dict[str, str] = field(default_factory=dict)
+    contradicted: bool = False
     idle: list[int] = field(default_factory=list)
     updates: int = 0
     paths: PathReport = field(default_factory=dict)
@@ -87,7 +91,7 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
     where = {"run": run.folder.name}
     report = ExecutionReport()
     start = leaves[0].state.root
-    if str(start) not in agreed.initial_states:
+    if str(start) != agreed.initial_state:
         text = f"step 0: the initial state is not {_which(agreed, run)}"
         findings.add(Guard.INITIALISATION, text, step=0, **where)
     report.programs = Counter(leaf.execution.program for leaf in leaves if leaf.execution is not None)
@@ -96,12 +100,10 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
         return report
     report.constant_bytes = sum(len(each.data) for program in programs.values() for each in program.constants)
     report.executable = agreed.may_load(leaves[0], findings)
-    strangers = [digest for digest in sorted(report.programs) if digest not in agreed.programs]
+    strangers = strangers_of(report.programs, agreed)
     if strangers and findings.is_on(Guard.PROGRAM):
         report.executable = False
-        steps = [leaf.step for leaf in leaves if leaf.execution is not None and leaf.execution.program in strangers]
-        text = f"step {steps[0]}: runs program {strangers[0][:16]}…, which was not agreed"
-        findings.add(Guard.PROGRAM, text, step=steps[0], **where)
+        _name_strangers(leaves, strangers, agreed, findings, where)
     if not agreed.may_load(leaves[0], findings) or len(programs) < len(report.programs):
         return report  # what was not agreed is not opened, so nothing more can be said
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
@@ -110,13 +112,32 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
     findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
     findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
-    _doubt_unbound(report, agreed, findings, where)
+    _check_bound(run, report, agreed, findings, where)
     _check_changed(report, agreed, findings, where)
     return report
 
 
 def _which(agreed: Agreement, run: RunFolder) -> str:
-    return "one that was agreed" if run.declared.recipe is None else f"what seed {run.declared.seed} gives"
+    return f"what seed {run.declared.seed} gives" if agreed.start is None else "the one that was declared"
+
+
+def strangers_of(programs: Iterable[str], agreed: Agreement) -> list[str]:
+    """The programs that steps run, and that nobody countersigned."""
+    return [digest for digest in sorted(programs) if digest not in agreed.programs]
+
+
+def _name_strangers(
+    leaves: Sequence[Leaf], strangers: Sequence[str], agreed: Agreement, findings: Findings, where: Mapping[str, Any]
+) -> None:
+    """A program beside a recipe's is a lie; any other that nobody countersigned is an amendment, and leaves it open."""
+    for digest in strangers:
+        step = next(leaf.step for leaf in leaves if leaf.execution is not None and leaf.execution.program == digest)
+        named = f"step {step}: runs program {digest[:16]}…"
+        if agreed.recipe is not None and digest != derive(agreed.recipe).program.digest:
+            findings.add(Guard.PROGRAM, f"{named}, which is not its preset's", step=step, **where)
+        else:
+            text = f"{named}, an amendment that nobody countersigned"
+            findings.doubt(text, step=step, program=digest, **where)
 
 
 def _read_programs(
@@ -189,6 +210,7 @@ def _follow(
                     "step to step outside the optimizer's updates"
                 )
     finally:
+        report.contradicted = numbers.contradicted
         report.unbound, report.idle, report.updates = numbers.unbound, numbers.idle_groups(), numbers.updates
         report.governed = numbers.governed()
         report.slots = Counter((slot.operator, slot.explained) for slot in numbers.slots())
@@ -242,12 +264,21 @@ def _is_same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _doubt_unbound(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:
-    """A declared hyper-parameter that governs no number that could be found says nothing about the training."""
+def _check_bound(
+    run: RunFolder, report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]
+) -> None:
+    """A declared hyper-parameter that governs no number that could be found says nothing about the training.
+
+    Where an update makes other calls than the declared optimizer does here, under the PyTorch that the lab names, the
+    declaration is contradicted.
+    """
     names = sorted(set(report.unbound) - agreed.free)
     if names:
         text = f"not bound to the arithmetic: {_listed(names)}, since {report.unbound[names[0]]}"
-        findings.doubt(text, **where)
+        if report.contradicted and run.metadata.versions.get("torch") == versions()["torch"]:
+            findings.add(Guard.PROGRAM, text, **where)
+        else:
+            findings.doubt(text, **where)
 
 
 def _check_changed(report: ExecutionReport, agreed: Agreement, findings: Findings, where: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from firmware_sim import Unaudited
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.guards import Guard, Settings
+from inspector.inspection.trust import NotCountersigned
 from inspector.inspection.verdict import Reason
 
 __all__ = ["Findings"]
@@ -53,9 +54,15 @@ class Findings:
             return None
 
     def read(self, function: Callable[[], Result], **where: Any) -> Result | None:
-        """Call a function without which nothing can be checked; an EvidenceError rejects whatever guards are on."""
+        """Call a function without which nothing can be checked; an EvidenceError rejects whatever guards are on.
+
+        What nobody countersigned is a doubt.
+        """
         try:
             return function()
+        except NotCountersigned as error:
+            self.doubt(str(error), **where)
+            return None
         except EvidenceError as error:
             self.found.append(Reason(guard="evidence", text=str(error), where=where))
             return None

@@ -55,7 +55,6 @@ class Settings:
         devices: names of the replay devices.
         segments: at most so many segments are replayed on each device, drawn at random; None replays all that
             hold a snapshot of a drawn chip, and the first.
-        maximum_flop: most FLOP that a lab's runs may take together; None for no such rule.
         guards: the checks that are on. All of them, but for tests that show what each is for.
     """
 
@@ -64,4 +63,3 @@ class Settings:
     devices: tuple[str, ...]
     segments: int | None = None
     guards: frozenset[Guard] = ALL_GUARDS
-    maximum_flop: int | None = None

@@ -24,11 +24,12 @@ from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
+from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
-from inspector.inspection.wording import acceptance, outcomes_by_lab, scope
+from inspector.inspection.wording import acceptance, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances
 from inspector.replay.pool import run_worker
 from inspector.replay.segment import Segment, segment_count, segment_of, segments
@@ -76,6 +77,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     _describe(transcript, evidence)
     _check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
+    evidence["lineages"] = examine_lineages([transcript], trust, findings)
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
@@ -83,7 +85,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
     text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
     text += f"; {trust.source}"
-    text += numbers_text([evidence["execution"]])
+    text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"]) + signed_text([transcript])
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
 
 
@@ -133,7 +135,7 @@ def inspect(
             _describe(transcript, described)
             evidence["runs"].append(described)
             _check_registered(transcript, trust, findings)
-    _check_total(transcripts, settings, findings)
+    evidence["lineages"] = examine_lineages(transcripts, trust, findings)
     labs = {transcript.run.metadata.lab for transcript in transcripts} or set(trust.labs)
     pool = [chip for lab in sorted(labs) for chip in trust.chips_of(lab)]
     if not 1 <= settings.samples <= len(pool):
@@ -176,7 +178,8 @@ def inspect(
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
         _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust)
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=acceptance(evidence), scope=scope(transcripts))
+    accept = acceptance(evidence) + signed_text(transcripts)
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=scope(transcripts))
 
 
 def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:
@@ -194,8 +197,11 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     leaves, tree = run.load_steps()
     if len(leaves) <= segment.stop:
         raise CallerError(f"segment {index} is not complete; {len(leaves) - 1} steps are committed")
-    report = examine_execution(run, leaves, agreement_of(run, trust), findings)
-    transcript = Transcript(run=run, leaves=leaves, tree=tree, data=run.batches(), region_tables=[], execution=report)
+    agreed = agreement_of(run, trust)
+    report = examine_execution(run, leaves, agreed, findings)
+    transcript = Transcript(
+        run=run, agreed=agreed, leaves=leaves, tree=tree, data=run.batches(), region_tables=[], execution=report
+    )
     if not report.executable:
         return Verdict.of(findings.found, findings.doubts, {"replays": []}, accept="")
     job = _job(transcript, trust, [segment], findings)
@@ -248,20 +254,6 @@ def _check_equivocation(transcripts: list[Transcript], findings: Findings) -> No
             raise CallerError(f"{run.folder} was given twice")
         text = f"{other.run.folder.name} and {run.folder.name} are two transcripts of one run"
         findings.found.append(Reason(guard="evidence", text=text, where={"run_id": run.manifest.run}))
-
-
-def _check_total(transcripts: list[Transcript], settings: Settings, findings: Findings) -> None:
-    """The rule on total compute (Shavit 2023, section 2), over all declared runs of each lab."""
-    if settings.maximum_flop is None:
-        return
-    totals: dict[str, int] = {}
-    for transcript in transcripts:
-        lab = transcript.run.metadata.lab
-        totals[lab] = totals.get(lab, 0) + sum(leaf.flop for leaf in transcript.leaves)
-    for lab, total in totals.items():
-        if total > settings.maximum_flop:
-            text = f"lab {lab} declares {total} FLOP, more than the {settings.maximum_flop} that the rules allow"
-            findings.add(Guard.RULES, text, lab=lab)
 
 
 def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:

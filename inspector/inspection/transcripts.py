@@ -10,7 +10,7 @@ from pathlib import Path
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
 from inspector.inspection.agreed_data import check_agreed_data
-from inspector.inspection.agreement import agreement_of, unread_files
+from inspector.inspection.agreement import Agreement, agreement_of, unread_files
 from inspector.inspection.execution import ExecutionReport, examine_execution
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
@@ -30,6 +30,7 @@ class Transcript:
     """A run whose files, log and data are consistent.
 
     Attributes:
+        agreed: what lab and inspectorate both signed.
         leaves: steps 0 … committed.
         tree: their RFC 9162 log.
         region_tables: digest of each shard's region table, as the declaration gives it.
@@ -37,6 +38,7 @@ class Transcript:
     """
 
     run: RunFolder
+    agreed: Agreement
     leaves: list[Leaf]
     tree: MerkleTree
     data: Batches
@@ -75,7 +77,7 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     if agreed is None:
         return None
     has_recipe = run.declared.recipe is not None
-    if has_recipe and not findings.read(lambda: check_agreed_data(run, trust, findings), **where):
+    if has_recipe and not findings.read(lambda: check_agreed_data(run, agreed, findings), **where):
         return None
     steps = findings.read(run.load_steps, **where)
     if steps is None:
@@ -107,6 +109,7 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     findings.read(lambda: _check_logs(run, leaves), **where)
     return Transcript(
         run=run,
+        agreed=agreed,
         leaves=leaves,
         tree=tree,
         data=data,

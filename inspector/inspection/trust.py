@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from firmware_sim import bounds
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import Digest, VerifyingKey, canonical
-from monitor.declaration.statement import is_hyper_name
+from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonical
+from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 
 if TYPE_CHECKING:
     from inspector.registry.registered import RegisteredChips
 
-__all__ = ["Trust"]
+__all__ = ["NotCountersigned", "Trust"]
 
 FORMAT = "chipwitness/trust/1"
 _KEYS = {
@@ -37,9 +37,11 @@ _KEYS = {
     "nonce",
 }
 _RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
-_AGREEMENT_KEYS = {"programs", "initial_states", "free", "data"}
-_PATHS = "direct_paths"
-_AGREED_PATH = re.compile(r"[0-9a-f]{64}|(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
+_OPTIONAL: Mapping[str, Any] = {"inspectorates": [], "countersigned": [], "maximum_flop": None}
+
+
+class NotCountersigned(CallerError):
+    """The trust files name nobody who signed a run's declaration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +53,11 @@ class Trust:
         labs: public key of each lab's transcripts.
         chips: which lab owns which chip: the registry.
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
-        programs: SHA-256, in hex, of each program that a run without a preset may execute.
-        initial_states: digests of the states that such a run may start from.
-        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among
-            the programs that may change numbers outside the optimizer's updates from step to step.
-        data: digests of samples and orders, other than a preset's own, that lab and inspector agreed on.
+        inspectorates: keys of those whose signature under a declaration counts.
+        countersigned: declarations that they are said to have signed, as envelopes.
+        maximum_flop: most FLOP that a lab's runs, or a run and those that it continues, may take together; None for no
+            such rule.
         registry: the registry's signed view, with a proof of each chip; None where the file itself is the list.
-        direct_paths: SHA-256 of programs, and tensors of the state (``kind/name``), for which batches and constants
-            may reach the new state without passing a loss.
     """
 
     chip_trust: ChipTrust
@@ -66,12 +65,10 @@ class Trust:
     chips: Mapping[str, str]
     verifier: str
     nonce: bytes
-    programs: frozenset[str] = frozenset()
-    initial_states: frozenset[str] = frozenset()
-    free: frozenset[str] = frozenset()
-    data: frozenset[str] = frozenset()
+    inspectorates: frozenset[VerifyingKey] = frozenset()
+    countersigned: frozenset[bytes] = frozenset()
+    maximum_flop: int | None = None
     registry: RegisteredChips | None = None
-    direct_paths: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not all((self.chip_trust.ca_digests, self.chip_trust.measurements, self.labs, self.chips)):
@@ -84,13 +81,14 @@ class Trust:
 
     @classmethod
     def load(cls, paths: Iterable[Path], runs: Iterable[Path] = ()) -> Trust:
-        """Read and merge trust files.
+        """Read and merge trust files; a countersigned declaration in a file of its own may be among them.
 
         Raises:
             CallerError: a file is unreadable, malformed, or contradicts another.
             EvidenceError: a file lies inside a run folder, where only the lab can have put it.
         """
         merged: Trust | None = None
+        signed: set[bytes] = set()
         for path in paths:
             for run in runs:
                 if path.resolve().is_relative_to(run.resolve()):
@@ -98,16 +96,20 @@ class Trust:
                         f"the trust file {path} lies inside the run {run}: a lab cannot vouch for itself"
                     )
             try:
-                data = canonical.parse(bounds.read_file(path, bounds.TRUST_BYTES), most=bounds.TRUST_BYTES)
+                content = bounds.read_file(path, bounds.TRUST_BYTES)
+                data = canonical.parse(content, most=bounds.TRUST_BYTES)
             except OSError as error:
                 raise CallerError(f"cannot read the trust file {path}: {error.strerror}") from None
             except EvidenceError as error:
                 raise CallerError(f"the trust file {path} is not JSON that can be read: {error}") from None
+            if isinstance(data, dict) and data.get("payloadType") == COUNTERSIGNED:
+                signed.add(content.strip())
+                continue
             parsed = cls.from_json(data, str(path))
             merged = parsed if merged is None else merged.merge(parsed)
         if merged is None:
             raise CallerError("no trust file was given")
-        return merged
+        return replace(merged, countersigned=merged.countersigned | signed)
 
     def merge(self, other: Trust) -> Trust:
         """Return both together; CallerError where they disagree about a lab, a chip or the challenge."""
@@ -133,13 +135,28 @@ class Trust:
             chips={**self.chips, **other.chips},
             verifier=self.verifier,
             nonce=self.nonce,
-            programs=self.programs | other.programs,
-            initial_states=self.initial_states | other.initial_states,
-            free=self.free | other.free,
-            data=self.data | other.data,
+            inspectorates=self.inspectorates | other.inspectorates,
+            countersigned=self.countersigned | other.countersigned,
+            maximum_flop=min((cap for cap in (self.maximum_flop, other.maximum_flop) if cap is not None), default=None),
             registry=_joined(self.registry, other.registry),
-            direct_paths=self.direct_paths | other.direct_paths,
         )
+
+    def agreed(self) -> list[Countersigned]:
+        """The declarations that the named inspectorates signed; what another key signed counts for nothing.
+
+        Raises:
+            CallerError: one of them is malformed.
+        """
+        opened = []
+        for envelope in sorted(self.countersigned):
+            for key in self.inspectorates:
+                try:
+                    opened.append(Countersigned.open(envelope, key))
+                except SignatureError:
+                    continue
+                except EvidenceError as error:
+                    raise CallerError(f"a countersigned declaration is malformed: {error}") from None
+        return opened
 
     def key_of(self, lab: str) -> VerifyingKey:
         """Return a lab's key; EvidenceError if the registry does not know the lab."""
@@ -159,7 +176,7 @@ class Trust:
         return f"chips as the registry's signed view of size {self.registry.publication.size} lists them"
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-able values; agreements about programs, states and data only where there are any."""
+        """Return JSON-able values; declarations, rules and a registry only where there are any."""
         data: dict[str, Any] = {
             "format": FORMAT,
             "makers": sorted(str(digest) for digest in self.chip_trust.ca_digests),
@@ -172,28 +189,23 @@ class Trust:
             "verifier": self.verifier,
             "nonce": self.nonce.hex(),
         }
-        if self.programs or self.initial_states or self.free or self.data:
-            data["programs"] = sorted(self.programs)
-            data["initial_states"] = sorted(self.initial_states)
-            data["free"] = sorted(self.free)
-            data["data"] = sorted(self.data)
-        if self.registry is not None:
-            data["registry"] = self.registry.to_json()
-        if self.direct_paths:
-            data[_PATHS] = sorted(self.direct_paths)
-        return data
+        optional = {
+            "inspectorates": sorted(key.raw.hex() for key in self.inspectorates),
+            "countersigned": sorted(envelope.decode() for envelope in self.countersigned),
+            "maximum_flop": self.maximum_flop,
+            "registry": None if self.registry is None else self.registry.to_json(),
+        }
+        return data | {name: value for name, value in optional.items() if value not in ([], None)}
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Trust:
         """Parse; CallerError names the source on any other form."""
         registry = None
         if isinstance(data, dict):
-            data = {_PATHS: [], **data}
+            data = {**_OPTIONAL, **data}
             if "registry" in data:
                 registry = _parse_registry(data.pop("registry"), source)
-        if isinstance(data, dict) and set(data) == _KEYS | {_PATHS}:
-            data = {**data, **{key: [] for key in _AGREEMENT_KEYS}}
-        if not isinstance(data, dict) or set(data) != _KEYS | _AGREEMENT_KEYS | {_PATHS} or data["format"] != FORMAT:
+        if not isinstance(data, dict) or set(data) != _KEYS | set(_OPTIONAL) or data["format"] != FORMAT:
             raise CallerError(f"{source} is not a trust file of the form {FORMAT}")
         try:
             texts = [*data["makers"], *data["measurements"], *data["chips"].values()]
@@ -206,13 +218,12 @@ class Trust:
                 bounds.check_chip_id(chip)
             if not _RATE.fullmatch(data["snapshot_rate"]):
                 raise ValueError
-            names = [data["nonce"], *data["programs"], *(name for name in data["free"] if not is_hyper_name(name))]
-            if not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in names):
+            most = data["maximum_flop"]
+            if not re.fullmatch(r"[0-9a-f]{64}", data["nonce"]):
                 raise ValueError
-            for key in _AGREEMENT_KEYS | {_PATHS}:
-                if not isinstance(data[key], list):
-                    raise ValueError
-            if not all(_AGREED_PATH.fullmatch(name) for name in data[_PATHS]):
+            if most is not None and (type(most) is not int or most < 0):
+                raise ValueError
+            if not all(isinstance(data[key], list) for key in ("inspectorates", "countersigned")):
                 raise ValueError
             return cls(
                 chip_trust=ChipTrust(
@@ -226,12 +237,10 @@ class Trust:
                 chips=data["chips"],
                 verifier=data["verifier"],
                 nonce=bytes.fromhex(data["nonce"]),
-                programs=frozenset(data["programs"]),
-                initial_states=frozenset(str(Digest.parse(text)) for text in data["initial_states"]),
-                free=frozenset(data["free"]),
-                data=frozenset(str(Digest.parse(text)) for text in data["data"]),
+                inspectorates=frozenset(VerifyingKey(bytes.fromhex(key)) for key in data["inspectorates"]),
+                countersigned=frozenset(envelope.encode() for envelope in data["countersigned"]),
+                maximum_flop=most,
                 registry=registry,
-                direct_paths=frozenset(data[_PATHS]),
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None

@@ -7,11 +7,12 @@ from typing import Any
 
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
+from inspector.inspection.lineage import lineage_text
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 
-__all__ = ["NOT_COVERED", "acceptance", "outcomes_by_lab", "scope"]
+__all__ = ["NOT_COVERED", "acceptance", "outcomes_by_lab", "scope", "signed_text"]
 
 NOT_COVERED = (
     "work that the lab tells no chip of",
@@ -45,10 +46,15 @@ def acceptance(evidence: dict[str, Any]) -> str:
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
     text += f"; {evidence['chips_listed']}"
-    text += numbers_text([run["execution"] for run in evidence["runs"]])
+    text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
+
+
+def signed_text(transcripts: Sequence[Transcript]) -> str:
+    """Who countersigned, where it is nobody real."""
+    return "; countersigned by a simulated inspectorate" if any(item.agreed.simulated for item in transcripts) else ""
 
 
 def scope(transcripts: Sequence[Transcript]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from monitor.declaration.reference import NotBound, Update
+from monitor.declaration.reference import Contradicted, NotBound, Update
 from monitor.declaration.statement import Declaration
 from monitor.programs.calls import is_view, operator_of, scalar_numbers, written_slots
 from monitor.programs.program import Program
@@ -90,7 +90,8 @@ def bind(writes: ProgramWrites, reference: Program, task: Declaration) -> Bound:
     """Find the numbers of the program's updates in the reference.
 
     Raises:
-        NotBound: the program's updates, its other writes or its new state are not the reference's.
+        NotBound: the program's updates, its other writes or its new state are not the reference's; Contradicted where
+            an update makes other calls.
     """
     return _Binding(writes, reference, task).bound()
 
@@ -112,7 +113,9 @@ class _Binding:
         for (first, last), (start, stop) in zip(self._program.updates, self._reference.updates, strict=True):
             begin = last - (stop - start)
             if begin < first:
-                raise NotBound(f"an update has {last - first} calls, where the declared optimizer makes {stop - start}")
+                raise Contradicted(
+                    f"an update has {last - first} calls, where the declared optimizer makes {stop - start}"
+                )
             self._gradients: dict[str, Mapping[str, Any]] = {}
             self._begin = begin
             for offset in range(stop - start):
@@ -126,12 +129,12 @@ class _Binding:
     def _match(self, number: int, partner: int) -> None:
         mine, theirs = self._program.calls[number], self._reference.calls[partner]
         if mine["operator"] != theirs["operator"]:
-            raise NotBound(
+            raise Contradicted(
                 f"call {number} of an update is {mine['operator']}, where the declared optimizer calls "
                 f"{theirs['operator']}"
             )
         if _plain(mine["arguments"]) != _plain(theirs["arguments"]) or len(mine["sources"]) != len(theirs["sources"]):
-            raise NotBound(f"{mine['operator']} (call {number}) has other arguments than in the declared optimizer")
+            raise Contradicted(f"{mine['operator']} (call {number}) has other arguments than in the declared optimizer")
         for place, other in zip(mine["sources"], theirs["sources"], strict=True):
             if not self._is_same(place, other):
                 raise NotBound(

@@ -21,7 +21,7 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
 
-__all__ = ["CLASSES", "IMPLEMENTATION", "SCHEDULES", "NotBound", "ReferenceOptimizer", "Update"]
+__all__ = ["CLASSES", "IMPLEMENTATION", "SCHEDULES", "Contradicted", "NotBound", "ReferenceOptimizer", "Update"]
 
 CLASSES: Mapping[str, type[Optimizer]] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
@@ -44,6 +44,10 @@ _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, Runti
 
 class NotBound(Exception):
     """A step's arithmetic cannot be compared with its declared hyper-parameters; the text says why."""
+
+
+class Contradicted(NotBound):
+    """An update computes with other operators or arguments than the declared hyper-parameters give."""
 
 
 @dataclass(frozen=True, slots=True)

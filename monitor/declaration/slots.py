@@ -17,7 +17,7 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from monitor.declaration.binding import Bound, ProgramWrites, bind, calls_of
-from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, NotBound, ReferenceOptimizer
+from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, Contradicted, NotBound, ReferenceOptimizer
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program, parse_hex
 
@@ -76,6 +76,7 @@ class StepNumbers:
         steps: steps so far.
         updates: runs of the optimizer's ``step`` so far.
         unbound: hyper-parameters that govern no number that could be found, each with the reason and the first step.
+        contradicted: an update makes other calls than the declared hyper-parameters give.
         updated: weights that updates wrote.
     """
 
@@ -85,6 +86,7 @@ class StepNumbers:
         self.steps = 0
         self.updates = 0
         self.unbound: dict[str, str] = {}
+        self.contradicted = False
         self.updated: set[str] = set()
         self._reference: ReferenceOptimizer | None = None
         try:
@@ -114,6 +116,7 @@ class StepNumbers:
             try:
                 bound = self._bind(known, changed, overlay(self._task.groups, hyper))
             except NotBound as reason:
+                self.contradicted = isinstance(reason, Contradicted)
                 self._give_up(f"step {self.steps}: {reason}")
         for update in known.writes.updates:
             self.updated |= update.weights

@@ -20,20 +20,31 @@ from torch.optim import Optimizer
 from firmware_sim import REGION_KINDS, bounds
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
+from monitor.declaration.origin import Origin
 from monitor.declaration.schedules import Schedule
 from monitor.numerics import DECLARABLE
 from monitor.presets.task import Task
 from monitor.sharding import Layout, ShardedMemory
 
-__all__ = ["Declaration", "StateEntry", "check_hyper", "class_name", "hyper_of", "is_hyper_name", "members_of"]
+__all__ = [
+    "Declaration",
+    "StateEntry",
+    "check_hyper",
+    "class_name",
+    "hyper_of",
+    "is_hyper_name",
+    "is_state_name",
+    "members_of",
+]
 
 _FORM = "declaration/1"
 _KEYS = {
     *("form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "parameters", "state"),
-    *("schedule", "length", "recipe"),
+    *("schedule", "length", "recipe", "origin"),
 }
 _MOST_GROUPS = 1 << 10
 _HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
+_STATE_NAME = re.compile(r"(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -75,7 +86,8 @@ class Declaration:
         schedule: rule of the learning rates; None where each step declares its own.
         length: steps of the whole run; None for an open end, where the signed manifest counts them and every chip has
             heard of each.
-        recipe: the preset's task that decides all of this, or None.
+        recipe: the preset's task that decides all of this but the origin, or None.
+        origin: where the initial state comes from.
         steps: ``length``, or how far a run with an open end came; no part of the declaration.
     """
 
@@ -90,11 +102,14 @@ class Declaration:
     schedule: Schedule | None = None
     length: int | None = None
     recipe: Task | None = None
+    origin: Origin = field(default_factory=Origin)
     steps: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         if self.numerics not in (("exact", "rounded") if self.recipe is None else DECLARABLE):
             raise CallerError(f"a run is recorded with exact or rounded numerics, not {self.numerics!r}")
+        if self.recipe is None and self.origin.state is None:
+            raise CallerError("a run without a recipe declares the digest of its initial state")
         if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= bounds.STEPS.most):
             raise CallerError(f"the length of a run is 1 … {bounds.STEPS.most} steps, not {self.length!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
@@ -191,6 +206,7 @@ class Declaration:
             "schedule": None if self.schedule is None else self.schedule.to_json(),
             "length": self.length,
             "recipe": None if self.recipe is None else self.recipe.to_json(),
+            "origin": self.origin.to_json(),
         }
 
     @classmethod
@@ -220,6 +236,7 @@ class Declaration:
                 schedule=None if data["schedule"] is None else Schedule.from_json(data["schedule"]),
                 length=data["length"],
                 recipe=None if data["recipe"] is None else Task.from_json(data["recipe"]),
+                origin=Origin.from_json(data["origin"]),
             )
         except (CallerError, TypeError, ValueError) as error:
             raise EvidenceError(f"the declaration in the metadata is invalid: {error}") from None
@@ -243,6 +260,11 @@ def members_of(model: nn.Module, optimizer: Optimizer) -> tuple[tuple[str, ...],
 def is_hyper_name(text: object) -> bool:
     """Tell whether a hyper-parameter may be agreed on by this name: a short lower-case identifier."""
     return isinstance(text, str) and _HYPER_NAME.fullmatch(text) is not None
+
+
+def is_state_name(text: object) -> bool:
+    """Tell whether a tensor of the state may be agreed on by this name: ``kind/name``, without control characters."""
+    return isinstance(text, str) and _STATE_NAME.fullmatch(text) is not None
 
 
 def hyper_of(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ says are here; those about which training the chips take part in are in ``monito
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -136,7 +136,7 @@ class _MakeTrust(Conduct):
         """The lie is told after the last step, whatever ``step`` is."""
 
     def publish(self, run: Path, site: Site) -> None:
-        (run / "trust.json").write_text(json.dumps(site.reference_values(site.config)))
+        shutil.copy(run.with_name(f"{run.name}.trust.json"), run / "trust.json")
 
 
 class _EditOptimizer(Conduct):

@@ -257,6 +257,11 @@ class Site:
         """The key with which the maker speaks to a registry; like its CA's, it is never stored."""
         return SigningKey.generate(_derive(config, "maker-registry-key"))
 
+    @staticmethod
+    def inspectorate_key(config: SiteConfig) -> SigningKey:
+        """The key with which the inspectorate of this simulated world signs; no lab's, and never stored."""
+        return SigningKey.generate(_derive(config, "inspectorate"))
+
     @classmethod
     def reference_values(cls, config: SiteConfig) -> dict[str, Any]:
         """Reference values of this simulated world, from maker, registry and inspectorate, as a trust file."""
@@ -272,6 +277,7 @@ class Site:
             "chips": dict.fromkeys(_registered(config), config.lab),
             "verifier": config.verifier,
             "nonce": config.challenge,
+            "inspectorates": [cls.inspectorate_key(config).verifying.raw.hex()],
         }
 
     def remove_staging(self) -> None:

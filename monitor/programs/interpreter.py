@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,12 +12,15 @@ from firmware_sim.errors import EvidenceError
 from monitor import numerics
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RepeatedKeys
-from monitor.programs.plan import Cut, Plan, Registers, as_evidence, misfit
+from monitor.programs.plan import Call, Cut, Plan, Registers, as_evidence
 from monitor.programs.program import Program
 from monitor.programs.trace import layout_of, result_tensors
 from monitor.sharding import ShardedMemory
 
 __all__ = ["Prepared", "Watch", "loss_bits"]
+
+Operator = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+"""Takes a call's number, args and kwargs."""
 
 
 def loss_bits(loss: Tensor) -> str:
@@ -117,39 +120,47 @@ def _run(
     reads: list[str] = []
     operators = [session.operator(func) for func in plan.operators]
     for call in plan.calls:
-        number, operator, cuts, lists, args, kwargs, draws, is_read, is_unset, inputs, written, results, spent = call
-        for cut in cuts:
-            registers[cut[0]] = cut.of(registers[cut[1]])
-        for register, parts in lists:
-            registers[register] = parts(registers)
-        if watch is not None:
-            watch.before([registers[register] for register in inputs])
-        if draws is not None:
-            keys.expect(draws)
-        out: Any = operators[operator](number, args(registers), kwargs(registers))
-        if is_read:
-            reads.append(read_value(out))
-        if is_unset:
-            out.zero_()
-        if type(out) is Tensor and not written:
-            given = [out]
-        else:
-            overwritten = [registers[register] for register in written]
-            given = result_tensors(out, overwritten)
-        if len(given) != len(results):
-            raise misfit(number, plan.operators[operator])
-        for (register, dtype, shape, stride, layout), tensor in zip(results, given, strict=True):
-            if tensor.stride() != stride or tensor.shape != shape or tensor.dtype is not dtype:
-                if layout_of(tensor) != layout:
-                    raise misfit(number, plan.operators[operator])
-                tensor = tensor.as_strided(shape, stride)
-            if register >= 0:
-                registers[register] = tensor
-        if watch is not None:
-            watch.after([*given, *(registers[register] for register in written)])
-        for register in spent:
+        if call.draws is not None:
+            keys.expect(call.draws)
+        if not _make(call, operators[call.operator], registers, reads, watch):
+            raise EvidenceError(
+                f"call {call.number} ({plan.operators[call.operator]}) returns tensors of another layout than its "
+                "program says"
+            )
+        for register in call.spent:
             registers[register] = None
     return reads
+
+
+def _make(call: Call, operator: Operator, registers: Registers, reads: list[str], watch: Watch | None) -> bool:
+    """Make one call; tells whether what it returns lies in memory as the program says."""
+    for cut in call.cuts:
+        registers[cut[0]] = cut.of(registers[cut[1]])
+    for register, parts in call.lists:
+        registers[register] = parts(registers)
+    if watch is not None:
+        watch.before([registers[register] for register in call.inputs])
+    out: Any = operator(call.number, call.args(registers), call.kwargs(registers))
+    if call.is_read:
+        reads.append(read_value(out))
+    if call.is_unset:
+        out.zero_()
+    written = [registers[register] for register in call.written]
+    given = [out] if type(out) is Tensor and not written else result_tensors(out, written)
+    if len(given) != len(call.results):
+        return False
+    if call.rewritten and [layout_of(tensor) for tensor in written] != list(call.rewritten):
+        return False
+    for (register, dtype, shape, stride, layout), tensor in zip(call.results, given, strict=True):
+        if tensor.stride() != stride or tensor.shape != shape or tensor.dtype is not dtype:
+            if layout_of(tensor) != layout:
+                return False
+            tensor = tensor.as_strided(shape, stride)
+        if register >= 0:
+            registers[register] = tensor
+    if watch is not None:
+        watch.after([*given, *written])
+    return True
 
 
 def _placed(cut: Cut, registers: Registers) -> Tensor:

@@ -24,7 +24,7 @@ from monitor.programs.calls import ITEM, build_arguments, operator_of
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.trace import layout_of, result_tensors
 
-__all__ = ["Call", "Commit", "Cut", "Plan", "Registers", "Result", "as_evidence", "misfit", "plan_of"]
+__all__ = ["Call", "Commit", "Cut", "Plan", "Registers", "Result", "as_evidence", "plan_of"]
 
 Registers = list[Any]
 _PROGRAM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -68,6 +68,7 @@ class Call(NamedTuple):
         lists: registers to be filled with lists of other registers' contents, as they are when it begins.
         draws: the random keys that it takes; None if neither it nor the call before it takes any.
         inputs, written: registers of its tensors, and of those that it overwrites.
+        rewritten: how those lie in memory afterwards, where the operator changes that.
         spent: registers that nothing reads after it.
     """
 
@@ -82,6 +83,7 @@ class Call(NamedTuple):
     is_unset: bool
     inputs: tuple[int, ...]
     written: tuple[int, ...]
+    rewritten: tuple[Mapping[str, Any], ...]
     results: tuple[Result, ...]
     spent: tuple[int, ...]
 
@@ -217,7 +219,9 @@ class _Planner:
         cut = None if own else known.get(key)
         is_new = cut is None
         if cut is None:
-            cut = known[key] = Cut(self._new(), self._regions[spot.region], kind, shape, stride, spot.start)
+            cut = Cut(self._new(), self._regions[spot.region], kind, shape, stride, spot.start)
+            if not own:  # a tensor whose layout its call overwrites is nobody else's
+                known[key] = cut
         if not is_fixed:
             self._last[cut.register] = number
         self._last[cut.region] = number
@@ -243,7 +247,7 @@ class _Planner:
                 place = call["sources"][slot]
                 canonical = _canonical(tuple(place["shape"]), tuple(place["stride"]))
                 if layout != {"dtype": place["dtype"], "shape": place["shape"], "stride": list(canonical)}:
-                    raise misfit(number, func)
+                    raise _misfit(number, func)
         results = [self._result(layout, spot, access) for layout, spot in zip(returned, access.results, strict=True)]
         return Call(
             number=number,
@@ -257,6 +261,7 @@ class _Planner:
             is_unset=row.unset,
             inputs=tuple(map(int, inputs)),
             written=written,
+            rewritten=tuple(rewritten) if _changes_layout(func) else (),
             results=tuple(results),
             spent=(),
         )
@@ -292,7 +297,7 @@ class _Planner:
         args, kwargs = build_arguments(call["arguments"], inputs, self._number, torch.device("meta"))
         out = func(*args, **kwargs)
         if [layout_of(tensor) for tensor in result_tensors(out, [])] != call["results"]:
-            raise misfit(access.number, func)
+            raise _misfit(access.number, func)
         return True
 
     def _number(self, scalar: int) -> float:
@@ -309,8 +314,7 @@ class _Planner:
             yield call._replace(spent=(*due.get(call.number, ()), *own))
 
 
-def misfit(number: int, func: OpOverload) -> EvidenceError:
-    """A call returns what its program does not say."""
+def _misfit(number: int, func: OpOverload) -> EvidenceError:
     return EvidenceError(f"call {number} ({func}) returns tensors of another layout than its program says")
 
 

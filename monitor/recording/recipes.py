@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,6 +18,7 @@ from monitor.lab.site import Site, SiteConfig, site_path
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.programs.interpreter import loss_bits
+from monitor.recording.parents import start_from
 from monitor.recording.recorder import Recorder, lab_salt
 from monitor.recording.sources import DeclaredSource
 from monitor.transcript import RunData, RunFolder
@@ -39,11 +41,22 @@ class TrainResult:
     rounding_log_bytes: int
 
 
-def train(task: Task, out: Path, config: SiteConfig, *, device: str, progress: Progress | None = None) -> TrainResult:
-    """Train from the first step and write ``out`` (evidence) and ``out.lab`` (the lab's private side).
+def train(
+    task: Task,
+    out: Path,
+    config: SiteConfig,
+    *,
+    device: str,
+    parent: Path | None = None,
+    reference: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train from the first step; write ``out`` (evidence), ``out.lab`` (the lab's private side), ``out.trust.json``.
 
     Args:
         device: name of the replay device that this process runs as, for the metadata.
+        parent: a finished run of the same preset, from whose final weights and buffers this one starts.
+        reference: the trust file but for the countersigned declaration; by default what the simulation says.
     Raises:
         CallerError: ``out`` exists, or the task or configuration is impossible.
     """
@@ -54,9 +67,20 @@ def train(task: Task, out: Path, config: SiteConfig, *, device: str, progress: P
     declared = conduct(config.lie, config.lie_step).declare_data(own)
     # The salt is the task's, not the lab's: two labs that train the same task commit to the same data.
     data = declared.with_salt(lab_salt(config))
-    source = DeclaredSource(data, declared.name, declared.files)
+    agreed = frozenset({own.agreement} if config.source else ())
+    source = DeclaredSource(data, declared.name, declared.files, agreed)
     model, optimizer = build(task, accelerator())
-    recorder = Recorder.of_recipe(task, model, optimizer, source, out=out, config=config, device=device)
+    recorder = Recorder.of_recipe(
+        task,
+        model,
+        optimizer,
+        source,
+        out=out,
+        config=config,
+        device=device,
+        parent=None if parent is None else start_from(model, parent),
+        reference=reference,
+    )
     return _train(recorder, task, model, optimizer, data, progress)
 
 

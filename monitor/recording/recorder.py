@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
+from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.reference import SCHEDULES
 from monitor.declaration.schedules import Schedule
 from monitor.declaration.slots import StepNumbers
@@ -42,13 +41,14 @@ from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import MAXIMUM_PROGRAMS, Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
+from monitor.recording.inspectorate import SimulatedInspectorate
+from monitor.recording.parents import hold, start_from
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.state import LoopState
 from monitor.recording.stateful import HostState
 from monitor.replay.moment import Moment
 from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps, execution_of
-from monitor.sharding import StateDigest
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.layout import checkpoint_path, log_path, program_path
 from monitor.transcript.state import decode_state
@@ -66,12 +66,16 @@ class _Options:
     """What a caller may choose beside the declaration.
 
     Attributes:
+        data: digests of samples and orders that lab and inspector agreed on, where they are not a preset's own.
+        reference: the trust file but for the countersigned declaration, if not what the simulated world says.
         trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
     """
 
     free_slots: bool = False
     free: frozenset[str] = frozenset()
     direct_paths: frozenset[str] = frozenset()
+    data: frozenset[str] = frozenset()
+    reference: Mapping[str, Any] | None = None
     one_in: int = _SAMPLED
     trusted: bool = False
 
@@ -100,8 +104,8 @@ class Recorder:
         recorder.finish()
 
     It moves weights, buffers, gradients and optimizer state into chip memory. A step is on disk before the chips hear
-    of it. Beside ``RUN`` lie ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker, registry and the
-    agreement between lab and inspector say, here all written by the recorder, because this is a simulation.
+    of it. Beside ``RUN`` lie ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker and registry say,
+    and the declaration as a simulated inspectorate countersigned it, with each program as soon as it appears.
 
     A write that no operator shows (through NumPy, a pointer, another thread) makes a step that its program does not
     explain. Such a write to weights, buffers, optimizer state, a parameter's gradient once it is accumulated, or the
@@ -133,6 +137,7 @@ class Recorder:
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         after: the same lab's earlier run, whose chips go on in this one.
+        parent: a finished run of a model with the same tensors, whose last weights and buffers this one starts from.
         lie: simulates a lab that tells this one lie, from step ``lie_step`` on; ``train --lie list`` names them. Its
             recorder does not repeat steps.
 
@@ -143,7 +148,6 @@ class Recorder:
     _state: Literal["ready", "open", "failed", "quoted", "finished"]
     _loop: LoopState
     _declared: Declaration
-    _start: StateDigest
     _source: Source
     _host: Host
     _hooks: list[RemovableHandle]
@@ -173,6 +177,7 @@ class Recorder:
         started: datetime | None = None,
         hours: float = 24.0,
         after: str | Path | None = None,
+        parent: str | Path | None = None,
         lie: str | None = None,
         lie_step: int = 1,
     ) -> None:
@@ -196,6 +201,7 @@ class Recorder:
                 started=begin,
                 duration=duration,
             )
+        past = None if parent is None else start_from(model, Path(parent))
         self._adopt(model, optimizer, folder, config, _Options.of(free_slots, free, direct_paths, check_writes))
         declared = Declaration(
             numerics=numerics,
@@ -207,6 +213,7 @@ class Recorder:
             parameters=members_of(model, optimizer),
             state=self._loop.entries,
             schedule=schedule,
+            origin=Origin(state=self._root, parent=past),
         )
         self._keep_states(stateful)
         self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
@@ -222,6 +229,8 @@ class Recorder:
         out: Path,
         config: SiteConfig,
         device: str,
+        parent: Parent | None = None,
+        reference: Mapping[str, Any] | None = None,
     ) -> Self:
         """Record a run that follows a recipe; its body does what the recipe's program says, and nothing else.
 
@@ -229,11 +238,15 @@ class Recorder:
             task: the recipe, which decides the declaration.
             model, optimizer: as the task builds them (``monitor.recording.training.build``).
             device: name of the replay device that this process runs as, for the metadata.
+            parent: the run whose final weights the model holds, if it holds some.
+            reference: the trust file but for the countersigned declaration; by default what the simulation says.
         """
         _require_new(out)
         recorder = cls.__new__(cls)
-        recorder._adopt(model, optimizer, out, config, _Options(trusted=True))
+        recorder._adopt(model, optimizer, out, config, _Options(trusted=True, data=source.agreed, reference=reference))
         declared = Declaration.of_recipe(task, model, optimizer, recorder._loop.entries)
+        if parent is not None:
+            declared = replace(declared, origin=Origin(state=recorder._root, parent=parent))
         recorder._begin(declared, source, config, device)
         return recorder
 
@@ -275,6 +288,8 @@ class Recorder:
             raise CallerError(f"there is no run folder {folder}")
         writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
         run = RunFolder(folder, key.verifying)
+        if run.declared.origin.parent is not None and run.committed >= 0:
+            hold(model, run.checkpoint(0))
         recorder = cls.__new__(cls)
         options = replace(
             _Options.of(free_slots, free, direct_paths, check_writes),
@@ -313,9 +328,14 @@ class Recorder:
         """
         return RecordedStep(self, batch)
 
+    @property
+    def _root(self) -> str:
+        """Digest of the state that lies in memory."""
+        return str(self._loop.memory.digest().root)
+
     def finish(self) -> str:
         """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state."""
-        root = str(self._loop.memory.digest().root)
+        root = self._root
         if self._state == "quoted":
             self._writer.finish({})
             self._state = "finished"
@@ -383,7 +403,14 @@ class Recorder:
             if parameter.requires_grad and self._is_watched:
                 hold = functools.partial(self._watch_gradient, f"gradient/{name}")
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hold))  # type: ignore[no-untyped-call]
-        self._reference = Site.reference_values(config)
+        self._inspectorate = SimulatedInspectorate(
+            folder,
+            config,
+            reference=options.reference,
+            free=options.free,
+            direct_paths=options.direct_paths,
+            data=options.data,
+        )
 
     def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
         """Keep with every step the states of the caller's objects."""
@@ -399,8 +426,7 @@ class Recorder:
         self._site = Site.create(site_path(self.folder), config)
         if self._host_state is not None:
             self._host_state.keep(0)
-        self._start = self._loop.memory.digest()
-        self._write_trust()
+        self._agree()
         place = self._loop.memory.place
         name = device_name(place) if device is None else device
         metadata = Metadata(
@@ -454,6 +480,9 @@ class Recorder:
             if declared.recipe is None
             else DeclaredSource(run.data(), run.metadata.data["set"], {})
         )
+        self._inspectorate.recall()
+        if not leaves and declared.origin.state not in (None, self._root):
+            raise CallerError("the model or the optimizer does not hold the state that the run declares")
         if len(leaves) == 1 and not self._conduct.lies:
             self._loop.require_start(leaves[0].state)
         elif leaves and self._loop.numbers:
@@ -468,8 +497,7 @@ class Recorder:
             if self._rules is not None:
                 self._rules.take(program, execution.slots, execution.hyper)
             self._log_bytes += run.files[log_path(leaf.step)].length
-        self._start = leaves[0].state if leaves else self._loop.memory.digest()
-        self._write_trust()
+        self._agree()
         if writer.holds_chip_evidence:
             self._loop.memory.load(run.checkpoint(declared.steps))
             self._state = "quoted"
@@ -618,7 +646,7 @@ class Recorder:
         files = {log_path(step): log, **self._source.step_files(step, content)}
         if is_new:
             self._programs[program.digest] = program
-            self._write_trust()
+            self._agree()
             files[program_path(program.digest)] = program.encoded
         if is_checkpoint:
             files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
@@ -653,6 +681,12 @@ class Recorder:
                 self._rules.take(program, slots, changes)
             except EvidenceError as error:
                 raise CallerError(f"this step cannot be recorded: {error}") from None
+            unbound = sorted(set(self._rules.unbound) - self._options.free)
+            if self._rules.contradicted and unbound:
+                raise CallerError(
+                    f"this step cannot be recorded: {unbound[0]} is not bound to the arithmetic, since "
+                    f"{self._rules.unbound[unbound[0]]}; lab and inspector may agree to that: free={tuple(unbound)!r}"
+                )
             unexplained = self._rules.unexplained()
             if unexplained and not self._options.free_slots:
                 raise CallerError(
@@ -726,23 +760,9 @@ class Recorder:
             if not same_bytes(tensor, mine[name]):
                 raise CallerError(f"{name} was written in step {step} by something that is no recorded operator")
 
-    def _write_trust(self) -> None:
-        """Write what is agreed as far as the run came; of a recipe, lab and inspector derive it."""
-        if self._declared.recipe is not None:
-            return
-        programs = sorted(self._programs)
-        trust = {
-            **self._reference,
-            "programs": programs,
-            "initial_states": [str(self._start.root)],
-            "free": sorted(self._options.free | set(programs if self._options.free_slots else ())),
-            "data": [],
-            **({"direct_paths": sorted(self._options.direct_paths)} if self._options.direct_paths else {}),
-        }
-        path = self.folder.resolve().with_name(self.folder.resolve().name + ".trust.json")
-        draft = path.with_name(path.name + ".new")
-        draft.write_text(json.dumps(trust, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, path)
+    def _agree(self) -> None:
+        """Have the declaration countersigned as far as the run came."""
+        self._inspectorate.sign(self._declared, self._programs, free_slots=self._options.free_slots)
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):

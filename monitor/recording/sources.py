@@ -62,8 +62,14 @@ class DeclaredSource:
 
     keeps = False
 
-    def __init__(self, data: RunData, name: str, files: Mapping[str, bytes]) -> None:
-        """``name`` is the data set's digest, ``files`` the data files of the run folder."""
+    def __init__(
+        self, data: RunData, name: str, files: Mapping[str, bytes], agreed: frozenset[str] = frozenset()
+    ) -> None:
+        """``name`` is the data set's digest, ``files`` the data files of the run folder.
+
+        Data that are not a preset's own were ``agreed`` on by digest.
+        """
+        self.agreed = agreed
         self._data = data
         self.commitment: Mapping[str, str] = {**data.commitment(), "set": name}
         self.files: Mapping[str, bytes] = {**files, SALT: data.salt}

@@ -71,7 +71,10 @@ class HostState:
             "random": encode(random_state, "a random generator"),
             "objects": {name: encode(thing.state_dict(), name) for name, thing in self._objects.items()},
         }
-        _path(self._folder, step).write_bytes(canonical.encode(content))
+        path = _path(self._folder, step)
+        with path.open("r+b" if path.exists() else "wb") as file:  # to make a file empty first costs ten times as much
+            file.write(canonical.encode(content))
+            file.truncate()
 
     def give_back(self, step: int) -> None:
         """Load the states that were kept with the last committed step.
@@ -118,7 +121,7 @@ class HostState:
         ]
 
 
-def encode(value: object, what: str) -> Any:
+def encode(value: object, what: str, *path: object) -> Any:
     """A state as canonical JSON has it; law: ``decode(encode(x))`` has the values and types of x.
 
     Raises:
@@ -139,10 +142,11 @@ def encode(value: object, what: str) -> Any:
         return {"array": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
     name = next((name for name, maker in {**_LISTS, **_DICTS}.items() if kind is maker), None)
     if name is not None and isinstance(value, Mapping):
-        return {name: [[encode(key, what), encode(part, f"{what}[{key!r}]")] for key, part in value.items()]}
+        return {name: [[encode(key, what, *path, key), encode(part, what, *path, key)] for key, part in value.items()]}
     if name is not None and isinstance(value, Sequence):
-        return {name: [encode(part, f"{what}[{index}]") for index, part in enumerate(value)]}
-    raise CallerError(f"{what:.100} is a {kind.__name__}, which no JSON has; give it as numbers, text or a tensor")
+        return {name: [encode(part, what, *path, index) for index, part in enumerate(value)]}
+    where = "".join([what, *(f"[{part!r}]" for part in path)])
+    raise CallerError(f"{where:.200} is a {kind.__name__}, which no JSON has; give it as numbers, text or a tensor")
 
 
 def decode(text: Any) -> Any:

@@ -461,7 +461,6 @@ class World:
             seed=seed,
             devices=("sse41",),
             segments=self.scene.segments,
-            maximum_flop=self.maximum_flop,
         )
 
     def judge(self) -> Verdict | None:
@@ -474,6 +473,7 @@ class World:
             return None
         for other in self.stranger_trust:
             trust = trust.merge(other)
+        trust = replace(trust, maximum_flop=self.maximum_flop)
         try:
             return inspect(
                 [*(run for run in self.runs if run not in self.withheld), *self.strangers],

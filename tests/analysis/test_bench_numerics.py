@@ -25,7 +25,7 @@ def test_matrix_rows_measure_every_mode() -> None:
 
 def test_preset_rows_replay_their_own_log() -> None:
     rows = preset_rows("digits-cnn", repetitions=1)
-    assert [row["mode"] for row in rows] == MODES
+    assert [row["mode"] for row in rows] == [*MODES, "rounded program", "exact program"]
     assert rows[2]["log_bytes"] == rows[3]["log_bytes"] > 0
     assert rows[2]["log_bytes"] < rows[2]["published_code_bytes"]
     assert all(row["peak_mib"] > 0 for row in rows)

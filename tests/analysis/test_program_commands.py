@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from analysis.cli import main
+from inspector.inspection.trust import Trust
+from tests.agreements import agreement, resigned
 
 
 @pytest.fixture
@@ -95,11 +97,12 @@ def test_review_rejects_a_path_that_was_not_agreed(loop, capsys):
 def test_review_accepts_a_path_that_was_agreed(loop, capsys, by):
     run = loop(direct_paths=["buffer/codes"] if by == "tensor" else [])
     trust = run.with_name("loop.trust.json")
-    agreed = json.loads(trust.read_text())
+    known = Trust.load([trust])
+    paths = {"buffer/codes"} if by == "tensor" else set(agreement(known).programs)
     if by == "program":
-        agreed["direct_paths"] = agreed["programs"]
-        trust.write_text(json.dumps(agreed))
-    assert agreed["direct_paths"] == (["buffer/codes"] if by == "tensor" else agreed["programs"])
+        known = resigned(run, known, direct_paths=frozenset(paths))
+        trust.write_text(json.dumps(known.to_json()))
+    assert agreement(known).direct_paths == paths
     code, said = ask(capsys, "review", run, "--trust", trust, "--json")
     answer = json.loads(said.out)
     assert code == 0
@@ -109,29 +112,30 @@ def test_review_accepts_a_path_that_was_agreed(loop, capsys, by):
     assert page["direct_paths"][0]["tensor"] == "buffer/codes"
 
 
-def test_review_of_a_program_that_was_not_agreed_does_not_open_it(loop, capsys):
+def test_review_of_a_program_that_was_not_countersigned_does_not_open_it(loop, capsys):
     run = loop()
     trust = run.with_name("loop.trust.json")
-    agreed = {**json.loads(trust.read_text()), "programs": ["0" * 64]}
-    trust.write_text(json.dumps(agreed))
+    other = resigned(run, Trust.load([trust]), programs=["0" * 64])
+    trust.write_text(json.dumps(other.to_json()))
     code, said = ask(capsys, "review", run, "--trust", trust, "--json")
-    assert code == 1
+    assert code == 3
     answer = json.loads(said.out)
-    assert "which was not agreed" in answer["reasons"][0]["text"]
+    assert "an amendment that nobody countersigned" in answer["reasons"][0]["text"]
     assert answer["evidence"]["programs"] == []
 
 
-@pytest.mark.parametrize("paths", ["buffer/codes", [3], ["codes"], ["buffer/a\nb"], None])
+@pytest.mark.parametrize("paths", [{"codes"}, {"buffer/a\nb"}, {"A" * 64}])
 def test_malformed_agreements_about_paths_are_refused(loop, capsys, paths):
     run = loop()
     trust = run.with_name("loop.trust.json")
-    trust.write_text(json.dumps({**json.loads(trust.read_text()), "direct_paths": paths}))
+    other = resigned(run, Trust.load([trust]), direct_paths=paths)
+    trust.write_text(json.dumps(other.to_json()))
     code, said = ask(capsys, "review", run, "--trust", trust)
     assert code == 2
-    assert "is malformed" in said.err
+    assert "a countersigned direct path is malformed" in said.err
 
 
-def test_review_of_a_presets_run_needs_no_agreement_in_the_trust_file(honest, capsys, tmp_path):
+def test_review_of_a_presets_run_has_running_statistics_as_its_only_paths(honest, capsys, tmp_path):
     """Its program is derived; the batch norms' running statistics are its only direct paths."""
     trust = tmp_path / "trust.json"
     trust.write_text(json.dumps(honest.trust.to_json()))

@@ -110,6 +110,8 @@ def test_from_reference_values_to_a_trust_file(shell: Shell) -> None:
     made = shell.json(f"{ask} --out t.json")
     assert set(made) == {
         "out", "size", "root", "map_root", "labs", "chips", "withdrawn", "verifier", "nonce", "later_events",
+        "inspectorates",
+        "countersigned",
     }  # fmt: skip
     assert (made["labs"], made["chips"], made["withdrawn"]) == (["a"], 2, [])
     assert (made["size"], made["map_root"]) == (published["size"], published["map_root"])

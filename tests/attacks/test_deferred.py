@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import pytest
 
+from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Claim, settle
 from inspector.inspection.guards import Settings
 from inspector.inspection.memory import remember
@@ -134,16 +135,14 @@ def test_b7_a_party_that_never_answers_loses(make_run):
     assert not hangs
 
 
-@deferred("declarations that both sides signed: which of two tasks was asked for is nowhere agreed")
 def test_b9_a_dispute_about_runs_with_another_learning_rate(make_run):
-    from firmware_sim.errors import CallerError
-
     claims = []
     for name, rate in (("one", 0.01), ("two", 0.02)):
         recorded = make_run(name, numerics="exact", learning_rate=rate)
         claims.append(Claim(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)))
-    try:
-        outcome = settle(*claims).outcome
-    except CallerError:
-        outcome = None
-    assert outcome is Outcome.REJECT
+    verdict = settle(*claims, recorded.trust)  # which the inspectorate countersigned for the second run alone
+    assert verdict.outcome is Outcome.REJECT
+    assert verdict.evidence["guilty"] == "one"
+    assert verdict.reasons[0].text == "step 0: one declares other things than was countersigned: groups, recipe"
+    with pytest.raises(CallerError, match="different tasks"):
+        settle(*claims)

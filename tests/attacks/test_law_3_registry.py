@@ -67,7 +67,7 @@ def test_a_lab_goes_on_with_its_registered_chips(shell, registered):
     words = ("--steps", "5", "--registry", "{here}/world", "--after", "{here}/run", "--out", "{here}/next")
     assert shell(*TRAIN, *words)[0] == 0
     assert shell(*TRUST, *CHALLENGE, "{here}/trust.json")[0] == 0
-    code, out = look(shell, "trust.json", "{here}/next")
+    code, out = look(shell, "trust.json", "{here}/next", "--trust", "{here}/next.trust.json")
     assert code == 0, out
     assert "as the registry's signed view of size 7 lists them" in out
     code, out = shell("train", "--resume", "{here}/run", "--registry", "{here}/world")

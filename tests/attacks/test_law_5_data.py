@@ -9,7 +9,9 @@ import pytest
 from analysis.cli import main
 from inspector.inspection.guards import Settings
 from inspector.inspection.session import inspect
+from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
+from tests.agreements import agreement, resigned
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -55,11 +57,9 @@ def test_a14_data_of_the_labs_own_need_an_agreement(tmp_path, capsys, monkeypatc
     judge = ["verify", str(tmp_path / "run"), "--trust", str(trust), "--json"]
     capsys.readouterr()
     assert main(judge) == 0
-    agreed = json.loads(trust.read_text())
-    assert len(agreed["data"]) == 1
-    for key in ("data", "programs", "initial_states", "free_slots", "free"):
-        agreed.pop(key, None)
-    trust.write_text(json.dumps(agreed))
+    agreed = Trust.load([trust])
+    assert len(agreement(agreed).data) == 1
+    trust.write_text(json.dumps(resigned(tmp_path / "run", agreed, data=frozenset()).to_json()))
     capsys.readouterr()
     assert main(judge) == 3
-    assert "the trust file does not name them" in json.loads(capsys.readouterr().out)["reasons"][0]["text"]
+    assert "were not countersigned" in json.loads(capsys.readouterr().out)["reasons"][0]["text"]

@@ -81,6 +81,8 @@ def declaring(change):
                 super().take(*step)
             except EvidenceError:
                 return
+            finally:
+                self.contradicted = False
 
     true_hyper = lab.hyper_of
     with (
@@ -108,12 +110,28 @@ def lower_rate(recorder, step) -> None:
     recorder._optimizer.param_groups[0]["lr"] = 5.0 / step
 
 
-def test_a10_rate_declared_as_a_product_is_not_bound(record, capsys):
+def test_a10_rate_declared_as_a_product_is_rejected(record, capsys):
     code, text, loop = verify(capsys, record_a10(record))
-    assert code == 3
+    assert code == 1
     assert text.startswith("not bound to the arithmetic: dampening, lr, maximize, momentum, nesterov, weight_decay, ")
     assert "step 1: an update has 4 calls, where the declared optimizer makes 8" in text
     assert set(loop["not_bound"]) == {"dampening", "lr", "maximize", "momentum", "nesterov", "weight_decay"}
+
+
+def test_a10_a_lab_hears_of_it_before_anything_is_committed(record):
+    true_hyper = lab.hyper_of
+    other = {"lr": 0.001, "weight_decay": 5000.0}
+    with (
+        mock.patch.object(lab, "hyper_of", lambda group: {**true_hyper(group), **other}),
+        pytest.raises(CallerError, match=r"dampening is not bound to the arithmetic, since step 1: an update has 4"),
+    ):
+        record(sgd(lr=5.0))
+
+
+def test_a10_under_another_pytorch_nothing_is_concluded(record, capsys):
+    with mock.patch.object(lab, "versions", return_value={**lab.versions(), "torch": "1.0"}):
+        run = record_a10(record)
+    assert verify(capsys, run)[0] == 3
 
 
 def test_a10_guard_off_accepts_the_product(record, capsys):
@@ -310,8 +328,7 @@ def test_honest_schedule_is_accepted_and_listed(record, capsys):
 
     code, text, loop = verify(capsys, record(scheduled))
     assert code == 0
-    assert text.endswith(
-        "hyper-parameters that change: lr of group 0 (declared 0.01) from 0.01 to 0.005 in 0.005 … 0.01"
-    )
+    line = "hyper-parameters that change: lr of group 0 (declared 0.01) from 0.01 to 0.005 in 0.005 … 0.01; "
+    assert line in text
     assert loop["not_bound"] == {}
     assert loop["not_reviewed"] == ["a model delivered through a linear loss, or number by number"]

@@ -26,10 +26,12 @@ import pytest
 import torch
 
 from firmware_sim.evidence import canonical, digest_bytes
+from inspector.inspection.trust import Trust
 from monitor.lab.site import Site, site_path
 from monitor.transcript import Entry
 from monitor.transcript.draft import Draft
 from monitor.transcript.layout import METADATA, SAMPLES, program_path
+from tests.agreements import resigned
 
 NOW = ("--now", "2026-01-01T00:30:00Z")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -212,8 +214,8 @@ def make_rank(forge, honest) -> Path:
 
 def test_b1_batch_with_a_million_dimensions(honest, forge):
     ended = command(*verify(make_rank(forge, honest)))
-    honest.refuses(ended)
-    assert "which was not agreed" in ended.output
+    honest.refuses(ended, 3)
+    assert "an amendment that nobody countersigned" in ended.output
 
 
 def test_b1_guard_off_decoding_takes_quadratic_time(honest, forge):
@@ -222,10 +224,9 @@ def test_b1_guard_off_decoding_takes_quadratic_time(honest, forge):
 
 def test_b1_rank_is_bounded_in_an_agreed_program_too(honest, forge):
     run = make_rank(forge, honest)
+    programs = [path.stem for path in (run / "programs").iterdir()]
     trust = run.with_name("run.trust.json")
-    agreed = json.loads(trust.read_text())
-    agreed["programs"] += [path.stem for path in (run / "programs").iterdir()]
-    trust.write_text(json.dumps(agreed))
+    trust.write_text(json.dumps(resigned(honest.loop, Trust.load([trust]), programs=programs).to_json()))
     ended = command(*verify(run))
     honest.refuses(ended)
     assert "1000000 dimensions of a tensor" in ended.output
@@ -258,8 +259,8 @@ def make_product(forge, honest) -> Path:
 
 def test_b2_slots_times_updates_times_groups(honest, forge):
     ended = command(*verify(make_product(forge, honest)))
-    honest.refuses(ended)
-    assert "which was not agreed" in ended.output
+    honest.refuses(ended, 3)
+    assert "an amendment that nobody countersigned" in ended.output
 
 
 def make_sparse(forge, honest, length: int) -> Path:

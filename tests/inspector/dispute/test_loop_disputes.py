@@ -80,12 +80,10 @@ class Labs:
         mine = recorded.trust
         if self.trust is None:
             self.trust = mine
-        agreement = {
-            field: getattr(self.trust, field) | (getattr(mine, field) if agreed else frozenset())
-            for field in ("programs", "initial_states")
-        }
+        signed = self.trust.countersigned | (mine.countersigned if agreed else frozenset())
         labs, chips = {**self.trust.labs, **mine.labs}, {**self.trust.chips, **mine.chips}
-        self.trust = replace(self.trust, labs=labs, chips=chips, **agreement)
+        keys = self.trust.inspectorates | mine.inspectorates
+        self.trust = replace(self.trust, labs=labs, chips=chips, inspectorates=keys, countersigned=signed)
         return self.claim(recorded.run)
 
     def claim(self, run: Path, prover=LabProver) -> Claim:
@@ -295,7 +293,7 @@ def test_program_that_nobody_agreed_to_loses(exact_labs):
 def test_start_that_nobody_agreed_to_loses(exact_labs):
     right, wrong = exact_labs.record("a"), exact_labs.record("b", start=1, agreed=False)
     evidence = exact_labs.settle(right, wrong).evidence
-    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 0, "initial state")
+    assert (evidence["guilty"], evidence["step"], evidence["case"]) == ("b", 0, "declaration")
 
 
 def test_what_was_not_agreed_decides_nothing(exact_labs):
@@ -363,7 +361,7 @@ def test_under_reported_flop_loses(exact_labs):
 
 def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop):
     right = exact_labs.record("a")
-    with pytest.raises(CallerError, match="a follows no recipe; the trust file must name"):
+    with pytest.raises(CallerError, match="a follows no recipe; a trust file must say"):
         settle(right, exact_labs.record("b"))
     with pytest.raises(CallerError, match="took 5 and 4 steps"):
         settle(right, exact_labs.record("c", data=batches(4)), exact_labs.trust)

@@ -35,7 +35,9 @@ def cloned(record, tmp_path_factory):
 def judge(devices):
     def judge(recorded, *others, settings=ONE):
         runs = [recorded.run, *(other.run for other in others)]
-        return inspect(runs, recorded.trust, settings, now=recorded.now, worker=devices.run)
+        signed = recorded.trust.countersigned.union(*(other.trust.countersigned for other in others))
+        trust = replace(recorded.trust, countersigned=signed)
+        return inspect(runs, trust, settings, now=recorded.now, worker=devices.run)
 
     return judge
 

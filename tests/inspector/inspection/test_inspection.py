@@ -21,9 +21,10 @@ SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
 @pytest.fixture
 def inspect_run(devices):
-    def run(recorded, *, off: frozenset[Guard] = frozenset(), **changes):
+    def run(recorded, *, off: frozenset[Guard] = frozenset(), maximum_flop: int | None = None, **changes):
         settings = replace(SETTINGS, guards=ALL_GUARDS - off, **changes)
-        return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+        trust = replace(recorded.trust, maximum_flop=maximum_flop)
+        return inspect([recorded.run], trust, settings, now=recorded.now, worker=devices.run)
 
     return run
 
@@ -87,7 +88,7 @@ def test_one_long_run_declared_as_two_is_rejected_and_passes_with_its_guard_off(
 
     def look(off=frozenset()):
         settings = replace(SETTINGS, guards=ALL_GUARDS - off)
-        return inspect([first.run, chained.run], first.trust, settings, now=first.now, worker=devices.run)
+        return inspect([first.run, chained.run], chained.trust, settings, now=first.now, worker=devices.run)
 
     verdict = look()
     assert verdict.outcome is Outcome.REJECT
@@ -359,7 +360,7 @@ def test_two_runs_on_the_same_chips_are_explained_together_and_not_apart(make_ru
     settings = replace(SETTINGS, samples=3)
 
     def look(*runs):
-        return inspect(list(runs), first.trust, settings, now=first.now, worker=devices.run)
+        return inspect(list(runs), second.trust, settings, now=first.now, worker=devices.run)
 
     both = look(first.run, second.run)
     assert both.outcome is Outcome.ACCEPT, both.reasons
@@ -369,7 +370,7 @@ def test_two_runs_on_the_same_chips_are_explained_together_and_not_apart(make_ru
     texts = ("belongs to a run that was not declared", "explained by no committed step")
     assert all(any(text in each.text for text in texts) for each in undeclared.reasons)
     blind = replace(settings, guards=ALL_GUARDS - {Guard.SNAPSHOT, Guard.TIME})
-    verdict = inspect([second.run], first.trust, blind, now=first.now, worker=devices.run)
+    verdict = inspect([second.run], second.trust, blind, now=first.now, worker=devices.run)
     assert verdict.outcome is Outcome.ACCEPT
 
 
@@ -377,7 +378,8 @@ def test_two_logs_of_one_chip_that_contradict_each_other_are_a_rejection(make_ru
     """The same silicon made twice from one seed: each log is good alone, together they prove a rollback."""
     first, second = make_run("first"), make_run("second", learning_rate=0.01)
     assert verify(second.run, second.trust, now=second.now).outcome is Outcome.ACCEPT
-    verdict = inspect([first.run, second.run], first.trust, SETTINGS, now=first.now, worker=devices.run)
+    trust = first.trust.merge(second.trust)
+    verdict = inspect([first.run, second.run], trust, SETTINGS, now=first.now, worker=devices.run)
     assert verdict.outcome is Outcome.REJECT
     assert any("contradict each other" in each.text for each in verdict.reasons)
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.session import inspect, replay, verify
 from inspector.inspection.trust import Trust
@@ -18,6 +19,7 @@ from monitor.programs.program import Constant
 from monitor.recording.recipes import chip_evidence
 from monitor.recording.recorder import Recorder
 from monitor.transcript import Execution, Leaf, encode_state
+from tests.agreements import agreement, resigned
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -112,33 +114,38 @@ def test_one_segment_of_a_loop_replays(record_loop, devices):
         replay(recorded.run, recorded.trust, 2, "sse41", worker=devices.run)
 
 
-def test_loop_without_an_agreement_is_rejected_and_no_device_runs_its_programs(record_loop):
+def test_programs_that_nobody_countersigned_are_run_by_no_device(record_loop):
     recorded = Loop().record(record_loop)
-    bare = replace(recorded.trust, programs=frozenset())
+    bare = resigned(recorded.run, recorded.trust, programs=())
 
     def refuse(name, job):
         raise AssertionError("a program that nobody agreed to was sent to a device")
 
     verdict = inspect([recorded.run], bare, SETTINGS, now=recorded.now, worker=refuse)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert ["an amendment that nobody countersigned" in reason.text for reason in verdict.reasons] == [True, True]
+    assert replay(recorded.run, bare, 0, "sse41", worker=refuse).outcome is Outcome.INCONCLUSIVE
+    nothing = replace(recorded.trust, countersigned=frozenset())
+    verdict = verify(recorded.run, nothing, now=recorded.now)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "has countersigned a declaration of lab lab" in verdict.reasons[0].text
+    declared = replace(agreement(recorded.trust).declaration, seed=6)
+    verdict = verify(recorded.run, resigned(recorded.run, recorded.trust, declaration=declared), now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
-    assert guards_of(verdict) == {"program"}
-    assert "step 1: runs program" in verdict.reasons[0].text
-    assert replay(recorded.run, bare, 0, "sse41", worker=refuse).outcome is Outcome.REJECT
-    start = replace(recorded.trust, initial_states=frozenset())
-    verdict = verify(recorded.run, start, now=recorded.now)
-    assert guards_of(verdict) == {"initialisation"}
+    assert verdict.reasons[0].text == "loop declares other things than was countersigned: seed"
 
 
 @pytest.mark.parametrize("change", ["constant", "operator", "argument"])
-def test_other_program_than_the_agreed_one_is_rejected_and_passes_with_the_guard_off(record_loop, judge, change):
+def test_other_program_than_the_countersigned_one_is_not_accepted_but_with_the_guard_off(record_loop, judge, change):
     honest = Loop(scale=1.0).record(record_loop, name="honest")
     cheats = {"constant": Loop(scale=1.5), "operator": Loop(), "argument": Loop(scale=1.0, eps=1e-6)}
     recorded = cheats[change].record(record_loop)
     recorded = replace(recorded, trust=honest.trust)
-    assert verify(recorded.run, recorded.trust, now=recorded.now).outcome is Outcome.REJECT
-    verdict = judge(recorded)
-    assert guards_of(verdict) == {"program"}
-    assert judge(recorded, off={Guard.PROGRAM}).outcome is Outcome.ACCEPT
+    expected = Outcome.REJECT if change == "argument" else Outcome.INCONCLUSIVE
+    assert verify(recorded.run, recorded.trust, now=recorded.now).outcome is expected
+    assert judge(recorded).outcome is expected
+    with off("countersigned"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
 
 
 def test_agreed_program_named_for_another_one_is_rejected_by_replay(record_loop, judge):
@@ -198,7 +205,7 @@ def test_edited_slot_is_not_what_the_declared_rates_give(record_loop, judge):
     assert "of an update takes" in verdict.reasons[0].text
     assert guards_of(judge(recorded)) == {"program", "replay"}
     assert judge(recorded, off={Guard.PROGRAM, Guard.REPLAY}).outcome is Outcome.ACCEPT
-    free = replace(recorded.trust, free=recorded.trust.programs)
+    free = resigned(recorded.run, recorded.trust, free=frozenset(agreement(recorded.trust).programs))
     assert verify(recorded.run, free, now=recorded.now).outcome is Outcome.REJECT
 
 
@@ -356,33 +363,36 @@ def test_free_slots_are_accepted_only_where_agreed_and_listed(record_loop, judge
     assert "; 1 numbers change from step to step without a rule, as agreed; not bound to the arithmetic, as ag" in text
     slots = verdict.evidence["runs"][0]["execution"]["slots"]
     assert {"operator": "aten.mul_.Tensor", "explained_by": "nothing", "count": 1} in slots
-    strict = replace(recorded.trust, free=recorded.trust.free - recorded.trust.programs)
+    programs = frozenset(agreement(recorded.trust).programs)
+    strict = resigned(recorded.run, recorded.trust, free=agreement(recorded.trust).free - programs)
     assert guards_of(verify(recorded.run, strict, now=recorded.now)) == {"program"}
-    bound = replace(recorded.trust, free=recorded.trust.programs | {"lr"})
+    bound = resigned(recorded.run, recorded.trust, free=programs | {"lr"})
     verdict = verify(recorded.run, bound, now=recorded.now)
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "not bound to the arithmetic: amsgrad, betas, decoupled_weight_decay" in verdict.reasons[0].text
     assert "aten.mul_.Tensor writes 'weight/3.bias' outside the optimizer's updates" in verdict.reasons[0].text
 
 
-def test_trust_keeps_agreements_apart_and_refuses_half_of_one(record_loop, tmp_path):
-    one = Loop().record(record_loop, name="one").trust
-    other = replace(one, programs=frozenset({"a" * 64}), free=frozenset({"a" * 64, "lr"}))
+def test_amendments_add_up_and_nobody_elses_signature_counts(record_loop):
+    recorded = Loop().record(record_loop)
+    one = recorded.trust
+    other = resigned(recorded.run, one, programs=["a" * 64], free=frozenset({"a" * 64, "lr"}))
     both = one.merge(other)
-    assert both.programs == one.programs | {"a" * 64}
-    assert both.free == {"a" * 64, "lr"}
-    assert both.initial_states == one.initial_states
+    assert set(agreement(both).programs) == {*agreement(one).programs, "a" * 64}
+    assert agreement(both).free == {"a" * 64, "lr"}
     data = both.to_json()
     assert Trust.from_json(data, "here") == both
+    stranger = replace(both, inspectorates=frozenset({SigningKey.generate().verifying}))
+    assert stranger.agreed() == []
+    assert verify(recorded.run, stranger, now=recorded.now).outcome is Outcome.INCONCLUSIVE
     for change in (
-        *({"programs": ["x"]}, {"programs": None}, {"initial_states": ["x"]}),
-        *({"free": "a" * 64}, {"free": ["A" * 64]}, {"free": ["l r"]}, {"free": [["lr"]]}, {"free": ["x" * 33]}),
+        *({"countersigned": [3]}, {"countersigned": None}, {"inspectorates": ["x"]}, {"inspectorates": "ab"}),
+        *({"maximum_flop": -1}, {"maximum_flop": 1.5}, {"maximum_flop": True}),
     ):
         with pytest.raises(CallerError, match="here is malformed"):
             Trust.from_json({**data, **change}, "here")
-    del data["free"]
     with pytest.raises(CallerError, match="not a trust file"):
-        Trust.from_json(data, "here")
+        Trust.from_json({**data, "programs": []}, "here")
 
 
 def test_preset_run_that_names_another_program_is_rejected(record, tmp_path, monkeypatch):

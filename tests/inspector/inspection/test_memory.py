@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 
@@ -13,6 +14,7 @@ from firmware_sim.errors import CallerError
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.session import inspect
+from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.site import site_path
 
@@ -24,7 +26,8 @@ def look(devices):
     def look(first, *others, memory=None, off=frozenset()):
         settings = replace(SETTINGS, guards=ALL_GUARDS - off)
         runs = [first.run, *(other.run for other in others)]
-        return inspect(runs, first.trust, settings, now=first.now, worker=devices.run, memory=memory)
+        trust = reduce(Trust.merge, (other.trust for other in others), first.trust)
+        return inspect(runs, trust, settings, now=first.now, worker=devices.run, memory=memory)
 
     return look
 

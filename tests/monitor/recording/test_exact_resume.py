@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.optim import lr_scheduler
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
@@ -24,7 +25,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.site import Site
-from monitor.recording.stateful import decode, encode
+from monitor.recording.stateful import HostState, decode, encode
 
 STEPS, BATCH = 10, 4
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -211,6 +212,43 @@ def test_what_has_no_state_or_none_that_json_has_is_refused_by_name(tmp_path):
     loop.loader.state_dict = lambda: {"workers": [{"file": object()}]}
     with pytest.raises(CallerError, match=r"loader\['workers'\]\[0\]\['file'\] is a object, which no JSON has"):
         loop.start(tmp_path / "b")
+
+
+SCHEDULES = {
+    "MultiStepLR": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [1, 3, 6], 0.5),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
+    "CyclicLR": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1),
+    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
+    "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)], [3]
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_schedules_of_pytorch_go_on(name, tmp_path):
+    """Their states hold counters, infinities and schedules of their own."""
+
+    def rates(optimizer, schedule, steps):
+        for _ in range(steps):
+            optimizer.step()
+            schedule.step(*(1.0,) * (name == "ReduceLROnPlateau"))
+            yield optimizer.param_groups[0]["lr"]
+
+    def make():
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+        schedule = SCHEDULES[name](optimizer)
+        return optimizer, schedule, HostState({"schedule": schedule}, optimizer, tmp_path)
+
+    optimizer, schedule, state = make()
+    list(rates(optimizer, schedule, 4))
+    state.keep(4)
+    expected = list(rates(optimizer, schedule, 8))
+    assert len(set(expected)) > 1
+    optimizer, schedule, state = make()
+    state.give_back(4)
+    assert list(rates(optimizer, schedule, 8)) == expected
 
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**127), 2**127) | st.floats() | st.binary() | st.text("aé☃")

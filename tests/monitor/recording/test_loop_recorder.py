@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -23,6 +22,7 @@ from monitor import Recorder
 from monitor.lab.host import Host
 from monitor.numerics import UnsupportedOperator
 from monitor.transcript import RunFolder
+from tests.agreements import agreement, resigned
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -114,7 +114,7 @@ def test_cycled_momentum_is_agreed_on_or_refused_and_rejected(record_loop, kind)
         record("refused", ())
     recorded = record("agreed", (name,))
     assert accepted(recorded)
-    verdict = verify(recorded.run, replace(recorded.trust, free=frozenset()), now=recorded.now)
+    verdict = verify(recorded.run, resigned(recorded.run, recorded.trust, free=frozenset()), now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
     assert f"hyper-parameters differ from their declaration: {name} of group 0" in verdict.reasons[0].text
 
@@ -289,7 +289,7 @@ def test_gradients_accumulate_across_steps(record_loop):
 def test_smaller_last_batch_is_another_program(record_loop):
     model = mlp()
     recorded = record_loop(model, sgd(model), [*pairs(3), *pairs(1, rows=5)], plain)
-    assert len(recorded.trust.programs) == 3
+    assert len(agreement(recorded.trust).programs) == 3
     assert accepted(recorded)
 
 

@@ -1,0 +1,143 @@
+"""Runs that continue others: the weights that each took over, and the FLOP of all of them together.
+
+A lab could split a training that is too large into a chain of short runs (Shavit 2023, section 4). So a run declares
+where its weights come from (``monitor.declaration.origin``); what the inspector holds of its ancestors is compared and
+added up, and under a cap nothing is accepted whose past nobody counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from firmware_sim.errors import EvidenceError
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+from inspector.inspection.transcripts import Transcript
+from inspector.inspection.trust import Trust
+from monitor.declaration.origin import Parent
+from monitor.programs.bits import same_bytes
+
+__all__ = ["examine_lineages", "lineage_text"]
+
+
+def examine_lineages(transcripts: Sequence[Transcript], trust: Trust, findings: Findings) -> list[dict[str, Any]]:
+    """Check what each run took over from its parent, and the rule on total compute; say where each comes from.
+
+    Returns for each run ``run``, ``origin`` (seed, parent or supplied), ``chain`` (its known ancestors and itself, the
+    oldest first), ``chain_flop`` (all of them together) and ``past_unknown`` (why more may lie behind them, or null).
+    """
+    known = {item.run.manifest.run: item for item in transcripts}
+    lines = []
+    for item in transcripts:
+        parent = item.run.declared.origin.parent
+        if parent is not None and parent.run in known:
+            check = partial(check_taken_over, item, known[parent.run], parent)
+            for fresh in findings.check(Guard.INITIALISATION, check, run=item.run.folder.name) or ():
+                text = f"{item.run.folder.name}: {fresh!a:.200} is neither taken over from the parent nor zero"
+                findings.doubt(text, run=item.run.folder.name)
+        chain = chain_of(item, known)
+        lines.append(
+            {
+                "run": item.run.folder.name,
+                "origin": "parent" if parent else "supplied" if item.run.declared.origin.is_supplied else "seed",
+                "chain": [each.run.folder.name for each in chain],
+                "chain_flop": flop_of(chain),
+                "past_unknown": past_unknown(chain[0]),
+            }
+        )
+    if trust.maximum_flop is not None:
+        _check_cap(transcripts, lines, trust.maximum_flop, findings)
+    return lines
+
+
+def chain_of(item: Transcript, known: Mapping[str, Transcript]) -> list[Transcript]:
+    """A run after all its known ancestors, the oldest first; none is its own, since ids are digests of declarations."""
+    chain = [item]
+    while (parent := chain[0].run.declared.origin.parent) is not None and parent.run in known:
+        chain.insert(0, known[parent.run])
+    return chain
+
+
+def flop_of(items: Iterable[Transcript]) -> int:
+    """Declared FLOP of all steps of runs, which ``execution`` compares with their programs."""
+    return sum(leaf.flop for item in items for leaf in item.leaves)
+
+
+def past_unknown(oldest: Transcript) -> str | None:
+    """Why nobody can count what was computed before a run."""
+    origin = oldest.run.declared.origin
+    if origin.parent is not None:
+        return (
+            f"run {origin.parent.run[:16]}…, which {oldest.run.folder.name} continues, is not among the inspected ones"
+        )
+    return f"the weights that {oldest.run.folder.name} starts from were supplied" if origin.is_supplied else None
+
+
+def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) -> list[str]:
+    """The child starts with the tensors of its parent's final state, bit for bit.
+
+    Returns the names of tensors that were not taken over and hold something else than zeros.
+
+    Raises:
+        EvidenceError: the parent did not end in the declared state, or the child does not start with it.
+    """
+    name, run = ancestor.run.folder.name, ancestor.run
+    final = run.declared.steps
+    ended_there = run.finished and len(ancestor.leaves) == final + 1
+    if not ended_there or parent.step != final or str(ancestor.leaves[final].state.root) != parent.state:
+        raise EvidenceError(f"step {parent.step} of {name} is not the final state that the run declares to continue")
+    ended, begun = run.checkpoint(final), child.run.checkpoint(0)
+    fresh = []
+    for tensor, value in sorted(begun.items()):
+        if tensor.partition("/")[0] not in parent.kinds:
+            fresh += [tensor] if torch.count_nonzero(value) else []
+        elif tensor not in ended or not _is_same(value, ended[tensor]):
+            raise EvidenceError(
+                f"step 0: {tensor!a:.200} is not what {name} ended with, which the run declares to continue"
+            )
+    return fresh
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and same_bytes(one, other)
+
+
+def _check_cap(
+    transcripts: Sequence[Transcript], lines: Sequence[Mapping[str, Any]], most: int, findings: Findings
+) -> None:
+    """The rule on total compute (Shavit 2023, section 2), over all declared runs of each lab and over each chain."""
+    labs: dict[str, list[Transcript]] = {}
+    for item in transcripts:
+        labs.setdefault(item.run.metadata.lab, []).append(item)
+    for lab, items in labs.items():
+        if flop_of(items) > most:
+            text = f"lab {lab} declares {flop_of(items)} FLOP, more than the {most} that the rules allow"
+            findings.add(Guard.RULES, text, lab=lab)
+    for line in lines:
+        if exceeds(line, most):
+            chain = " → ".join(line["chain"])
+            text = f"the chain {chain} takes {line['chain_flop']} FLOP, more than the {most} that the rules allow"
+            findings.add(Guard.RULES, text, run=line["run"])
+        if line["past_unknown"] and findings.is_on(Guard.RULES):
+            text = f"{line['run']}: past FLOP is unknown, and the rules allow {most}: {line['past_unknown']}"
+            findings.doubt(text, run=line["run"])
+
+
+def exceeds(line: Mapping[str, Any], most: int) -> bool:
+    """Whether a run and those that it continues take more than that."""
+    return len(line["chain"]) > 1 and line["chain_flop"] > most
+
+
+def lineage_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about where runs come from."""
+    text = ""
+    for line in lines:
+        if len(line["chain"]) > 1:
+            text += f"; {' → '.join(line['chain'])} take {line['chain_flop']} FLOP"
+    for reason in sorted({line["past_unknown"] for line in lines} - {None}):
+        text += f"; past FLOP is unknown: {reason}"
+    return text

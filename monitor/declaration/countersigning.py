@@ -1,0 +1,170 @@
+"""A declaration as a statement that two sides sign: what the lab proposed, and the programs that may run under it.
+
+The lab proposes by beginning a run, whose metadata hold the declaration. The other side signs a DSSE envelope over an
+in-toto statement: its subjects are the declaration and each admitted program by digest, its predicate says the rest.
+A program that comes later is admitted by another statement over the same declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from firmware_sim import Digest, bounds
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import (
+    SHA256,
+    SigningKey,
+    VerifyingKey,
+    decode_base64,
+    digest_bytes,
+    open_sealed,
+    open_statement,
+    seal,
+    statement,
+)
+from firmware_sim.evidence.canonical import decode, encode
+from monitor.declaration.statement import Declaration, is_hyper_name, is_state_name
+
+__all__ = ["COUNTERSIGNED", "Admitted", "Countersigned", "declaration_digest"]
+
+COUNTERSIGNED = "application/vnd.chipwitness.declaration.countersigned.v1+json"
+"""DSSE payload type of what an inspectorate signs."""
+_PREDICATE = "https://chipwitness.org/declaration/countersigned/v1"
+_SUBJECT = "declaration"
+_KEYS = {"lab", "declaration", "programs", "free", "direct_paths", "data", "simulated"}
+
+
+def declaration_digest(declared: Declaration) -> Digest:
+    """Digest of a declaration's canonical JSON: what a countersignature is about."""
+    return digest_bytes("declaration", encode(declared.to_json()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """What one step of an admitted program costs: FLOP in products, and the most bytes that it holds at once."""
+
+    flop: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Countersigned:
+    """What an inspectorate agreed to.
+
+    Attributes:
+        lab: who may run it.
+        declaration: what the lab declared.
+        programs: by SHA-256, in hex, the programs that its steps may run.
+        free: names of hyper-parameters that need not be bound to the arithmetic or stay as declared, and those among
+            the programs that may change numbers outside the optimizer's updates from step to step.
+        direct_paths: tensors of the state (``kind/name``), and programs, for which batches and constants may reach the
+            new state without passing a loss.
+        data: digests of samples and orders, other than a preset's own.
+        simulated: signed by the inspectorate of a simulated world, whose key everybody knows who knows its seed.
+    """
+
+    lab: str
+    declaration: Declaration
+    programs: Mapping[str, Admitted]
+    free: frozenset[str] = frozenset()
+    direct_paths: frozenset[str] = frozenset()
+    data: frozenset[str] = frozenset()
+    simulated: bool = False
+
+    def joined(self, others: Iterable[Countersigned]) -> Countersigned:
+        """This one with all amendments, which are about the same declaration of the same lab."""
+        found = self
+        for other in others:
+            found = replace(
+                found,
+                programs={**found.programs, **other.programs},
+                free=found.free | other.free,
+                direct_paths=found.direct_paths | other.direct_paths,
+                data=found.data | other.data,
+                simulated=found.simulated or other.simulated,
+            )
+        return found
+
+    def sign(self, key: SigningKey) -> bytes:
+        """The envelope that the inspectorate's key signs."""
+        programs = sorted(self.programs)
+        subjects = [(_SUBJECT, declaration_digest(self.declaration))]
+        subjects += [(f"program/{digest}", Digest(SHA256, bytes.fromhex(digest))) for digest in programs]
+        predicate = {
+            "lab": self.lab,
+            "declaration": self.declaration.to_json(),
+            "programs": [[digest, self.programs[digest].flop, self.programs[digest].bytes] for digest in programs],
+            "free": sorted(self.free),
+            "direct_paths": sorted(self.direct_paths),
+            "data": sorted(self.data),
+            "simulated": self.simulated,
+        }
+        return seal(COUNTERSIGNED, statement(_PREDICATE, subjects, predicate), key)
+
+    @classmethod
+    def open(cls, envelope: bytes, key: VerifyingKey) -> Countersigned:
+        """Verify and parse; EvidenceError on another signature or form, or subjects that are not what it holds."""
+        return cls._parse(open_sealed(envelope, COUNTERSIGNED, key, most=bounds.COUNTERSIGNED_BYTES))
+
+    @classmethod
+    def read(cls, envelope: bytes) -> tuple[Countersigned, str]:
+        """Parse without the key, for somebody who wants to read it; also the id of the key that is said to have signed.
+
+        Raises:
+            EvidenceError: not an envelope of this kind.
+        """
+        data = decode(envelope.strip(), most=bounds.COUNTERSIGNED_BYTES)
+        try:
+            signer, payload = data["signatures"][0]["keyid"], decode_base64(data["payload"])
+        except (TypeError, LookupError):
+            raise EvidenceError("not a countersigned declaration") from None
+        return cls._parse(decode(payload, most=bounds.COUNTERSIGNED_BYTES)), str(signer)
+
+    @classmethod
+    def _parse(cls, payload: object) -> Countersigned:
+        subjects, data = open_statement(payload, _PREDICATE)
+        if set(data) != _KEYS or type(data["simulated"]) is not bool:
+            raise EvidenceError("a countersigned declaration has missing or extra keys")
+        for name in ("programs", "free", "direct_paths", "data"):
+            if not isinstance(data[name], list):
+                raise EvidenceError(f"the {name} of a countersigned declaration are no list")
+        bounds.check_lab(data["lab"])
+        found = cls(
+            lab=data["lab"],
+            declaration=Declaration.from_json(data["declaration"]),
+            programs=dict(map(_program, data["programs"])),
+            free=frozenset(map(_free, data["free"])),
+            direct_paths=frozenset(map(_path, data["direct_paths"])),
+            data=frozenset(str(Digest.parse(text)) for text in data["data"]),
+            simulated=data["simulated"],
+        )
+        names = {_SUBJECT, *(f"program/{digest}" for digest in found.programs)}
+        if {name for name, _ in subjects} != names or dict(subjects)[_SUBJECT] != declaration_digest(found.declaration):
+            raise EvidenceError("a countersigned statement is about other things than it holds")
+        return found
+
+
+def _program(entry: object) -> tuple[str, Admitted]:
+    if not isinstance(entry, list) or len(entry) != 3 or not _is_sha256(entry[0]):
+        raise EvidenceError("a countersigned program is malformed")
+    digest, flop, size = entry
+    if not all(type(number) is int and number >= 0 for number in (flop, size)):
+        raise EvidenceError("a countersigned program's FLOP or bytes are no counts")
+    return digest, Admitted(flop=flop, bytes=size)
+
+
+def _free(name: object) -> str:
+    if not isinstance(name, str) or not (is_hyper_name(name) or _is_sha256(name)):
+        raise EvidenceError("what a countersigned declaration leaves free is malformed")
+    return name
+
+
+def _path(name: object) -> str:
+    if not isinstance(name, str) or not (is_state_name(name) or _is_sha256(name)):
+        raise EvidenceError("a countersigned direct path is malformed")
+    return name
+
+
+def _is_sha256(text: object) -> bool:
+    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")

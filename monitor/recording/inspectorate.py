@@ -1,0 +1,77 @@
+"""The inspectorate of a simulated world: it countersigns whatever its lab declares, and writes the trust file.
+
+What it writes stands beside a run, on the inspector's side. Its key is no lab's, and the statement says that it is
+simulated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from monitor.declaration.countersigning import Admitted, Countersigned
+from monitor.declaration.statement import Declaration
+from monitor.lab.site import Site, SiteConfig
+from monitor.programs import facts_of
+from monitor.programs.program import Program
+
+__all__ = ["SimulatedInspectorate"]
+
+
+class SimulatedInspectorate:
+    """Signs a run's declaration, with each program as soon as it appears.
+
+    Args:
+        run: the run folder; the trust file's name is ``RUN.trust.json``.
+        reference: the trust file but for the countersigned declaration; by default what the simulated world says.
+        free, direct_paths, data: as in ``Countersigned``.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        config: SiteConfig,
+        *,
+        reference: Mapping[str, Any] | None = None,
+        free: frozenset[str] = frozenset(),
+        direct_paths: frozenset[str] = frozenset(),
+        data: frozenset[str] = frozenset(),
+    ) -> None:
+        folder = run.resolve()
+        self._path = folder.with_name(folder.name + ".trust.json")
+        self._key, self._lab = Site.inspectorate_key(config), config.lab
+        self._reference = Site.reference_values(config) if reference is None else reference
+        self._free, self._direct_paths, self._data = free, direct_paths, data
+
+    def recall(self) -> None:
+        """Go on from the trust file of a run's first part, where it is still there."""
+        if self._path.exists():
+            trust = json.loads(self._path.read_text(encoding="utf-8"))
+            for envelope in trust.pop("countersigned"):
+                self._data |= Countersigned.open(envelope.encode(), self._key.verifying).data
+            self._reference = trust
+
+    def sign(self, declared: Declaration, programs: Mapping[str, Program], *, free_slots: bool) -> None:
+        """Countersign a declaration with the programs so far, and replace the trust file."""
+        signed = Countersigned(
+            lab=self._lab,
+            declaration=declared,
+            programs={
+                digest: Admitted(flop=program.flop, bytes=facts_of(program, ()).peak_bytes)
+                for digest, program in programs.items()
+            },
+            free=self._free,
+            direct_paths=self._direct_paths,
+            data=self._data,
+            simulated=True,
+        )
+        if free_slots:
+            signed = replace(signed, free=signed.free | frozenset(programs))
+        trust = {**self._reference, "countersigned": [signed.sign(self._key).decode()]}
+        draft = self._path.with_name(self._path.name + ".new")
+        draft.write_text(json.dumps(trust, indent=2) + "\n", encoding="utf-8")
+        os.replace(draft, self._path)
