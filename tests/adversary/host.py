@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from firmware_sim import NO_RUN, Chip, DeviceMemory, Region
-from firmware_sim.evidence import block_elements, blocks_of, canonical
+from firmware_sim import NO_RUN, Chip, DeviceMemory
+from firmware_sim.evidence import canonical
 from monitor.lab.site import Site
 
 if TYPE_CHECKING:
@@ -35,13 +35,8 @@ class View:
 
 
 def slices(memory: DeviceMemory) -> list[Tensor]:
-    """The live elements of the blocks that each region reaches into, which a chip hashes whole."""
-    found = []
-    for region in memory.regions:
-        reached = blocks_of(region.dtype, region.shape, region.offset, region.elements)
-        size = block_elements(region.dtype, region.shape)
-        found.append(region.tensor.detach().reshape(-1)[reached.start * size : reached.stop * size])
-    return found
+    """The live elements of each tensor that a region is of: a snapshot covers blocks, and so what other chips hold."""
+    return [r.tensor.detach().reshape(-1) for r in memory.regions]
 
 
 class Puppet(Chip):
@@ -194,18 +189,7 @@ def _hostile(memory: DeviceMemory) -> DeviceMemory:
     for region in memory.regions:
         trick = np.zeros(region.shape, dtype=region.dtype).view(_Trick)
         trick.shown = region.tensor
-        regions.append(
-            Region(
-                name=region.name,
-                kind=region.kind,
-                dtype=region.dtype,
-                shape=region.shape,
-                offset=region.offset,
-                elements=region.elements,
-                tensor=trick,
-                place=region.place,
-            )
-        )
+        regions.append(replace(region, tensor=trick))
     return DeviceMemory(regions)
 
 
