@@ -130,6 +130,21 @@ def test_a_lie_that_was_not_told_is_none():
     assert play(scene({}), [("huge_decay", 0), ("no_products", 0), ("step", 0), ("step", 0)]).problem is None
 
 
+def test_a_declaration_that_another_replaced_is_no_lie():
+    """It was counted as an accepted one: momentum, which the last one lies about, governs nothing in the first step."""
+    assert play(scene({"steps": 1}), [("declare_product", 7529), ("declare_numbers", 14979)]).problem is None
+
+
+def test_products_of_one_sample_count():
+    """They were accepted under a cap of 0: with one sample each weight is used once, as in a gate."""
+    hidden = scene({"batch": 1}), [("hide_products", 0), ("step", 0)]
+    assert play(*hidden).problem is None
+    with off("past counted"):
+        assert play(*hidden).outcome == "REJECT"
+    with off("past counted", "products counted"):
+        assert play(*hidden).outcome == "ACCEPT"
+
+
 def grind(number):
     changes = {"chips": 4, "samples": 2, "checkpoint_every": 8}
     played = play(Scene(seed=number, **changes), [("step", 0), ("one_works", 0), ("grind", 0)])
