@@ -25,6 +25,7 @@ from firmware_sim.evidence import SigningKey, VerifyingKey, digest_bytes
 from inspector.inspection.trust import Trust
 from inspector.storage.fsck import fsck
 from monitor import Recorder
+from monitor.declaration.origin import Origin
 from monitor.declaration.statement import Declaration, StateEntry
 from monitor.sharding import Layout, StateDigest
 from monitor.transcript import Execution, Leaf, Metadata, TranscriptWriter
@@ -120,6 +121,7 @@ def _synthetic(folder: Path, leaves: int, tell: Callable[[int], object]) -> list
         groups=({"lr": 0.1},),
         parameters=(("w",),),
         state=(entry,),
+        origin=Origin(state=str(digest_bytes("state", b""))),
     )
     metadata = Metadata(
         lab="lab",

@@ -61,6 +61,8 @@ def rivals(make_run, monkeypatch):
         honest.trust,
         labs={**honest.trust.labs, **rival.trust.labs},
         chips={**honest.trust.chips, "rival-chip-0001": "rival"},
+        inspectorates=honest.trust.inspectorates | rival.trust.inspectorates,
+        countersigned=honest.trust.countersigned | rival.trust.countersigned,
     )
     return honest, rival, trust
 

@@ -14,6 +14,7 @@ import pytest
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey, digest_bytes
 from inspector.storage.fsck import fsck
+from monitor.declaration.origin import Origin
 from monitor.declaration.statement import Declaration, StateEntry
 from monitor.sharding import StateDigest
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, _files
@@ -43,6 +44,7 @@ TASK = Declaration(
     groups=({"lr": 0.1},),
     parameters=(("w",),),
     state=(StateEntry(kind="weight", name="w", dtype="float32", shape=(1,)),),
+    origin=Origin(state=str(digest_bytes("state", b""))),
 )
 METADATA = Metadata(
     lab="lab",
