@@ -69,9 +69,11 @@ def flop_of(items: Iterable[Transcript]) -> int:
     return sum(leaf.flop for item in items for leaf in item.leaves)
 
 
-def most_flop_of(items: Iterable[Transcript]) -> int:
-    """FLOP that their steps take at most: elementwise work counts like products that could hide in it."""
-    return sum(item.execution.most_flop or 0 for item in items)
+def most_flop_of(items: Iterable[Transcript]) -> int | None:
+    """FLOP that their steps take at most, with products that elementwise work could hide; None where it is unknown."""
+    found = [item.execution.most_flop for item in items]
+    known = [flop for flop in found if flop is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def past_unknown(oldest: Transcript) -> str | None:
@@ -124,9 +126,10 @@ def _check_cap(
         if flop_of(items) > most:
             text = f"lab {lab} declares {flop_of(items)} FLOP, more than the {most} that the rules allow"
             findings.add(Guard.RULES, text, lab=lab)
-        elif most_flop_of(items) > most and findings.is_on(Guard.RULES):
+        elif _is_above(most_flop_of(items), most) and findings.is_on(Guard.RULES):
             text = f"lab {lab} declares {flop_of(items)} FLOP of products, and the rules allow {most}; "
-            findings.doubt(text + f"with what elementwise work can hide it is {most_flop_of(items)}", lab=lab)
+            text += f"with what elementwise work can hide it is {most_flop_of(items) or 'unknown'}"
+            findings.doubt(text, lab=lab)
     for line in lines:
         if exceeds(line, "chain_flop", most):
             chain = " → ".join(line["chain"])
@@ -134,7 +137,7 @@ def _check_cap(
             findings.add(Guard.RULES, text, run=line["run"])
         elif exceeds(line, "chain_most_flop", most) and findings.is_on(Guard.RULES):
             text = f"the chain {' → '.join(line['chain'])} takes {line['chain_flop']} FLOP of products, and the rules "
-            text += f"allow {most}; with what elementwise work can hide it is {line['chain_most_flop']}"
+            text += f"allow {most}; with what elementwise work can hide it is {line['chain_most_flop'] or 'unknown'}"
             findings.doubt(text, run=line["run"])
         if line["past_unknown"] and findings.is_on(Guard.RULES):
             text = f"{line['run']}: past FLOP is unknown, and the rules allow {most}: {line['past_unknown']}"
@@ -143,7 +146,12 @@ def _check_cap(
 
 def exceeds(line: Mapping[str, Any], count: str, most: int) -> bool:
     """Whether a run and those that it continues take more than that, by the named count."""
-    return len(line["chain"]) > 1 and line[count] > most
+    return len(line["chain"]) > 1 and _is_above(line[count], most)
+
+
+def _is_above(flop: int | None, most: int) -> bool:
+    """What nobody counted may be anything."""
+    return flop is None or flop > most
 
 
 def lineage_text(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -92,6 +92,15 @@ def test_a_chain_whose_runs_each_stay_below_a_cap_is_added_up(make_run, judge):
         assert judge(parent, child, cap=total - 1, samples=6).outcome is Outcome.ACCEPT
 
 
+def test_compute_that_nobody_counted_is_not_below_a_cap(make_run, judge, monkeypatch):
+    run = make_run("run", **SMALL)
+    assert judge(run, cap=10**30).outcome is Outcome.ACCEPT
+    monkeypatch.setattr("inspector.inspection.execution._check_flop", lambda *_: None)
+    verdict = judge(run, cap=10**30)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "with what elementwise work can hide it is unknown" in verdict.reasons[0].text
+
+
 def test_a_parent_that_is_not_inspected_leaves_the_past_unknown(make_run, judge):
     parent = make_run("parent", lab="lab-p", **SMALL)
     child = make_run("child", lab="lab-c", parent=parent.run, **SMALL)
