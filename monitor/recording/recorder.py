@@ -41,6 +41,7 @@ from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import MAXIMUM_PROGRAMS, Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
+from monitor.recording.initialising import start_again, with_start
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.parents import hold, start_from
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
@@ -116,7 +117,8 @@ class Recorder:
     not committed.
 
     Args:
-        model: any module, on the CPU or an accelerator; its parameters and buffers are adopted.
+        model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
+            supplied, unless ``monitor.initialised`` built it.
         optimizer: of the model's parameters.
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``.
@@ -152,6 +154,7 @@ class Recorder:
     _host: Host
     _hooks: list[RemovableHandle]
     _rules: StepNumbers | None = None
+    _start: Program | None = None
     _step: RecordedStep | None = None
     _host_state: HostState | None = None
 
@@ -215,6 +218,8 @@ class Recorder:
             schedule=schedule,
             origin=Origin(state=self._root, parent=past),
         )
+        if past is None:
+            declared, self._start = with_start(declared, model, self._loop.memory.place)
         self._keep_states(stateful)
         self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
 
@@ -300,6 +305,7 @@ class Recorder:
         last = max(writer.steps, 0)
         if stateful is None:
             HostState.require_none(lab_folder, last)
+        recorder._start = start_again(model, run)
         recorder._take_over(run, writer, members_of(model, optimizer), config)
         if recorder._host_state is not None and recorder._state == "ready":
             recorder._host_state.give_back(last)
@@ -537,12 +543,15 @@ class Recorder:
         self._remember()
 
     def _commit_start(self) -> None:
+        start = self._start
         self._conduct.before_run(self._site)
         self._conduct.initialise(self._declared, self._loop.memory, self._site)
         self._host.attach_memory(0)
         self._remember()
-        leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=0)
-        self._host.commit(leaf, {checkpoint_path(0): encode_state(self._loop.memory.export())})
+        flop = 0 if start is None else start.flop
+        leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=flop)
+        files = {} if start is None else {program_path(start.digest): start.encoded}
+        self._host.commit(leaf, {**files, checkpoint_path(0): encode_state(self._loop.memory.export())})
 
     def _note_update(self, *_: object) -> None:
         """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it."""
@@ -762,7 +771,8 @@ class Recorder:
 
     def _agree(self) -> None:
         """Have the declaration countersigned as far as the run came."""
-        self._inspectorate.sign(self._declared, self._programs, free_slots=self._options.free_slots)
+        start = {} if self._start is None else {self._start.digest: self._start}
+        self._inspectorate.sign(self._declared, {**start, **self._programs}, free_slots=self._options.free_slots)
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):
