@@ -292,9 +292,11 @@ def test_what_cannot_be_repeated_is_named_in_one_line():
         torch.manual_seed(0)
         return nn.Linear(4, 4)
 
+    outside = torch.ones(2, 2)
+
     def foreign():
         model = nn.Linear(2, 2)
-        model.weight = nn.Parameter(torch.from_numpy(torch.ones(2, 2).numpy()))
+        model.weight = nn.Parameter(outside)
         return model
 
     for build, text in (
