@@ -54,9 +54,9 @@ def _count_matrices(program: Any) -> Any:
 
 def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
     """Countersign whatever a run declares, with all programs that it holds."""
-    from monitor.declaration.countersigning import Admitted, Countersigned
+    from monitor.declaration.countersigning import Countersigned
 
-    programs = dict.fromkeys(run.programs(), Admitted(flop=0, bytes=0))
+    programs: Any = dict.fromkeys(run.programs())
     return Countersigned(lab=run.metadata.lab, declaration=run.declared, programs=programs)
 
 
@@ -92,6 +92,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
     "direct paths": (("inspector.inspection.paths.forbidden", lambda paths, trust: []),),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),
+    "countersigned costs": (("inspector.inspection.execution.is_same_cost", _always),),
     "amendments": (
         ("inspector.inspection.agreement.Agreement.may_decode", _always),
         ("inspector.inspection.execution.strangers_of", lambda *_: []),

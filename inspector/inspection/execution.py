@@ -18,6 +18,7 @@ from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport, check_paths
+from monitor.declaration.countersigning import Admitted
 from monitor.declaration.reference import SCHEDULES
 from monitor.declaration.slots import StepNumbers, overlay
 from monitor.declaration.statement import is_hyper_name
@@ -123,10 +124,32 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
         return report
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
     report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(run, leaves, programs), **where)
+    if report.most_flop is not None:
+        findings.check(Guard.RULES, lambda: _check_costs(programs, agreed, findings, where), **where)
     findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
     _check_bound(run, report, agreed, findings, where)
     _check_changed(report, agreed, findings, where)
     return report
+
+
+def _check_costs(
+    programs: Mapping[str, Program], agreed: Agreement, findings: Findings, where: Mapping[str, Any]
+) -> None:
+    """Who countersigned other costs than a program has did not know what they agreed to: that decides nothing."""
+    for digest, program in programs.items():
+        signed, found = agreed.programs.get(digest), Admitted.of(program)
+        if signed is not None and not is_same_cost(signed, found):
+            text = f"program {digest[:16]}… was countersigned as {_cost(signed)}, but it takes {_cost(found)}"
+            findings.doubt(text, program=digest, **where)
+
+
+def is_same_cost(signed: Admitted, found: Admitted) -> bool:
+    """Whether a program costs what was countersigned."""
+    return signed == found
+
+
+def _cost(cost: Admitted) -> str:
+    return f"{cost.flop} FLOP, at most {cost.most_flop}, and {cost.bytes} bytes"
 
 
 def table_bytes(program: Program) -> int:
