@@ -33,8 +33,7 @@ from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.presets.task import Task
 from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
-from monitor.recording.derivation import derive
-from monitor.recording.training import Training
+from monitor.recording.derivation import derive, initial_memory
 from monitor.transcript import to_batch
 
 __all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
@@ -186,7 +185,7 @@ def _program(name: str, numerics: str) -> Callable[[], Session]:
     """A step by the program that an inspector derives from a preset, as an inspection repeats it."""
     task = Task.for_preset(name, seed=1, steps=1, numerics=numerics, shards=1)
     program = derive(task).program
-    prepared = Prepared(program, Training(task).memory)
+    prepared = Prepared(program, initial_memory(task))
     batch = to_batch(preset(name).samples(None), np.arange(task.batch_size))
 
     def take() -> Session:
