@@ -36,7 +36,7 @@ from monitor.programs.keys import RepeatedKeys
 from monitor.recording.derivation import derive, initial_memory
 from monitor.transcript import to_batch
 
-__all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
+__all__ = ["MATRICES", "SMALL_PRESETS", "held", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
 
 SMALL_PRESETS = ("tiny-gpt", "digits-cnn", "llama-small")
 MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 768, 50257))
@@ -234,7 +234,7 @@ def _modes(name: str) -> dict[str, Callable[[], Session | None]]:
     }
 
 
-def _held() -> float:
+def held() -> float:
     """Most memory that this process has held so far, in MiB.
 
     On Linux a process's ``ru_maxrss`` begins at its parent's, so the kernel's own high-water mark is asked there.
@@ -260,7 +260,7 @@ def peak_memory(name: str, mode: str) -> float:
 
 def _print_peak(name: str, mode: str) -> None:
     _modes(name)[mode]()
-    print(_held())
+    print(held())
 
 
 def preset_rows(name: str, repetitions: int = 5) -> list[Row]:
