@@ -25,7 +25,7 @@ _SIMPLE = {
     "fleet": "detection probability of large fleets",
     "registry": "imports and censuses of a large registry",
 }
-_ON_NATIVE = ("demo", "accuracy")
+_ON_NATIVE = ("demo", "accuracy", "replay")
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -39,6 +39,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _add_presets(one, "small ones")
     one.add_argument("--device", default="native", metavar="NAME", help="what to measure (default: native)")
     one.add_argument("--out", type=Path, metavar="FILE", help="put the rows there, beside those of other machines")
+
+    one = _add(
+        works,
+        "replay",
+        "a step repeated from its program, beside the recorded step and plain PyTorch",
+        f"{_ROWS}: seconds is processor time of a step; numerics, step_ratio (to the recorded step), "
+        "repetitions, peak_mib, peak_ratio; exit code 1 where a replay takes more than 1.2 times the recorded step",
+    )
+    _add_presets(one, "small ones; large ones are measured with a small batch, and exact alone")
+    one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 12)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
         works,
@@ -189,7 +200,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             found = module.run(progress=bar.update, **options)
     else:
         found = module.run(**options)
-    written = ("accuracy", "numerics", "evasions", "honest", "adversary", "fuzz", "storage")
+    written = ("accuracy", "numerics", "evasions", "honest", "adversary", "fuzz", "storage", "replay")
     if arguments.work in written and arguments.out is not None:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:
