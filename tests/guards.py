@@ -112,6 +112,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
     # who a chip is
+    "listed chip": (("inspector.inspection.chip_log.is_listed", _always),),
     "certificate as issued": (("firmware_sim.identity.check_issued", _nothing),),
     "layer in normal operation": (("firmware_sim.identity._check_layer", _nothing),),
     # law 7: no host code in firmware

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from analysis.commands import (
     bench,
     campaign,
+    chips,
     declarations,
     demo,
     detection,
@@ -29,6 +30,7 @@ _GROUPS = (
     bench,
     runs,
     storage,
+    chips,
     disputes,
     detection,
     campaign,
