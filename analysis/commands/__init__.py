@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from analysis.commands import (
     bench,
     campaign,
+    chips,
     declarations,
     demo,
     detection,
@@ -31,6 +32,7 @@ _GROUPS = (
     runs,
     drift,
     storage,
+    chips,
     disputes,
     detection,
     campaign,
