@@ -64,6 +64,12 @@ from firmware_sim.evidence.merkle import (
     verify_consistency,
     verify_inclusion,
 )
+from firmware_sim.evidence.pruning import (
+    LOG_CHECKPOINT_TYPE,
+    LogCheckpoint,
+    open_log_checkpoint,
+    seal_log_checkpoint,
+)
 from firmware_sim.evidence.quote import (
     QUOTE_PAYLOAD_TYPE,
     QUOTE_PREDICATE_TYPE,
@@ -77,6 +83,7 @@ __all__ = [
     "DEFAULT_ALGORITHM",
     "DTYPE_SIZES",
     "EMPTY_ROOT",
+    "LOG_CHECKPOINT_TYPE",
     "NO_RUN",
     "QUOTE_PAYLOAD_TYPE",
     "QUOTE_PREDICATE_TYPE",
@@ -88,6 +95,7 @@ __all__ = [
     "BlockSlice",
     "BytesLike",
     "Digest",
+    "LogCheckpoint",
     "LogError",
     "LogRecord",
     "MerkleTree",
@@ -119,6 +127,7 @@ __all__ = [
     "merge",
     "node_hash",
     "note_key_hash",
+    "open_log_checkpoint",
     "open_note",
     "open_quote",
     "open_sealed",
@@ -130,6 +139,7 @@ __all__ = [
     "root_digest",
     "root_of_hashes",
     "seal",
+    "seal_log_checkpoint",
     "sign_note",
     "statement",
     "subtrees",
