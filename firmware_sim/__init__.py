@@ -63,6 +63,7 @@ from firmware_sim.errors import (
     EvidenceError,
 )
 from firmware_sim.evidence import (
+    BIRTH,
     BLAKE3,
     DEFAULT_ALGORITHM,
     DTYPE_SIZES,
@@ -189,6 +190,7 @@ from firmware_sim.schedule import (
 __all__ = [
     "BEACON_PAYLOAD_TYPE",
     "BENCH",
+    "BIRTH",
     "BLAKE3",
     "CHIP_GUARDS",
     "CURRENT_FIRMWARE",

@@ -65,6 +65,7 @@ from firmware_sim.evidence.merkle import (
     verify_inclusion,
 )
 from firmware_sim.evidence.pruning import (
+    BIRTH,
     LOG_CHECKPOINT_TYPE,
     LogCheckpoint,
     open_log_checkpoint,
@@ -79,6 +80,7 @@ from firmware_sim.evidence.quote import (
 )
 
 __all__ = [
+    "BIRTH",
     "BLAKE3",
     "DEFAULT_ALGORITHM",
     "DTYPE_SIZES",
