@@ -137,6 +137,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("inspector.inspection.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
     ),
     "room for evidence": (("firmware_sim.firmware.FirmwareChip._has_room", _always),),
+    "read back": (("firmware_sim.nvram._until", lambda done, write: write()),),
     "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
     "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
     "false-alarm cap": (("inspector.probability.alarms.within_cap", lambda *_: True),),
