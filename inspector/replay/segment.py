@@ -100,7 +100,6 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
     steps = ProgramSteps(run, segment.start, bound=Bound(check=check_rounding))
-    start_state = steps.training.memory.digest()
     leaves: list[Leaf] = []
     contradiction: dict[str, Any] | None = None
     logged = turned = 0
@@ -125,7 +124,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
         leaves.append(leaf)
     return SegmentReplay(
         segment=segment,
-        start_state=start_state,
+        start_state=steps.start,
         leaves=tuple(leaves),
         contradiction=contradiction,
         logged=logged,

@@ -349,15 +349,13 @@ class Recorder:
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
         self._check_untouched()
-        files = {}
-        if steps % declared.checkpoint_every and steps != declared.length:
-            if self._is_checked:
-                self._repeat_segment(steps)
-            files[checkpoint_path(steps)] = encode_state(self._loop.memory.export())
+        if self._is_checked and steps % declared.checkpoint_every and steps != declared.length:
+            self._repeat_segment(steps)
+        state = encode_state(self._loop.memory.export())
         self._conduct.before_evidence(self._host)
         evidence = chip_evidence(self._site, self._host.hand_over)
         write_answers(self._site, self.folder)
-        self._writer.finish({**files, **evidence})
+        self._writer.finish({checkpoint_path(steps): state, **evidence})
         self._site.power_off()
         for hook in self._hooks:
             hook.remove()
@@ -390,6 +388,7 @@ class Recorder:
         if self._is_watched:
             self._copies = {name: held.clone() for name, held in self._before.items() if held.device.type == "cpu"}
         self._programs: dict[str, Program] = {}
+        self._late: dict[str, bytes] = {}
         self._observed: Capture | Follower | None = None
         self._updates: list[tuple[int, int]] = []
         self._update_start = 0
@@ -513,28 +512,27 @@ class Recorder:
             self._commit_start()
 
     def _repeat_committed(self, run: RunFolder, leaves: list[Leaf]) -> None:
-        """Show the chips the last checkpoint and the steps since again; model and optimizer hold that state."""
-        every = self._declared.checkpoint_every
-        start = (len(leaves) - 1) // every * every
-        for leaf in leaves[: start + 1]:
+        """Show the chips the steps since the last checkpoint again; model and optimizer hold the last one's state."""
+        start = self._declared.checkpoint_before(leaves[-1].step)
+        first = start + (start > 0)  # the first that is whole again: of a checkpoint there is what its next step reads
+        for leaf in leaves[:first]:
             self._host.keep(leaf)
         steps = LabSteps(run, start, self._conduct, device=self._loop.memory.place)
-        self._loop.memory.load(steps.memory.export())
-        self._host.attach_memory(start)
-        self._host.announce(start)
-        for leaf in leaves[start + 1 :]:
-            reached, _ = steps.take()
-            if reached != leaf:
+        for leaf in leaves[first:]:
+            if leaf.step and steps.take()[0] != leaf:
                 raise EvidenceError(
                     f"step {leaf.step} does not lead to its committed state; this run cannot be resumed"
                 )
             self._loop.memory.load(steps.memory.export())
+            if leaf.step == first:
+                self._host.attach_memory(first)
             self._host.keep(leaf)
             self._host.announce(leaf.step)
-        if len(leaves) > 1:
-            commit = self._programs[execution_of(leaves[-1]).program].commit
-            self._loop.hold({name for name, place in commit.items() if place is not None})
         self._remember()
+        if len(leaves) > 1:
+            program = self._programs[execution_of(leaves[-1]).program]
+            self._loop.hold({name for name, place in program.commit.items() if place is not None})
+            self._late = self._checkpoint(leaves[-1].step, program) if self._options.trusted else {}
 
     def _commit_start(self) -> None:
         self._conduct.before_run(self._site)
@@ -638,24 +636,35 @@ class Recorder:
                 execution=execution,
             )
         )
-        is_checkpoint = step % self._declared.checkpoint_every == 0 or step == self._declared.length
+        is_kept = step % self._declared.checkpoint_every == 0 or step == self._declared.length
         is_new = program.digest not in self._programs
-        is_due = is_new or is_checkpoint or _is_picked(self._declared.seed, step, self._options.one_in)
+        is_due = is_new or is_kept or _is_picked(self._declared.seed, step, self._options.one_in)
         if self._is_checked and is_due:
             self._repeat(program, leaf, batch, root, log)
-        files = {log_path(step): log, **self._source.step_files(step, content)}
+        files = {log_path(step): log, **self._source.step_files(step, content), **self._due(program)}
         if is_new:
             self._programs[program.digest] = program
             self._agree()
             files[program_path(program.digest)] = program.encoded
-        if is_checkpoint:
-            files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
         self._remember()
+        self._late = self._checkpoint(step, program) if self._options.trusted else {}
         self._log_bytes += len(log)
         if self._host_state is not None:
             self._host_state.keep(step)
         self._host.commit(leaf, files)
         self._conduct.after_step(step, self._host)
+
+    def _due(self, following: Program) -> dict[str, bytes]:
+        """The checkpoint that comes with the next step, for which a body that may run any program was waited for."""
+        return self._late if self._options.trusted else self._checkpoint(self._writer.steps, following)
+
+    def _checkpoint(self, step: int, following: Program) -> dict[str, bytes]:
+        """A step's checkpoint, if it has one, without what the next step overwrites before it reads it."""
+        if step % self._declared.checkpoint_every or step in (0, self._declared.length):
+            return {}
+        memory = self._loop.memory
+        state = memory.export() if self._options.trusted else self._before
+        return {checkpoint_path(step): encode_state(memory.trimmed(state, following.unread))}
 
     def _remember(self) -> None:
         """Keep the state, so that whatever writes it between steps or beside a step's operators is seen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from monitor.programs.capture import digest_reads
 from monitor.programs.interpreter import Prepared, Watch
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program, parse_hex
+from monitor.sharding import StateDigest
 from monitor.transcript.leaf import Execution, Leaf
 
-__all__ = ["ProgramTraining"]
+__all__ = ["ProgramTraining", "check_absent"]
 
 _BOUND = numerics.Bound()
 
@@ -29,6 +30,7 @@ class ProgramTraining:
     Attributes:
         step: number of the last step taken.
         memory: the state in the layout that the run declares.
+        absent: tensors that the checkpoint leaves out, until a step has overwritten them.
     """
 
     def __init__(self, task: Declaration, *, device: torch.device | None = None) -> None:
@@ -36,7 +38,14 @@ class ProgramTraining:
         self.task = task
         self.step = 0
         self.memory = task.empty_memory(accelerator() if device is None else device)
+        self.absent: frozenset[str] = frozenset()
         self._ready: dict[str, Prepared] = {}
+
+    def restore(self, checkpoint: Mapping[str, Tensor], step: int) -> StateDigest:
+        """Go on from the checkpoint of a step; returns the digest of the whole state, left-out tensors included."""
+        self.absent, digest = self.memory.restore(checkpoint)
+        self.step = step
+        return digest
 
     def take_step(
         self,
@@ -58,10 +67,11 @@ class ProgramTraining:
         step = self.step + 1
         if execution.program != program.digest:
             raise EvidenceError(f"step {step} names another program than the one given")
+        check_absent(self.absent, step, program)
         keys = RepeatedKeys(self.task.seed, step)
         session = numerics.replaying(self.task.numerics, log, bound=bound, observer=observer, keys=keys)
         reads, loss = self._prepared(program).run(batch, scalars_of(program, execution), session, keys, watch)
-        self.step = step
+        self.step, self.absent = step, frozenset()
         leaf = Leaf(
             step=step,
             batch=batch_root.hex(),
@@ -80,6 +90,12 @@ class ProgramTraining:
         if program.digest not in self._ready:
             self._ready[program.digest] = Prepared(program, self.memory)
         return self._ready[program.digest]
+
+
+def check_absent(absent: Collection[str], step: int, program: Program) -> None:
+    """EvidenceError if a step reads what the checkpoint before it leaves out."""
+    if absent and (read := sorted(set(absent) - program.unread)):
+        raise EvidenceError(f"step {step} reads {read[0]!a}, which the checkpoint of step {step - 1} leaves out")
 
 
 def scalars_of(program: Program, execution: Execution) -> list[float]:
