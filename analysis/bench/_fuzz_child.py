@@ -72,6 +72,7 @@ class Fuzzing:
             "executions": self.executions,
             "accepted": self.accepted,
             "seconds": time.monotonic() - self._started,
+            "processor_seconds": time.process_time(),
             "findings": list(self.findings.values()),
         }
         self._out.write_text(json.dumps(result), encoding="utf-8")

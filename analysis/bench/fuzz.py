@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,14 @@ def run(
     seconds: float = 60.0,
     targets: Sequence[str] | None = None,
     seed: int = 0,
+    jobs: int = 1,
     progress: Callable[[str], object] = lambda _: None,
 ) -> list[Row]:
-    """Fuzz the named parsers, or all, for so many seconds each.
+    """Fuzz the named parsers, or all, for so many seconds each, ``jobs`` of them at a time.
 
     Returns:
-        A row for each: executions, how many inputs were accepted, and findings (text, bytes, input in hex).
+        A row for each: executions, how many inputs were accepted, seconds of the processor that they took, and findings
+        (text, bytes, input in hex).
 
     Raises:
         CallerError: Atheris is not installed, or there is no such parser.
@@ -45,6 +49,8 @@ def run(
 
     if not 0 < seconds < 1e6:
         raise CallerError(f"the time must lie in (0, 1000000) seconds, not {seconds}")
+    if jobs < 1:
+        raise CallerError(f"jobs must be at least 1, not {jobs}")
     with tempfile.TemporaryDirectory(prefix="chipwitness-fuzz-") as folder:
         known = parsers(World(Path(folder)))
         for name in targets or ():
@@ -52,13 +58,17 @@ def run(
                 raise CallerError(f"there is no parser {name!r}; known: {', '.join(known)}")
         prepare(Path(folder))
         names = list(targets or known)
-        command = [sys.executable, "-m", "analysis.bench._fuzz_child", str(seconds), str(seed), folder, *names]
-        with (Path(folder) / "errors").open("w+b") as errors:
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as child:
-                assert child.stdout is not None
-                for line in child.stdout:
-                    progress(line.decode().strip())
-            return [_row(name, seed, Path(folder)) for name in names]
+        command = [sys.executable, "-m", "analysis.bench._fuzz_child", str(seconds), str(seed), folder]
+        with (Path(folder) / "errors").open("w+b") as errors, ExitStack() as stack:
+            read, write_end = os.pipe()
+            for number in range(min(jobs, len(names))):
+                own = names[number::jobs]
+                stack.enter_context(subprocess.Popen([*command, *own], stdout=write_end, stderr=errors))
+            os.close(write_end)
+            with open(read, encoding="utf-8") as lines:
+                for line in lines:
+                    progress(line.strip())
+        return [_row(name, seed, Path(folder)) for name in names]
 
 
 def _row(name: str, seed: int, folder: Path) -> Row:
@@ -73,6 +83,7 @@ def _row(name: str, seed: int, folder: Path) -> Row:
         "seconds": round(result["seconds"], 1),
         "ratio": None,
         "seed": seed,
+        "processor_seconds": round(result["processor_seconds"], 1),
         "executions": result["executions"],
         "accepted": result["accepted"],
         "findings": result["findings"],

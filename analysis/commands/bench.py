@@ -133,12 +133,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         works,
         "fuzz",
         "every parser that foreign bytes reach, on inputs that coverage leads to",
-        "JSON: a list of rows with work (the parser), mode, seconds, ratio (null), seed, executions, accepted, "
-        "findings (a list of text, bytes, input in hex); exit code 1 where there is a finding",
+        "JSON: a list of rows with work (the parser), mode, seconds, ratio (null), seed, processor_seconds, "
+        "executions, accepted, findings (a list of text, bytes, input in hex); exit code 1 where there is a finding",
     )
     one.add_argument("--target", action="append", metavar="NAME", dest="targets", help="a parser (default: all)")
     one.add_argument("--seconds", type=float, metavar="S", help="for each parser (default: 60)")
     one.add_argument("--seed", type=int, metavar="N", help="of the fuzzing (default: 0)")
+    one.add_argument("--jobs", type=int, metavar="N", help="parsers at a time (default: 1)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
 
