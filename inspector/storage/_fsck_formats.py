@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from cryptography.exceptions import InvalidSignature
@@ -189,11 +190,12 @@ def sample_root(salt: bytes, samples: Mapping[str, RawTensor], rows: Sequence[in
     return frontier.root()
 
 
-def opened_state(declared: Sequence[Sequence[Any]], state: Mapping[str, RawTensor], shards: int) -> str:
+def opened_state(declared: Sequence[Sequence[Any]], state: Mapping[str, RawTensor], shares: Sequence[int]) -> str:
     """What a step states of a checkpoint: hashes of the largest subtrees of its blocks between any two chips' edges.
 
     Args:
         declared: kind, name, type and shape of each tensor; chips share those of one kind and type by elements.
+        shares: how many equal parts each chip holds.
     """
     need(
         {f"{kind}/{name}" for kind, name, _, _ in declared} == set(state), "does not hold exactly the declared tensors"
@@ -207,22 +209,25 @@ def opened_state(declared: Sequence[Sequence[Any]], state: Mapping[str, RawTenso
         total[kind, dtype] += math.prod(shape)
     blocks: list[bytes] = []
     done: Counter[tuple[str, str]] = Counter()
-    ends = [-1] * shards
+    need(all(type(share) is int and share > 0 for share in shares), "declares impossible shares")
+    parts = list(accumulate(shares, initial=0))
+    ends = [-1] * len(shares)
     edges: set[int] = set()
     for kind, name, dtype, shape in sorted(declared, key=lambda entry: (entry[0], entry[1])):
         data, size, first = state[f"{kind}/{name}"].data, math.prod(shape), len(blocks)
         step = _block_elements(shape, len(data) // max(size, 1))
         blocks += _blocks(kind, name, dtype, shape, step, data)
-        for shard in range(shards):
-            low, high = (total[kind, dtype] * cut // shards - done[kind, dtype] for cut in (shard, shard + 1))
+        for shard in range(len(shares)):
+            cuts = parts[shard : shard + 2]
+            low, high = (total[kind, dtype] * part // parts[-1] - done[kind, dtype] for part in cuts)
             if max(low, 0) < min(high, size):
                 start = first + max(low, 0) // step
                 if start > ends[shard]:
                     edges |= {start, ends[shard]}
                 ends[shard] = first - -min(high, size) // step
         done[kind, dtype] += size
-    cuts = sorted({0, len(blocks), *edges, *ends} - {-1})
-    opened = [_root(blocks[low:high]) for low, high in _aligned(cuts)]
+    sides = sorted({0, len(blocks), *edges, *ends} - {-1})
+    opened = [_root(blocks[low:high]) for low, high in _aligned(sides)]
     return base64.b64encode(b"".join(opened)).decode()
 
 

@@ -250,7 +250,7 @@ class _Run:
         elif kind == "checkpoints":
             found, declared = tensors(data), self._task.get("state")
             if declared is not None:
-                opened = opened_state(declared, found, self._task["shards"])
+                opened = opened_state(declared, found, self._task["shares"])
                 need(opened == (leaf or self._last)["state"], "is not the state that its leaf commits to")
                 report.states += 1
         elif path == "data/order.safetensors":

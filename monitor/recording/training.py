@@ -28,7 +28,7 @@ class Training:
         self.task = task
         self.step = 0
         self.model, self._optimizer = build(task, accelerator() if device is None else torch.device(device))
-        self.memory = LoopState(self.model, self._optimizer, task.shards, complete=True).memory
+        self.memory = LoopState(self.model, self._optimizer, (1,) * task.shards, complete=True).memory
 
     def take_step(self, batch: Mapping[str, Tensor], *, learning_rate: float | None = None) -> Tensor:
         """Advance by one optimizer step and return the scalar FP32 loss (a tensor, still inside the numerics)."""
