@@ -114,6 +114,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "lab names": (("firmware_sim.bounds.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
+    # who a chip is
+    "listed chip": (("inspector.inspection.chip_log.is_listed", _always),),
+    "certificate as issued": (("firmware_sim.identity.check_issued", _nothing),),
+    "layer in normal operation": (("firmware_sim.identity._check_layer", _nothing),),
     # law 7: no host code in firmware
     "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
     "exact arguments": tuple(
@@ -133,6 +137,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("inspector.inspection.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
     ),
     "room for evidence": (("firmware_sim.firmware.FirmwareChip._has_room", _always),),
+    "read back": (("firmware_sim.nvram._until", lambda done, write: write()),),
     "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
     "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
     "false-alarm cap": (("inspector.probability.alarms.within_cap", lambda *_: True),),

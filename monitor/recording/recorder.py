@@ -206,7 +206,7 @@ class Recorder:
 
         Args:
             task: the recipe, which decides the declaration.
-            model, optimizer: as the task builds them (``monitor.recording.training.build``).
+            model, optimizer: as the task builds them (``monitor.presets.training.build``).
             device: name of the replay device that this process runs as, for the metadata.
             shares: how many equal parts of the state each chip holds; by default one.
             parent: the run whose final weights the model holds, if it holds some.
