@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 
 import torch
@@ -78,18 +78,26 @@ class Layout:
 
     @classmethod
     def even(cls, tensors: Mapping[TensorKey, TensorType], shards: int) -> Layout:
-        """Chip c of N holds elements [⌊n·c/N⌋, ⌊n·(c+1)/N⌋) of the n elements of each (kind, type), sorted by name.
+        """All of that many chips hold equal shares (``shared``)."""
+        return cls.shared(tensors, (1,) * shards)
+
+    @classmethod
+    def shared(cls, tensors: Mapping[TensorKey, TensorType], shares: Sequence[int]) -> Layout:
+        """Chips hold the n elements of each (kind, type), sorted by name, in proportion to their shares.
+
+        With s shares in all, of which c are those of the chips before one, it begins at element ⌊n·c/s⌋.
 
         Raises:
             CallerError: a chip would hold nothing.
         """
+        parts = list(accumulate(shares, initial=0))
         groups: dict[tuple[str, str], list[TensorKey]] = {}
         for key in sorted(tensors):
             groups.setdefault((key[0], tensors[key][0]), []).append(key)
-        held: list[list[Slice]] = [[] for _ in range(shards)]
+        held: list[list[Slice]] = [[] for _ in shares]
         for keys in groups.values():
             total = sum(prod(tensors[key][1]) for key in keys)
-            cuts = [total * index // shards for index in range(shards + 1)]
+            cuts = [total * part // parts[-1] for part in parts]
             start = 0
             for key in keys:
                 stop = start + prod(tensors[key][1])

@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from cryptography.exceptions import InvalidSignature
@@ -190,13 +191,14 @@ def sample_root(salt: bytes, samples: Mapping[str, RawTensor], rows: Sequence[in
     return frontier.root()
 
 
-def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTensor], shards: int) -> str:
+def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTensor], shares: Sequence[int]) -> str:
     """What a step states of a checkpoint: hashes of the largest subtrees of its blocks between any two chips' edges.
 
     Where a tensor is left out, ``proof`` has the hashes of the largest subtrees of such blocks, in order.
 
     Args:
         declared: kind, name, type and shape of each tensor; chips share those of one kind and type by elements.
+        shares: how many equal parts each chip holds.
     """
     state = {name: tensor for name, tensor in found.items() if name != "proof"}
     names = {f"{kind}/{name}" for kind, name, _, _ in declared}
@@ -209,7 +211,9 @@ def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTenso
         total[kind, dtype] += math.prod(shape)
     blocks: list[bytes | None] = []
     done: Counter[tuple[str, str]] = Counter()
-    ends = [-1] * shards
+    need(all(type(share) is int and share > 0 for share in shares), "declares impossible shares")
+    parts = list(accumulate(shares, initial=0))
+    ends = [-1] * len(shares)
     edges: set[int] = set()
     for kind, name, dtype, shape in sorted(declared, key=lambda entry: (entry[0], entry[1])):
         tensor, size, first = state.get(f"{kind}/{name}"), math.prod(shape), len(blocks)
@@ -218,17 +222,18 @@ def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTenso
             blocks += [None] * max(-(-size // step), 1)
         else:
             blocks += _blocks(kind, name, dtype, shape, step, tensor.data)
-        for shard in range(shards):
-            low, high = (total[kind, dtype] * cut // shards - done[kind, dtype] for cut in (shard, shard + 1))
+        for shard in range(len(shares)):
+            cuts = parts[shard : shard + 2]
+            low, high = (total[kind, dtype] * part // parts[-1] - done[kind, dtype] for part in cuts)
             if max(low, 0) < min(high, size):
                 start = first + max(low, 0) // step
                 if start > ends[shard]:
                     edges |= {start, ends[shard]}
                 ends[shard] = first - -min(high, size) // step
         done[kind, dtype] += size
-    cuts = sorted({0, len(blocks), *edges, *ends} - {-1})
+    sides = sorted({0, len(blocks), *edges, *ends} - {-1})
     proof = _Proof(found.get("proof"))
-    opened = [proof.root(blocks[low:high]) for low, high in _aligned(cuts)]
+    opened = [proof.root(blocks[low:high]) for low, high in _aligned(sides)]
     need(not proof.rest, "has more hashes for what it leaves out than there are blocks")
     return base64.b64encode(b"".join(opened)).decode()
 

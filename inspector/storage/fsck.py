@@ -253,7 +253,7 @@ class _Run:
             found, declared, at = tensors(data), self._task.get("state"), int(path[12:20])
             need("proof" not in found or 0 < at < self._head["steps"], "leaves something out, and is the first or last")
             if declared is not None:
-                opened = opened_state(declared, found, self._task["shards"])
+                opened = opened_state(declared, found, self._task["shares"])
                 need(opened == self._states[at], "is not the state that its leaf commits to")
                 report.states += 1
         elif path == "data/order.safetensors":

@@ -39,7 +39,7 @@ from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.inspectorate import SimulatedInspectorate
-from monitor.recording.options import Options, check_objects, checked_lie, require_new
+from monitor.recording.options import Options, check_objects, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
 from monitor.recording.resuming import repeat_committed, require_same, require_start
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
@@ -85,7 +85,8 @@ class Recorder:
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``.
         seed: decides the lab's keys and the masks of dropout.
-        chips: number of chips that the state is spread over.
+        chips: number of chips that the state is spread over, evenly.
+        shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
         checkpoint_every: steps from one full state to the next.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
@@ -129,6 +130,7 @@ class Recorder:
         numerics: str = "exact",
         seed: int = 0,
         chips: int = 4,
+        shares: Sequence[int] | None = None,
         idle_chips: int = 0,
         checkpoint_every: int = 4,
         schedule: Schedule | None = None,
@@ -158,7 +160,7 @@ class Recorder:
             config = new_site_config(
                 lab=lab,
                 seed=seed,
-                chips=chips,
+                chips=chips if shares is None else len(shares),
                 idle_chips=idle_chips,
                 lie=lie,
                 lie_step=lie_step,
@@ -167,12 +169,13 @@ class Recorder:
                 duration=duration,
             )
         past = None if parent is None else start_from(model, Path(parent))
-        self._adopt(model, optimizer, folder, config, Options.of(free_slots, free, direct_paths, check_writes))
+        shares = checked_shares(shares, config.chips)
+        self._adopt(model, optimizer, folder, config, shares, Options.of(free_slots, free, direct_paths, check_writes))
         declared = Declaration(
             numerics=numerics,
             seed=seed,
             checkpoint_every=checkpoint_every,
-            shards=config.chips,
+            shares=shares,
             optimizer=class_name(optimizer),
             groups=self._groups,
             parameters=members_of(model, optimizer),
@@ -196,6 +199,7 @@ class Recorder:
         out: Path,
         config: SiteConfig,
         device: str,
+        shares: Sequence[int] | None = None,
         parent: Parent | None = None,
         reference: Mapping[str, Any] | None = None,
     ) -> Self:
@@ -205,13 +209,16 @@ class Recorder:
             task: the recipe, which decides the declaration.
             model, optimizer: as the task builds them (``monitor.presets.training.build``).
             device: name of the replay device that this process runs as, for the metadata.
+            shares: how many equal parts of the state each chip holds; by default one.
             parent: the run whose final weights the model holds, if it holds some.
             reference: the trust file but for the countersigned declaration; by default what the simulation says.
         """
         require_new(out)
         recorder = cls.__new__(cls)
-        recorder._adopt(model, optimizer, out, config, Options(trusted=True, data=source.agreed, reference=reference))
-        declared = Declaration.of_recipe(task, model, optimizer, recorder._loop.entries)
+        shares = checked_shares(shares, config.chips)
+        options = Options(trusted=True, data=source.agreed, reference=reference)
+        recorder._adopt(model, optimizer, out, config, shares, options)
+        declared = replace(Declaration.of_recipe(task, model, optimizer, recorder._loop.entries), shares=shares)
         if parent is not None:
             declared = replace(declared, origin=Origin(state=recorder._root, parent=parent))
         recorder._begin(declared, source, config, device)
@@ -262,7 +269,7 @@ class Recorder:
             Options.of(free_slots, free, direct_paths, check_writes),
             trusted=run.declared.recipe is not None,
         )
-        recorder._adopt(model, optimizer, folder, config, options)
+        recorder._adopt(model, optimizer, folder, config, run.declared.shares, options)
         recorder._keep_states(stateful)
         last = max(writer.steps, 0)
         if stateful is None:
@@ -333,7 +340,13 @@ class Recorder:
         return root
 
     def _adopt(
-        self, model: nn.Module, optimizer: Optimizer, folder: Path, config: SiteConfig, options: Options
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        folder: Path,
+        config: SiteConfig,
+        shares: Sequence[int],
+        options: Options,
     ) -> None:
         """Take model and optimizer into chip memory; nothing is on disk yet."""
         check_objects(model, optimizer)
@@ -345,7 +358,7 @@ class Recorder:
         self._is_watched = not options.trusted
         self._is_checked = not options.trusted and not self._conduct.lies
         self._state = "ready"
-        self._loop = LoopState(model, optimizer, config.chips, complete=options.trusted)
+        self._loop = LoopState(model, optimizer, shares, complete=options.trusted)
         names = {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}
         if not options.direct_paths <= names:
             raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
