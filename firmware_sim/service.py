@@ -24,6 +24,7 @@ from firmware_sim.evidence.quote import Quote, open_quote
 from firmware_sim.firmware import FirmwareChip
 from firmware_sim.identity import ChipIdentity, issue_alias, read_chain
 from firmware_sim.nvram import SLOT_BYTES, PosixDisk
+from firmware_sim.profiles import FOLDED
 from firmware_sim.schedule import EpochKey, Unaudited, decode_epoch_keys, derive_epoch_key, scheduled_ticks
 
 __all__ = ["ChipView", "EpochRow", "read_evidence", "read_silicon"]
@@ -71,8 +72,8 @@ class ChipView:
 
     @property
     def used(self) -> int:
-        """Bytes of NVRAM: two slots of the state, and the log."""
-        return 2 * SLOT_BYTES + len(self.records) * RECORD_BYTES
+        """Bytes of NVRAM: two slots of the state, and the records that take a cell."""
+        return 2 * SLOT_BYTES + sum(record.kind not in FOLDED for record in self.records) * RECORD_BYTES
 
     def counts(self) -> Counter[RecordKind]:
         """How many records of each kind the log holds."""
@@ -113,8 +114,8 @@ def read_silicon(folder: Path) -> ChipView:
         snapshot_rate=fuses.snapshot_rate,
         snapshot_algorithm=fuses.algorithm,
         epochs=_rows(spans, keys, fuses.snapshot_rate),
-        capacity=2 * SLOT_BYTES + sum(fuses.quotas.values()) * RECORD_BYTES,
-        quotas=fuses.quotas,
+        capacity=fuses.nvram.capacity,
+        quotas=fuses.nvram.quotas,
         quote=None,
         problem=problem,
     )
