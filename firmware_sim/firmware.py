@@ -27,7 +27,6 @@ from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import (
     NO_RUN,
-    RECORD_BYTES,
     ZERO_DIGEST,
     LogRecord,
     RecordKind,
@@ -43,7 +42,7 @@ from firmware_sim.evidence.quote import Quote
 from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, IdentityError, MakerCA, check_image, issue_alias
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.memory import DeviceMemory, MemoryCopy
-from firmware_sim.nvram import SLOT_BYTES, Disk, NvramError, PosixDisk
+from firmware_sim.nvram import Disk, NvramError, PosixDisk
 from firmware_sim.profiles import BENCH, FOLDED, NvramProfile, NvramStatus
 from firmware_sim.schedule import EpochKey, commit_epoch, derive_epoch_key, is_scheduled, threshold
 
@@ -228,14 +227,8 @@ class FirmwareChip(Chip):
         return self._nvram_status()
 
     def _nvram_status(self) -> NvramStatus:
-        kept = {kind: count for kind, count in self._counts.items() if kind not in FOLDED}
-        written = self._silicon.state.released + sum(kept.values())
-        return NvramStatus(
-            capacity=self._fuses.nvram.capacity,
-            used=2 * SLOT_BYTES + RECORD_BYTES * sum(kept.values()),
-            records=kept,
-            slot_writes=-(-self.changes // 2),
-            cell_writes=-(-written // self._fuses.nvram.cells),
+        return self._fuses.nvram.status(
+            self._counts, released=self._silicon.state.released, changes=self._silicon.nvram.sequence
         )
 
     @command
