@@ -6,6 +6,8 @@ import fcntl
 import os
 import shutil
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +23,7 @@ from firmware_sim.mailbox import ErrorCode, MailboxError
 from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError, move, write_file
 from firmware_sim.profiles import NvramProfile
 
-__all__ = ["Fuses", "Silicon", "State", "create_silicon"]
+__all__ = ["Fuses", "Silicon", "State", "create_silicon", "powered_down"]
 
 _FUSES, _FIRMWARE, _NVRAM, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "power.lock"
 _STATE = struct.Struct(f">Q32sI?QQ{RECORD_BYTES}sQ{len(BIRTH.to_bytes())}s")
@@ -209,6 +211,16 @@ class Silicon:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
         self._lock = -1
+
+
+@contextmanager
+def powered_down(folder: Path) -> Iterator[None]:
+    """Keep a chip from being powered on; MailboxError if it is."""
+    lock = _lock(folder / _LOCK, folder.name)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def create_silicon(folder: Path, fuses: Fuses, firmware: Firmware, disk: Disk) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import write
+from analysis.bench._origin import commit
+from analysis.bench._origin import write as write_rows
 from firmware_sim.errors import CallerError, DeviceError
 
 __all__ = ["run", "table", "verdict", "write"]
@@ -28,9 +31,10 @@ def run(
     seconds: float = 60.0,
     targets: Sequence[str] | None = None,
     seed: int = 0,
+    jobs: int = 1,
     progress: Callable[[str], object] = lambda _: None,
 ) -> list[Row]:
-    """Fuzz the named parsers, or all, for so many seconds each.
+    """Fuzz the named parsers, or all, for so many seconds of a processor each, ``jobs`` of them at a time.
 
     Returns:
         A row for each: executions, how many inputs were accepted, and findings (text, bytes, input in hex).
@@ -45,6 +49,8 @@ def run(
 
     if not 0 < seconds < 1e6:
         raise CallerError(f"the time must lie in (0, 1000000) seconds, not {seconds}")
+    if jobs < 1:
+        raise CallerError(f"jobs must be at least 1, not {jobs}")
     with tempfile.TemporaryDirectory(prefix="chipwitness-fuzz-") as folder:
         known = parsers(World(Path(folder)))
         for name in targets or ():
@@ -52,13 +58,17 @@ def run(
                 raise CallerError(f"there is no parser {name!r}; known: {', '.join(known)}")
         prepare(Path(folder))
         names = list(targets or known)
-        command = [sys.executable, "-m", "analysis.bench._fuzz_child", str(seconds), str(seed), folder, *names]
-        with (Path(folder) / "errors").open("w+b") as errors:
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as child:
-                assert child.stdout is not None
-                for line in child.stdout:
-                    progress(line.decode().strip())
-            return [_row(name, seed, Path(folder)) for name in names]
+        command = [sys.executable, "-m", "analysis.bench._fuzz_child", str(seconds), str(seed), folder]
+        with (Path(folder) / "errors").open("w+b") as errors, ExitStack() as stack:
+            read, write_end = os.pipe()
+            for number in range(min(jobs, len(names))):
+                own = names[number::jobs]
+                stack.enter_context(subprocess.Popen([*command, *own], stdout=write_end, stderr=errors))
+            os.close(write_end)
+            with open(read, encoding="utf-8") as lines:
+                for line in lines:
+                    progress(line.strip())
+        return [_row(name, seed, Path(folder)) for name in names]
 
 
 def _row(name: str, seed: int, folder: Path) -> Row:
@@ -76,7 +86,15 @@ def _row(name: str, seed: int, folder: Path) -> Row:
         "executions": result["executions"],
         "accepted": result["accepted"],
         "findings": result["findings"],
+        **commit(),
     }
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Put the rows in a file; those of other parsers that are in it stay, each with the commit that it was made at."""
+    names = {row["work"] for row in rows}
+    earlier: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    write_rows([*(row for row in earlier if row["work"] not in names), *rows], path)
 
 
 def verdict(rows: Sequence[Row]) -> str | None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -18,80 +16,44 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
-from monitor.declaration.reference import SCHEDULES
 from monitor.declaration.schedules import Schedule
-from monitor.declaration.slots import StepNumbers
-from monitor.declaration.statement import Declaration, class_name, hyper_of, is_hyper_name, members_of
+from monitor.declaration.statement import Declaration, class_name, members_of
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
-from monitor.lab.conduct import conduct, simulated_lie
+from monitor.lab.conduct import conduct
 from monitor.lab.evidence import chip_evidence, write_answers
 from monitor.lab.host import Host
-from monitor.lab.reexecution import LabSteps
 from monitor.lab.site import Site, SiteConfig, new_site_config, next_site_config, site_path
 from monitor.presets.task import Task
-from monitor.programs.batches import batch_layout, flatten_batch
-from monitor.programs.bits import same_bytes
-from monitor.programs.capture import Capture, digest_reads
+from monitor.programs.batches import flatten_batch
+from monitor.programs.capture import Capture
 from monitor.programs.interpreter import loss_bits
 from monitor.programs.keys import RecordedKeys, step_seed
-from monitor.programs.program import MAXIMUM_PROGRAMS, Program
+from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
+from monitor.recording.held import HeldState
+from monitor.recording.initialising import start_again, with_start
 from monitor.recording.inspectorate import SimulatedInspectorate
+from monitor.recording.options import Options, check_objects, checked_lie, require_new
 from monitor.recording.parents import hold, start_from
+from monitor.recording.resuming import repeat_committed, require_same, require_start
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.state import LoopState
 from monitor.recording.stateful import HostState
+from monitor.recording.step import OpenStep, RecordedStep, exchange
+from monitor.recording.step_programs import StepPrograms
+from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.moment import Moment
-from monitor.replay.replaying import ProgramTraining
-from monitor.replay.steps import ProgramSteps, execution_of
-from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
+from monitor.replay.steps import execution_of
+from monitor.transcript import Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.layout import checkpoint_path, log_path, program_path
 from monitor.transcript.state import decode_state
 
-__all__ = ["RecordedStep", "Recorder"]
-
-_SAMPLED = 16
-"""Of how many steps one is repeated from its program, unless the caller says otherwise."""
-_SCHEDULED = "initial_lr"
-"""What a schedule of learning rates adds to each parameter group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """What a caller may choose beside the declaration.
-
-    Attributes:
-        data: digests of samples and orders that lab and inspector agreed on, where they are not a preset's own.
-        reference: the trust file but for the countersigned declaration, if not what the simulated world says.
-        trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
-    """
-
-    free_slots: bool = False
-    free: frozenset[str] = frozenset()
-    direct_paths: frozenset[str] = frozenset()
-    data: frozenset[str] = frozenset()
-    reference: Mapping[str, Any] | None = None
-    one_in: int = _SAMPLED
-    trusted: bool = False
-
-    @classmethod
-    def of(cls, free_slots: bool, free: Sequence[str], direct_paths: Sequence[str], check_writes: object) -> _Options:
-        """Check a caller's arguments."""
-        if isinstance(free, str) or not all(map(is_hyper_name, free)):
-            raise CallerError(f"free lists names of hyper-parameters, not {free!r}")
-        if isinstance(direct_paths, str):
-            raise CallerError(f"direct_paths lists tensors of the state, not {direct_paths!r}")
-        return cls(
-            free_slots=free_slots,
-            free=frozenset(free),
-            direct_paths=frozenset(direct_paths),
-            one_in=_one_in(check_writes),
-        )
+__all__ = ["Recorder"]
 
 
 class Recorder:
@@ -116,7 +78,8 @@ class Recorder:
     not committed.
 
     Args:
-        model: any module, on the CPU or an accelerator; its parameters and buffers are adopted.
+        model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
+            supplied, unless ``monitor.initialised`` built it.
         optimizer: of the model's parameters.
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``.
@@ -150,8 +113,9 @@ class Recorder:
     _declared: Declaration
     _source: Source
     _host: Host
+    _programs: StepPrograms
     _hooks: list[RemovableHandle]
-    _rules: StepNumbers | None = None
+    _start: Program | None = None
     _step: RecordedStep | None = None
     _host_state: HostState | None = None
 
@@ -182,9 +146,9 @@ class Recorder:
         lie_step: int = 1,
     ) -> None:
         folder = Path(out)
-        _require_new(folder)
+        require_new(folder)
         begin, duration = started or datetime.now(UTC).replace(microsecond=0), timedelta(hours=hours)
-        lie = _checked_lie(lie, lie_step)
+        lie = checked_lie(lie, lie_step)
         if after is not None:
             config = next_site_config(
                 Path(after), lie=lie, lie_step=lie_step, source=None, started=begin, duration=duration
@@ -202,7 +166,7 @@ class Recorder:
                 duration=duration,
             )
         past = None if parent is None else start_from(model, Path(parent))
-        self._adopt(model, optimizer, folder, config, _Options.of(free_slots, free, direct_paths, check_writes))
+        self._adopt(model, optimizer, folder, config, Options.of(free_slots, free, direct_paths, check_writes))
         declared = Declaration(
             numerics=numerics,
             seed=seed,
@@ -215,6 +179,8 @@ class Recorder:
             schedule=schedule,
             origin=Origin(state=self._root, parent=past),
         )
+        if past is None:
+            declared, self._start = with_start(declared, model, self._loop.memory.place)
         self._keep_states(stateful)
         self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
 
@@ -236,14 +202,14 @@ class Recorder:
 
         Args:
             task: the recipe, which decides the declaration.
-            model, optimizer: as the task builds them (``monitor.recording.training.build``).
+            model, optimizer: as the task builds them (``monitor.presets.training.build``).
             device: name of the replay device that this process runs as, for the metadata.
             parent: the run whose final weights the model holds, if it holds some.
             reference: the trust file but for the countersigned declaration; by default what the simulation says.
         """
-        _require_new(out)
+        require_new(out)
         recorder = cls.__new__(cls)
-        recorder._adopt(model, optimizer, out, config, _Options(trusted=True, data=source.agreed, reference=reference))
+        recorder._adopt(model, optimizer, out, config, Options(trusted=True, data=source.agreed, reference=reference))
         declared = Declaration.of_recipe(task, model, optimizer, recorder._loop.entries)
         if parent is not None:
             declared = replace(declared, origin=Origin(state=recorder._root, parent=parent))
@@ -292,7 +258,7 @@ class Recorder:
             hold(model, run.checkpoint(0))
         recorder = cls.__new__(cls)
         options = replace(
-            _Options.of(free_slots, free, direct_paths, check_writes),
+            Options.of(free_slots, free, direct_paths, check_writes),
             trusted=run.declared.recipe is not None,
         )
         recorder._adopt(model, optimizer, folder, config, options)
@@ -300,6 +266,7 @@ class Recorder:
         last = max(writer.steps, 0)
         if stateful is None:
             HostState.require_none(lab_folder, last)
+        recorder._start = start_again(model, run)
         recorder._take_over(run, writer, members_of(model, optimizer), config)
         if recorder._host_state is not None and recorder._state == "ready":
             recorder._host_state.give_back(last)
@@ -326,7 +293,7 @@ class Recorder:
         Args:
             batch: every tensor that the body reads from outside: a tensor, or dicts, tuples and lists of them.
         """
-        return RecordedStep(self, batch)
+        return RecordedStep(functools.partial(self._open_step, batch), self._close_step)
 
     @property
     def _root(self) -> str:
@@ -348,17 +315,18 @@ class Recorder:
                 if steps < 1
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
-        self._check_untouched()
+        self._held.require_untouched()
         files = {}
         if steps % declared.checkpoint_every and steps != declared.length:
             if self._is_checked:
-                self._repeat_segment(steps)
+                self._held.repeat_segment(RunFolder(self.folder, self._site.key.verifying), steps)
             files[checkpoint_path(steps)] = encode_state(self._loop.memory.export())
         self._conduct.before_evidence(self._host)
         evidence = chip_evidence(self._site, self._host.hand_over)
         write_answers(self._site, self.folder)
         self._writer.finish({**files, **evidence})
         self._site.power_off()
+        self._updates.remove()
         for hook in self._hooks:
             hook.remove()
         self._state = "finished"
@@ -366,10 +334,10 @@ class Recorder:
         return root
 
     def _adopt(
-        self, model: nn.Module, optimizer: Optimizer, folder: Path, config: SiteConfig, options: _Options
+        self, model: nn.Module, optimizer: Optimizer, folder: Path, config: SiteConfig, options: Options
     ) -> None:
         """Take model and optimizer into chip memory; nothing is on disk yet."""
-        _check_objects(model, optimizer)
+        check_objects(model, optimizer)
         check_subnormals()
         self.folder = folder
         self._optimizer = optimizer
@@ -378,27 +346,15 @@ class Recorder:
         self._is_watched = not options.trusted
         self._is_checked = not options.trusted and not self._conduct.lies
         self._state = "ready"
-        self._groups: tuple[Mapping[str, Any], ...] = tuple(hyper_of(group) for group in optimizer.param_groups)
         self._loop = LoopState(model, optimizer, config.chips, complete=options.trusted)
         names = {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}
         if not options.direct_paths <= names:
             raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
-        self._before: dict[str, Tensor] = {}
-        if self._is_watched or self._conduct.needs_before:
-            self._before = {name: tensor.clone() for name, tensor in self._loop.memory.export().items()}
-        self._copies: dict[str, Tensor] = {}
-        if self._is_watched:
-            self._copies = {name: held.clone() for name, held in self._before.items() if held.device.type == "cpu"}
-        self._programs: dict[str, Program] = {}
-        self._observed: Capture | Follower | None = None
-        self._updates: list[tuple[int, int]] = []
-        self._update_start = 0
-        self._used: list[Mapping[str, Any]] = list(self._groups)
+        self._held = HeldState(self._loop, watched=self._is_watched, kept=self._conduct.needs_before)
+        self._updates = OptimizerUpdates(optimizer)
+        self._groups = tuple(self._updates.used)
         self._log_bytes = 0
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._note_update),
-            optimizer.register_step_post_hook(self._note_updated),
-        ]
+        self._hooks = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and self._is_watched:
                 hold = functools.partial(self._watch_gradient, f"gradient/{name}")
@@ -421,8 +377,7 @@ class Recorder:
         """Make the lab's and the run folder, and commit the initial state."""
         self._conduct.check(declared, config)
         self._declared, self._source = declared, source
-        if self._is_checked:
-            self._rules = StepNumbers(declared, self._before)
+        self._programs = self._step_programs(self._held.before)
         self._site = Site.create(site_path(self.folder), config)
         if self._host_state is not None:
             self._host_state.keep(0)
@@ -463,39 +418,28 @@ class Recorder:
             self._run_id,
         )
 
+    def _step_programs(self, start: Mapping[str, Tensor]) -> StepPrograms:
+        return StepPrograms(self._declared, self._groups, self._options, checked=self._is_checked, start=start)
+
     def _take_over(
         self, run: RunFolder, writer: TranscriptWriter, parameters: tuple[tuple[str, ...], ...], config: SiteConfig
     ) -> None:
         """Bring memory and chips to the last committed step of an unfinished run."""
         leaves, _ = run.load_steps()
-        declared, self._writer, self._run_id = run.declared, writer, run.metadata.run_id
-        name = class_name(self._optimizer)
-        mine = replace(declared, optimizer=name, parameters=parameters, state=self._loop.entries)
-        keys = [set(group) - {_SCHEDULED} for group in declared.groups]  # a schedule may come before or after
-        if mine != declared or [set(group) - {_SCHEDULED} for group in self._groups] != keys:
-            raise CallerError(f"{run.folder.name} was recorded with another model or optimizer")
-        self._declared, self._groups, self._used = declared, tuple(declared.groups), list(declared.groups)
+        self._writer, self._run_id = writer, run.metadata.run_id
+        declared = self._declared = require_same(run, self._optimizer, self._groups, parameters, self._loop)
+        self._groups = tuple(declared.groups)
         self._source = (
             StreamSource(lab_salt(config), run.folder)
             if declared.recipe is None
             else DeclaredSource(run.data(), run.metadata.data["set"], {})
         )
         self._inspectorate.recall()
-        if not leaves and declared.origin.state not in (None, self._root):
-            raise CallerError("the model or the optimizer does not hold the state that the run declares")
-        if len(leaves) == 1 and not self._conduct.lies:
-            self._loop.require_start(leaves[0].state)
-        elif leaves and self._loop.numbers:
-            raise CallerError(
-                f"the optimizer keeps {self._loop.numbers[0]} outside tensors, where no checkpoint has it"
-            )
-        if self._is_checked:
-            self._rules = StepNumbers(declared, run.checkpoint(0) if leaves else self._before)
+        require_start(declared, leaves, self._loop, honest=not self._conduct.lies)
+        self._programs = self._step_programs(run.checkpoint(0) if leaves else self._held.before)
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
-            program = self._programs.setdefault(execution.program, run.program(execution.program))
-            if self._rules is not None:
-                self._rules.take(program, execution.slots, execution.hyper)
+            self._programs.recall(run.program(execution.program), execution)
             self._log_bytes += run.files[log_path(leaf.step)].length
         self._agree()
         if writer.holds_chip_evidence:
@@ -508,55 +452,21 @@ class Recorder:
             writer.tree.append(leaf.encoded())
         self._make_host()
         if leaves:
-            self._repeat_committed(run, leaves)
+            repeat_committed(run, leaves, self._host, self._loop, self._conduct)
+            self._held.remember()
         else:
             self._commit_start()
 
-    def _repeat_committed(self, run: RunFolder, leaves: list[Leaf]) -> None:
-        """Show the chips the last checkpoint and the steps since again; model and optimizer hold that state."""
-        every = self._declared.checkpoint_every
-        start = (len(leaves) - 1) // every * every
-        for leaf in leaves[: start + 1]:
-            self._host.keep(leaf)
-        steps = LabSteps(run, start, self._conduct, device=self._loop.memory.place)
-        self._loop.memory.load(steps.memory.export())
-        self._host.attach_memory(start)
-        self._host.announce(start)
-        for leaf in leaves[start + 1 :]:
-            reached, _ = steps.take()
-            if reached != leaf:
-                raise EvidenceError(
-                    f"step {leaf.step} does not lead to its committed state; this run cannot be resumed"
-                )
-            self._loop.memory.load(steps.memory.export())
-            self._host.keep(leaf)
-            self._host.announce(leaf.step)
-        if len(leaves) > 1:
-            commit = self._programs[execution_of(leaves[-1]).program].commit
-            self._loop.hold({name for name, place in commit.items() if place is not None})
-        self._remember()
-
     def _commit_start(self) -> None:
+        start = self._start
         self._conduct.before_run(self._site)
         self._conduct.initialise(self._declared, self._loop.memory, self._site)
         self._host.attach_memory(0)
-        self._remember()
-        leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=0)
-        self._host.commit(leaf, {checkpoint_path(0): encode_state(self._loop.memory.export())})
-
-    def _note_update(self, *_: object) -> None:
-        """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it."""
-        if self._observed is None:
-            return  # between steps, where a write of the state is found
-        used: list[Mapping[str, Any]] = [hyper_of(group) for group in self._optimizer.param_groups]
-        if self._updates and used != self._used:
-            raise CallerError("hyper-parameters change between two updates of one step; record one step for each")
-        self._used, self._update_start = used, self._observed.taken
-
-    def _note_updated(self, *_: object) -> None:
-        """Called after each ``optimizer.step``."""
-        if self._observed is not None:
-            self._updates.append((self._update_start, self._observed.taken))
+        self._held.remember()
+        flop = 0 if start is None else start.flop
+        leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=flop)
+        files = {} if start is None else {program_path(start.digest): start.encoded}
+        self._host.commit(leaf, {**files, checkpoint_path(0): encode_state(self._loop.memory.export())})
 
     def _watch_gradient(self, name: str, parameter: Tensor) -> None:
         """Called when a gradient has been accumulated, also outside steps."""
@@ -573,42 +483,68 @@ class Recorder:
             }
             raise CallerError(reasons[self._state])
 
-    def _check_untouched(self) -> None:
-        """Between steps nobody may write the state."""
-        if not self._is_watched:
-            return
-        strays = self._loop.strays()
-        if strays:
-            raise CallerError(f"{strays[0]} was put elsewhere than in chip memory between steps")
-        for name, tensor in self._loop.memory.export().items():
-            if not same_bytes(tensor, self._before[name]):
-                raise CallerError(f"{name} was written between steps; only a recorded step may write the state")
+    def _open_step(self, given: object, step: RecordedStep) -> OpenStep:
+        """Check that a step may begin, and look at whatever it will compute."""
+        self._require_ready()
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
+        self._held.require_untouched()
+        if self._host_state is not None:
+            self._host_state.require_unchanged()
+        batch, number, declared = flatten_batch(given), self._writer.steps + 1, self._declared
+        if declared.length is not None and number > declared.length:
+            raise CallerError(f"the run declares {declared.length} steps, and all of them are recorded")
+        content = encode_state(batch) if self._source.keeps else b""
+        keys = RecordedKeys(declared.seed, number)
+        trained, displaced = decode_state(content, "the batch") if self._source.keeps else batch, []
+        other = self._conduct.batch(number, batch, self._source.batches)
+        if other is not batch:
+            trained = {name: tensor.clone() for name, tensor in other.items()}
+            displaced = exchange(batch, trained)
+        watch = self._held.watch(number, batch)
+        observed = self._observe(number, batch, keys, watch)
+        self._updates.begin(observed, self._groups)
+        self._state, self._step = "open", step
+        return OpenStep(
+            observed=observed,
+            session=numerics.recording(declared.numerics, observer=observed, keys=keys),
+            watch=watch,
+            seed=step_seed(declared.seed, number),
+            content=content,
+            batch=trained,
+            displaced=displaced,
+        )
 
-    def _watch_step(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
-        """A watch over the state and the batch of a step that is about to begin."""
-        watch = WriteWatch(step)
-        if self._is_watched:
-            for name, tensor in self._loop.memory.export().items():
-                watch.add(name, tensor, self._copies.get(name))
-            for name, tensor in batch.items():
-                watch.add(f"batch tensor {name}", tensor)
-        return watch
-
-    def _observe(self, step: int, batch: Mapping[str, Tensor], keys: RecordedKeys) -> Capture | Follower:
+    def _observe(
+        self, step: int, batch: Mapping[str, Tensor], keys: RecordedKeys, watch: WriteWatch
+    ) -> Capture | Follower:
         """Whatever looks at the operators of a step that is about to begin."""
         observer = self._conduct.observer(step)
-        if self._options.trusted and self._programs:
-            return Follower(next(iter(self._programs.values())), keys, observer)
-        capture = Capture(keys, self._watch_step(step, batch), observer)
+        if self._options.trusted and self._programs.known:
+            return Follower(next(iter(self._programs.known.values())), keys, observer)
+        capture = Capture(keys, watch, observer)
         present = {name: tensor for name, tensor in self._loop.current().items() if tensor is not None}
         capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         return capture
 
-    def _record(self, taken: RecordedStep, batch: Mapping[str, Tensor], content: bytes, log: bytes) -> None:
-        """Turn what was seen of a step into a committed one; ``content`` is the declared batch as a file."""
-        step = self._writer.steps + 1
-        assert self._observed is not None
-        program, execution = self._name(self._observed, taken.loss, batch)
+    def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:
+        """Record a step whose body came to its end; after any other, nothing but ``resume`` goes on."""
+        self._state, self._step = "failed", None
+        try:
+            if whole:
+                self._record(step, opened)
+                self._state = "ready"
+        finally:
+            self._updates.end()
+            if self._state == "failed":
+                self._site.cut_power()
+
+    def _record(self, taken: RecordedStep, opened: OpenStep) -> None:
+        """Turn what was seen of a step into a committed one."""
+        step, batch, log = self._writer.steps + 1, opened.batch, opened.session.log
+        program, execution = self._programs.explain(
+            step, opened.observed, self._updates, self._loop.current(), batch, taken.loss
+        )
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss = None
         self._loop.settle()
@@ -619,14 +555,14 @@ class Recorder:
             execution=execution,
             batch=batch,
             memory=self._loop.memory,
-            before=self._before or None,
+            before=self._held.before or None,
             log=log,
             loss=loss,
         )
         self._host.moment = moment
         log, loss = self._conduct.record(moment)
         self._conduct.before_commit(moment)
-        root = self._source.root(step, content)
+        root = self._source.root(step, opened.content)
         leaf = self._conduct.declare(
             Leaf(
                 step=step,
@@ -639,213 +575,28 @@ class Recorder:
             )
         )
         is_checkpoint = step % self._declared.checkpoint_every == 0 or step == self._declared.length
-        is_new = program.digest not in self._programs
+        is_new = program.digest not in self._programs.known
         is_due = is_new or is_checkpoint or _is_picked(self._declared.seed, step, self._options.one_in)
         if self._is_checked and is_due:
-            self._repeat(program, leaf, batch, root, log)
-        files = {log_path(step): log, **self._source.step_files(step, content)}
+            self._held.repeat(self._declared, program, leaf, batch, root, log)
+        files = {log_path(step): log, **self._source.step_files(step, opened.content)}
         if is_new:
-            self._programs[program.digest] = program
+            self._programs.known[program.digest] = program
             self._agree()
             files[program_path(program.digest)] = program.encoded
         if is_checkpoint:
             files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
-        self._remember()
+        self._held.remember()
         self._log_bytes += len(log)
         if self._host_state is not None:
             self._host_state.keep(step)
         self._host.commit(leaf, files)
         self._conduct.after_step(step, self._host)
 
-    def _remember(self) -> None:
-        """Keep the state, so that whatever writes it between steps or beside a step's operators is seen."""
-        with torch.no_grad():
-            for name, tensor in self._loop.memory.export().items():
-                for kept in (self._before, self._copies):
-                    if name in kept:
-                        kept[name].copy_(tensor)
-
-    def _name(
-        self, observed: Capture | Follower, loss: Tensor | None, batch: Mapping[str, Tensor]
-    ) -> tuple[Program, Execution]:
-        """The program that this step runs, an earlier one if there is one of its structure, and the step's values."""
-        changes = self._changes()
-        if isinstance(observed, Follower):
-            program, slots = observed.program, observed.slots()
-        else:
-            captured = observed.program(self._loop.current(), batch_layout(batch), self._updates, loss)
-            program = self._known(captured, observed)
-            slots = _differences(captured, program)
-        if self._rules is not None:
-            try:
-                self._rules.take(program, slots, changes)
-            except EvidenceError as error:
-                raise CallerError(f"this step cannot be recorded: {error}") from None
-            unbound = sorted(set(self._rules.unbound) - self._options.free)
-            if self._rules.contradicted and unbound:
-                raise CallerError(
-                    f"this step cannot be recorded: {unbound[0]} is not bound to the arithmetic, since "
-                    f"{self._rules.unbound[unbound[0]]}; lab and inspector may agree to that: free={tuple(unbound)!r}"
-                )
-            unexplained = self._rules.unexplained()
-            if unexplained and not self._options.free_slots:
-                raise CallerError(
-                    f"a number that {unexplained[0].operator} takes changes from step to step outside the optimizer's "
-                    "updates; pass it as a tensor of the batch, or allow free_slots=True"
-                )
-        reads = digest_reads(observed.reads)
-        return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads)
-
-    def _known(self, captured: Program, capture: Capture) -> Program:
-        """The program of the captured one's structure that a step ran before, or the captured one itself."""
-        structure = captured.structure()
-        program = next((known for known in self._programs.values() if known.structure() == structure), captured)
-        for number, (one, other) in enumerate(zip(captured.constants, program.constants, strict=True)):
-            if one != other:
-                raise CallerError(
-                    f"{capture.reader_of(number)} reads a tensor that changes from step to step, and that no recorded "
-                    "operator, state or batch produced; declare it in the batch or register it as a buffer"
-                )
-        if program is captured and len(self._programs) == MAXIMUM_PROGRAMS:
-            raise CallerError(
-                f"the run has {MAXIMUM_PROGRAMS} different programs already; keep the shapes of batches, whole "
-                "numbers among arguments and branches the same from step to step"
-            )
-        return program
-
-    def _changes(self) -> tuple[Mapping[str, Any], ...]:
-        """For each parameter group, the hyper-parameters of this step that differ from the declared ones."""
-        if len(self._used) != len(self._groups):
-            raise CallerError("the optimizer has got another parameter group since the recorder was made")
-        changes: list[Mapping[str, Any]] = []
-        step, schedule = self._writer.steps + 1, self._declared.schedule
-        for now, declared in zip(self._used, self._groups, strict=True):
-            # A schedule made after the recorder adds keys of its own to the groups; they decide nothing.
-            changes.append({name: now[name] for name in declared if name in now and now[name] != declared[name]})
-            if self._is_checked:
-                _require_constant(changes[-1], declared, self._options.free)
-            if self._updates and schedule is not None and not schedule.agrees(declared["lr"], now["lr"], step):
-                raise CallerError(
-                    f"the learning rate of step {step} is {now['lr']}, but the declared schedule gives "
-                    f"{schedule.rate(declared['lr'], step)}"
-                )
-        return tuple(changes)
-
-    def _repeat(self, program: Program, leaf: Leaf, batch: Mapping[str, Tensor], root: bytes, log: bytes) -> None:
-        """Interpret the step from the state before it: what it reaches must lie in memory now."""
-        assert leaf.execution is not None
-        training = ProgramTraining(self._declared, device=self._loop.memory.place)
-        training.memory.load(self._before)
-        training.step = leaf.step - 1
-        try:
-            reached, _ = training.take_step(program, leaf.execution, batch, root, log)
-        except EvidenceError as error:
-            raise CallerError(f"step {leaf.step} cannot be recorded: {error}") from None
-        self._require_equal(training, leaf.step)
-        if reached != leaf:
-            raise CallerError(f"step {leaf.step} reads other values when its program is repeated")
-
-    def _repeat_segment(self, last: int) -> None:
-        """Repeat the steps since the last checkpoint, from disk."""
-        run = RunFolder(self.folder, self._site.key.verifying)
-        start = last // self._declared.checkpoint_every * self._declared.checkpoint_every
-        steps = ProgramSteps(run, start, device=self._loop.memory.place)
-        for _ in range(start, last):
-            steps.take()
-        self._require_equal(steps.training, last)
-
-    def _require_equal(self, training: ProgramTraining, step: int) -> None:
-        mine = self._loop.memory.export()
-        for name, tensor in training.memory.export().items():
-            if not same_bytes(tensor, mine[name]):
-                raise CallerError(f"{name} was written in step {step} by something that is no recorded operator")
-
     def _agree(self) -> None:
         """Have the declaration countersigned as far as the run came."""
-        self._inspectorate.sign(self._declared, self._programs, free_slots=self._options.free_slots)
-
-
-class RecordedStep(AbstractContextManager["RecordedStep"]):
-    """One recorded step; used once."""
-
-    def __init__(self, recorder: Recorder, batch: object) -> None:
-        self._recorder = recorder
-        self._given = batch
-        self._displaced: list[tuple[Tensor, Tensor]] = []
-        self.loss: Tensor | None = None
-
-    def commit(self, loss: Tensor) -> None:
-        """Commit to the step's loss, a scalar FP32 tensor that the body computed; called inside the step."""
-        if self._recorder._step is not self:
-            raise CallerError("a loss is committed inside the with statement of its step")
-        if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.dim():
-            raise CallerError("the loss of a step is a tensor of one FP32 number without dimensions")
-        self.loss = loss.detach()
-
-    def watch(self, name: str, tensor: Tensor) -> None:
-        """Notice from now on whatever writes a tensor beside recorded operators."""
-        with self._session.aside():
-            self._watch.add(name, tensor)
-
-    def __enter__(self) -> Self:
-        recorder = self._recorder
-        recorder._require_ready()
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
-        recorder._check_untouched()
-        if recorder._host_state is not None:
-            recorder._host_state.require_unchanged()
-        batch = flatten_batch(self._given)
-        step = recorder._writer.steps + 1
-        if recorder._declared.length is not None and step > recorder._declared.length:
-            raise CallerError(f"the run declares {recorder._declared.length} steps, and all of them are recorded")
-        self._content = encode_state(batch) if recorder._source.keeps else b""
-        self._batch = self._exchange(batch, step)
-        keys = RecordedKeys(recorder._declared.seed, step)
-        observed = recorder._observe(step, batch, keys)
-        self._watch = observed.writes if isinstance(observed, Capture) else WriteWatch(step)
-        self._random = torch.get_rng_state()
-        torch.default_generator.manual_seed(step_seed(recorder._declared.seed, step))
-        recorder._observed, recorder._updates, recorder._used = observed, [], list(recorder._groups)
-        recorder._state, recorder._step = "open", self
-        self._session = numerics.recording(recorder._declared.numerics, observer=observed, keys=keys)
-        self._session.__enter__()
-        return self
-
-    def _exchange(self, batch: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
-        """Let a lying lab put another batch where the body reads; returns what is really trained on."""
-        recorder = self._recorder
-        other = recorder._conduct.batch(step, batch, recorder._source.batches)
-        if other is batch:
-            return decode_state(self._content, "the batch") if recorder._source.keeps else batch
-        if batch_layout(other) != batch_layout(batch):
-            raise CallerError("this lie puts another batch of the same shapes in place of a step's")
-        trained = {name: tensor.clone() for name, tensor in other.items()}
-        self._displaced = [(tensor, tensor.clone()) for tensor in batch.values()]
-        for name, tensor in batch.items():
-            tensor.copy_(trained[name])
-        return trained
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        recorder = self._recorder
-        recorder._state, recorder._step = "failed", None
-        try:
-            try:
-                self._session.__exit__(kind, error, trace)
-            finally:
-                torch.set_rng_state(self._random)
-            if kind is None:
-                self._watch.close()
-                recorder._record(self, self._batch, self._content, self._session.log)
-                recorder._state = "ready"
-        finally:
-            recorder._observed = None
-            for tensor, content in self._displaced:
-                tensor.copy_(content)
-            if recorder._state == "failed":
-                recorder._site.cut_power()
+        start = {} if self._start is None else {self._start.digest: self._start}
+        self._inspectorate.sign(self._declared, {**start, **self._programs.known}, free_slots=self._options.free_slots)
 
 
 def lab_salt(config: SiteConfig) -> bytes:
@@ -853,59 +604,6 @@ def lab_salt(config: SiteConfig) -> bytes:
     return hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
 
 
-def _require_new(folder: Path) -> None:
-    if folder.exists():
-        raise CallerError(f"{folder} exists already; choose another folder, or go on with Recorder.resume")
-
-
-def _differences(captured: Program, program: Program) -> dict[str, tuple[int, ...]]:
-    """Each value of a captured step that differs from its program's own, with the numbers of its scalars."""
-    slots: dict[str, list[int]] = {}
-    for number, (mine, known) in enumerate(zip(captured.scalars, program.scalars, strict=True)):
-        if mine != known:
-            slots.setdefault(mine, []).append(number)
-    return {text: tuple(numbers) for text, numbers in slots.items()}
-
-
-def _require_constant(changed: Mapping[str, Any], declared: Mapping[str, Any], free: frozenset[str]) -> None:
-    """CallerError if something else than a learning rate differs from its declaration, and was not agreed to."""
-    for name in sorted(changed.keys() - {"lr"} - SCHEDULES - free):
-        raise CallerError(
-            f"{name} is {changed[name]!r:.60} in this step, but was declared as {declared[name]!r:.60}; only learning "
-            f"rates may change, and what lab and inspector agree to: free=({name!r},)"
-        )
-
-
 def _is_picked(seed: int, step: int, one_in: int) -> bool:
     """Whether a step that need not be repeated is."""
     return step_seed(seed, step) % one_in == 0
-
-
-def _one_in(check_writes: object) -> int:
-    """Of how many steps one is repeated beside those that always are."""
-    if check_writes in ("sampled", "every"):
-        return _SAMPLED if check_writes == "sampled" else 1
-    if type(check_writes) is not int or check_writes < 1:
-        raise CallerError(f"check_writes is 'sampled', 'every' or a number of steps from 1 on, not {check_writes!r}")
-    return check_writes
-
-
-def _checked_lie(lie: str | None, step: int) -> str | None:
-    if type(step) is not int or step < 1:
-        raise CallerError(f"lie_step must be at least 1, not {step!r}")
-    return None if lie is None else simulated_lie(lie).value
-
-
-def _check_objects(model: object, optimizer: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise CallerError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
-    if not isinstance(optimizer, Optimizer):
-        raise CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.device.type == "meta":
-            raise CallerError(f"{name} lies on meta; a recorded model has tensors with values")
-    for name, module in model.named_modules():
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            raise CallerError(f"{name or 'the model'} is compiled; record the model without torch.compile")
-        if isinstance(module, torch.jit.ScriptModule):
-            raise CallerError(f"{name or 'the model'} is a script module; record the model without torch.jit")

@@ -200,7 +200,10 @@ class RunFolder:
             return (not has_end and path == checkpoint_path(last)) or path in self._chip_paths
         if path == checkpoint_path(step):
             return step % every == 0 or (has_end and step == self.declared.steps)
-        if step and (path == log_path(step) or path.startswith("programs/")):
+        begun = self.declared.origin.initialisation
+        if path.startswith("programs/"):
+            return step > 0 or (begun is not None and path == program_path(begun.program))
+        if step and path == log_path(step):
             return True
         return not has_recipe and step > 0 and path == batch_path(step)
 
@@ -213,6 +216,12 @@ class RunFolder:
         paths = [path for path in self.files.programs if path not in self._absent]
         lengths.check_lengths(self.declared, {path: self.files[path] for path in paths})
         return {path.removeprefix("programs/").removesuffix(".json"): path for path in paths}
+
+    @property
+    def initialisation(self) -> Program | None:
+        """The program that makes the initial state, if one is declared; EvidenceError if it is not there."""
+        begun = self.declared.origin.initialisation
+        return None if begun is None else self.program(begun.program)
 
     def is_pending(self, path: str) -> bool:
         """Tell whether a file came with the record that was announced last."""

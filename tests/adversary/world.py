@@ -197,13 +197,13 @@ class World:
             for module in modules if self.scene.kind == "preset" else ():
                 stack.enter_context(mock.patch(f"{module}.conduct", self._conduct))
             if not self.scene.is_honest:
-                stack.enter_context(mock.patch("monitor.recording.recorder._require_constant"))
+                stack.enter_context(mock.patch("monitor.recording.step_programs._require_constant"))
             if self.declared is not None:
                 liar = self.declared
                 stack.enter_context(
-                    mock.patch("monitor.recording.recorder.hyper_of", lambda group: liar(hyper_of(group)))
+                    mock.patch("monitor.recording.updates.hyper_of", lambda group: liar(hyper_of(group)))
                 )
-                stack.enter_context(mock.patch("monitor.recording.recorder.StepNumbers", _Lenient))
+                stack.enter_context(mock.patch("monitor.recording.step_programs.StepNumbers", _Lenient))
             yield
 
     def advance(self, phase: str) -> None:

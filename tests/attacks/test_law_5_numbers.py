@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor import Recorder
 from monitor.recording import recorder as lab
+from monitor.recording import step_programs, updates
 from tests.guards import off
 
 NOW = ("--now", "2026-01-01T00:30:00Z")
@@ -75,7 +75,7 @@ def inspect(capsys, run: Path) -> tuple[int, dict]:
 def declaring(change):
     """A lab whose recorder declares other hyper-parameters than its optimizer has, and overlooks what does not fit."""
 
-    class Blind(lab.StepNumbers):
+    class Blind(step_programs.StepNumbers):
         def take(self, *step):
             try:
                 super().take(*step)
@@ -84,10 +84,10 @@ def declaring(change):
             finally:
                 self.contradicted = False
 
-    true_hyper = lab.hyper_of
+    true_hyper = updates.hyper_of
     with (
-        mock.patch.object(lab, "hyper_of", lambda group: {**true_hyper(group), **change(group)}),
-        mock.patch.object(lab, "StepNumbers", Blind),
+        mock.patch.object(updates, "hyper_of", lambda group: {**true_hyper(group), **change(group)}),
+        mock.patch.object(step_programs, "StepNumbers", Blind),
     ):
         yield
 
@@ -119,10 +119,10 @@ def test_a10_rate_declared_as_a_product_is_rejected(record, capsys):
 
 
 def test_a10_a_lab_hears_of_it_before_anything_is_committed(record):
-    true_hyper = lab.hyper_of
+    true_hyper = updates.hyper_of
     other = {"lr": 0.001, "weight_decay": 5000.0}
     with (
-        mock.patch.object(lab, "hyper_of", lambda group: {**true_hyper(group), **other}),
+        mock.patch.object(updates, "hyper_of", lambda group: {**true_hyper(group), **other}),
         pytest.raises(CallerError, match=r"dampening is not bound to the arithmetic, since step 1: an update has 4"),
     ):
         record(sgd(lr=5.0))
@@ -154,7 +154,7 @@ def record_a11(record) -> Path:
     def before(recorder, step):
         recorder._optimizer.param_groups[0]["weight_decay"] = 1000.0 if step == 3 else 0.01
 
-    with mock.patch.object(lab, "_require_constant"):
+    with mock.patch.object(step_programs, "_require_constant"):
         return record(adamw(), before=before)
 
 
@@ -209,9 +209,9 @@ def test_a12_guard_off_accepts_the_other_rate(record, capsys):
 
 
 def test_a12_a_lab_hears_of_it_before_anything_is_committed(record, tmp_path):
-    true_hyper = lab.hyper_of
+    true_hyper = updates.hyper_of
     with (
-        mock.patch.object(lab, "hyper_of", lambda group: {**true_hyper(group), "lr": 1e-6}),
+        mock.patch.object(updates, "hyper_of", lambda group: {**true_hyper(group), "lr": 1e-6}),
         pytest.raises(CallerError, match=r"step 1: aten\.add_\.Tensor of an update takes -0\.5"),
     ):
         record(sgd(lr=0.5))
@@ -264,14 +264,14 @@ def test_a12_update_beside_the_declared_one_is_not_bound(record, capsys, change)
 
 @pytest.mark.parametrize("ranges", ["none", "first", "all"])
 def test_a12_program_that_hides_where_its_updates_are_is_not_bound(record, capsys, ranges):
-    true_updated = Recorder._note_updated
+    true_after = updates.OptimizerUpdates.after_update
 
-    def note(self, *arguments):
-        true_updated(self, *arguments)
-        first = self._updates[-1][0]
-        self._updates[-1:] = {"none": [], "first": [(first, first + 1)], "all": [(0, first)]}[ranges]
+    def after(self, *arguments):
+        true_after(self, *arguments)
+        first = self.places[-1][0]
+        self.places[-1:] = {"none": [], "first": [(first, first + 1)], "all": [(0, first)]}[ranges]
 
-    with mock.patch.object(Recorder, "_note_updated", note):
+    with mock.patch.object(updates.OptimizerUpdates, "after_update", after):
         run = record(sgd(lr=1e-6, momentum=0.9))
     code, text, _ = verify(capsys, run)
     assert code == 3

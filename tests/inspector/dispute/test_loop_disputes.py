@@ -312,15 +312,15 @@ def test_numbers_that_no_rule_gives_lose(exact_labs):
     """The second lab says that it kept the declared rate, but its optimizer took another."""
 
     def prepare(recorder):
-        original = recorder._name
+        original = recorder._programs.explain
 
-        def name(*arguments):
+        def explain(*arguments):
             program, execution = original(*arguments)
             if recorder._writer.steps == 3:
                 execution = replace(execution, hyper=tuple({} for _ in execution.hyper))
             return program, execution
 
-        recorder._name = name
+        recorder._programs.explain = explain
 
     right = exact_labs.record("a", schedule=lambda step: 1e-2)
     rates = [1e-2, 1e-2, 1e-2, 5e-3, 1e-2]
@@ -333,14 +333,14 @@ def test_other_words_for_the_same_numbers_hide_nothing(exact_labs):
     """The liar lists a step's numbers in another order and declares a hyper-parameter that decides nothing."""
 
     def prepare(recorder):
-        original = recorder._name
+        original = recorder._programs.explain
 
-        def name(*arguments):
+        def explain(*arguments):
             program, execution = original(*arguments)
             slots = {text: tuple(reversed(numbers)) for text, numbers in execution.slots.items()}
             return program, replace(execution, slots=slots, hyper=tuple({"maximize": 0} for _ in execution.hyper))
 
-        recorder._name = name
+        recorder._programs.explain = explain
 
     right = exact_labs.record("a")
     wrong = exact_labs.record("b", lie="wrong-operator", lie_step=4, prepare=prepare)

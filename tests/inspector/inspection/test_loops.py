@@ -16,6 +16,7 @@ from inspector.inspection.session import inspect, replay, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.programs.program import Constant
+from monitor.recording.held import HeldState
 from monitor.recording.recipes import chip_evidence
 from monitor.recording.recorder import Recorder
 from monitor.transcript import Execution, Leaf, encode_state
@@ -156,15 +157,15 @@ def test_agreed_program_named_for_another_one_is_rejected_by_replay(record_loop,
     one, other = (Constant("float32", torch.tensor(scale).numpy().tobytes()) for scale in (1.0, 1.5))
 
     def prepare(recorder):
-        true_known = recorder._known
+        true_same = recorder._programs.same
 
-        def known(captured, capture):
+        def same(captured, capture):
             constants = tuple(other if constant == one else constant for constant in captured.constants)
-            return true_known(replace(captured, constants=constants), capture)
+            return true_same(replace(captured, constants=constants), capture)
 
-        recorder._known = known
-        recorder._repeat = lambda *_: None
-        recorder._repeat_segment = lambda *_: None
+        recorder._programs.same = same
+        recorder._held.repeat = lambda *_: None
+        recorder._held.repeat_segment = lambda *_: None
 
     forged = cheat.record(record_loop, prepare=prepare)
     forged = replace(forged, trust=recorded.trust)
@@ -179,14 +180,14 @@ def forge_execution(change):
     """Make the lab commit to another execution of step 4 than the true one, and skip its own checks."""
 
     def prepare(recorder):
-        true_name = recorder._name
+        true_explain = recorder._programs.explain
 
-        def name(*arguments):
-            program, execution = true_name(*arguments)
+        def explain(*arguments):
+            program, execution = true_explain(*arguments)
             return program, change(execution) if recorder._writer.steps == 3 else execution
 
-        recorder._name = name
-        recorder._repeat_segment = lambda *_: None
+        recorder._programs.explain = explain
+        recorder._held.repeat_segment = lambda *_: None
 
     return prepare
 
@@ -256,13 +257,13 @@ def test_hidden_write_between_checkpoints_is_rejected_by_replay(record_loop, jud
     loop.hidden_step = 2
 
     def prepare(recorder):
-        true_repeat = recorder._repeat
+        true_repeat = recorder._held.repeat
 
-        def repeat(program, leaf, *rest):
+        def repeat(declared, program, leaf, *rest):
             if leaf.step != 2:
-                true_repeat(program, leaf, *rest)
+                true_repeat(declared, program, leaf, *rest)
 
-        recorder._repeat = repeat
+        recorder._held.repeat = repeat
 
     with off("watched memory"):
         recorded = loop.record(record_loop, prepare=prepare)
@@ -276,13 +277,13 @@ def test_other_batch_than_the_committed_one_is_rejected_by_replay(record_loop, j
     recorded_batch = make_batches(seed=9)[0]
     true_record = Recorder._record
 
-    def record(self, taken, batch, content, log):
+    def record(self, taken, opened):
         if self._writer.steps == 3:
-            content = encode_state(recorded_batch)
-        true_record(self, taken, batch, content, log)
+            opened.content = encode_state(recorded_batch)
+        true_record(self, taken, opened)
 
     monkeypatch.setattr(Recorder, "_record", record)
-    monkeypatch.setattr(Recorder, "_repeat_segment", lambda *_: None)
+    monkeypatch.setattr(HeldState, "repeat_segment", lambda *_: None)
     recorded = Loop().record(record_loop)
     verdict = judge(recorded)
     assert guards_of(verdict) == {"replay"}
@@ -304,16 +305,16 @@ def test_step_that_only_the_chips_have_heard_of_is_rejected(record_loop):
     """How many steps a loop takes is not declared, so a truncated transcript shows on the chips."""
 
     def prepare(recorder):
-        true_finish = recorder._check_untouched
+        true_check = recorder._held.require_untouched
 
         def check():
-            true_finish()
+            true_check()
             if recorder._writer.steps == STEPS:
                 for chip in recorder._site.chips:
                     chip.commit(recorder._run_id, STEPS + 1, bytes(32))
                     chip.tick(recorder._run_id, STEPS + 1)
 
-        recorder._check_untouched = check
+        recorder._held.require_untouched = check
 
     recorded = Loop().record(record_loop, prepare=prepare)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)

@@ -1,0 +1,104 @@
+"""Notices writes of the state that no recorded operator made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.statement import Declaration
+from monitor.programs.bits import same_bytes
+from monitor.programs.program import Program
+from monitor.programs.watching import WriteWatch
+from monitor.recording.state import LoopState
+from monitor.replay.replaying import ProgramTraining
+from monitor.replay.steps import ProgramSteps
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = ["HeldState"]
+
+
+class HeldState:
+    """A copy of the state after the last committed step.
+
+    Args:
+        watched: look for writes; otherwise nothing here refuses anything.
+        kept: hold the copy although nothing is watched.
+
+    Attributes:
+        before: the copy, under ``kind/name``; empty if none is held.
+    """
+
+    def __init__(self, loop: LoopState, *, watched: bool, kept: bool) -> None:
+        self._loop, self._watched = loop, watched
+        self.before: dict[str, Tensor] = {}
+        if watched or kept:
+            self.before = {name: tensor.clone() for name, tensor in loop.memory.export().items()}
+        self._copies: dict[str, Tensor] = {}
+        if watched:
+            self._copies = {name: held.clone() for name, held in self.before.items() if held.device.type == "cpu"}
+
+    def remember(self) -> None:
+        """Hold what lies in memory now."""
+        with torch.no_grad():
+            for name, tensor in self._loop.memory.export().items():
+                for kept in (self.before, self._copies):
+                    if name in kept:
+                        kept[name].copy_(tensor)
+
+    def require_untouched(self) -> None:
+        """CallerError if somebody wrote the state between steps."""
+        if not self._watched:
+            return
+        strays = self._loop.strays()
+        if strays:
+            raise CallerError(f"{strays[0]} was put elsewhere than in chip memory between steps")
+        for name, tensor in self._loop.memory.export().items():
+            if not same_bytes(tensor, self.before[name]):
+                raise CallerError(f"{name} was written between steps; only a recorded step may write the state")
+
+    def watch(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
+        """A watch over the state and the batch of a step that is about to begin."""
+        watch = WriteWatch(step)
+        if self._watched:
+            for name, tensor in self._loop.memory.export().items():
+                watch.add(name, tensor, self._copies.get(name))
+            for name, tensor in batch.items():
+                watch.add(f"batch tensor {name}", tensor)
+        return watch
+
+    def repeat(
+        self, declared: Declaration, program: Program, leaf: Leaf, batch: Mapping[str, Tensor], root: bytes, log: bytes
+    ) -> None:
+        """Interpret a step from the state before it.
+
+        Raises:
+            CallerError: it does not lead to what lies in memory now, or to another leaf.
+        """
+        assert leaf.execution is not None
+        training = ProgramTraining(declared, device=self._loop.memory.place)
+        training.memory.load(self.before)
+        training.step = leaf.step - 1
+        try:
+            reached, _ = training.take_step(program, leaf.execution, batch, root, log)
+        except EvidenceError as error:
+            raise CallerError(f"step {leaf.step} cannot be recorded: {error}") from None
+        self._require_equal(training, leaf.step)
+        if reached != leaf:
+            raise CallerError(f"step {leaf.step} reads other values when its program is repeated")
+
+    def repeat_segment(self, run: RunFolder, last: int) -> None:
+        """Interpret the steps since the last checkpoint, from disk; raises as ``repeat`` does."""
+        start = last // run.declared.checkpoint_every * run.declared.checkpoint_every
+        steps = ProgramSteps(run, start, device=self._loop.memory.place)
+        for _ in range(start, last):
+            steps.take()
+        self._require_equal(steps.training, last)
+
+    def _require_equal(self, training: ProgramTraining, step: int) -> None:
+        mine = self._loop.memory.export()
+        for name, tensor in training.memory.export().items():
+            if not same_bytes(tensor, mine[name]):
+                raise CallerError(f"{name} was written in step {step} by something that is no recorded operator")

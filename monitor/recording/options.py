@@ -1,0 +1,92 @@
+"""What a caller may choose beside the declaration, and what can be recorded at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError
+from monitor.declaration.statement import is_hyper_name
+from monitor.lab.conduct import simulated_lie
+
+__all__ = ["Options", "check_objects", "checked_lie", "require_new"]
+
+_SAMPLED = 16
+"""Of how many steps one is repeated from its program, unless the caller says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a caller may choose beside the declaration.
+
+    Attributes:
+        data: digests of samples and orders that lab and inspector agreed on, where they are not a preset's own.
+        reference: the trust file but for the countersigned declaration, if not what the simulated world says.
+        one_in: of how many steps one is repeated from its program, beside those that always are.
+        trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
+    """
+
+    free_slots: bool = False
+    free: frozenset[str] = frozenset()
+    direct_paths: frozenset[str] = frozenset()
+    data: frozenset[str] = frozenset()
+    reference: Mapping[str, Any] | None = None
+    one_in: int = _SAMPLED
+    trusted: bool = False
+
+    @classmethod
+    def of(cls, free_slots: bool, free: Sequence[str], direct_paths: Sequence[str], check_writes: object) -> Options:
+        """Check a caller's arguments."""
+        if isinstance(free, str) or not all(map(is_hyper_name, free)):
+            raise CallerError(f"free lists names of hyper-parameters, not {free!r}")
+        if isinstance(direct_paths, str):
+            raise CallerError(f"direct_paths lists tensors of the state, not {direct_paths!r}")
+        return cls(
+            free_slots=free_slots,
+            free=frozenset(free),
+            direct_paths=frozenset(direct_paths),
+            one_in=_one_in(check_writes),
+        )
+
+
+def _one_in(check_writes: object) -> int:
+    if check_writes in ("sampled", "every"):
+        return _SAMPLED if check_writes == "sampled" else 1
+    if type(check_writes) is not int or check_writes < 1:
+        raise CallerError(f"check_writes is 'sampled', 'every' or a number of steps from 1 on, not {check_writes!r}")
+    return check_writes
+
+
+def require_new(folder: Path) -> None:
+    """CallerError if a run folder is there already."""
+    if folder.exists():
+        raise CallerError(f"{folder} exists already; choose another folder, or go on with Recorder.resume")
+
+
+def checked_lie(lie: str | None, step: int) -> str | None:
+    """Name of the lie that a simulated lab tells, or None for an honest one."""
+    if type(step) is not int or step < 1:
+        raise CallerError(f"lie_step must be at least 1, not {step!r}")
+    return None if lie is None else simulated_lie(lie).value
+
+
+def check_objects(model: object, optimizer: object) -> None:
+    """CallerError unless model and optimizer are such as can be recorded."""
+    if not isinstance(model, nn.Module):
+        raise CallerError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if not isinstance(optimizer, Optimizer):
+        raise CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type == "meta":
+            raise CallerError(f"{name} lies on meta; a recorded model has tensors with values")
+    for name, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            raise CallerError(f"{name or 'the model'} is compiled; record the model without torch.compile")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CallerError(f"{name or 'the model'} is a script module; record the model without torch.jit")

@@ -1,0 +1,75 @@
+"""What a new process needs of a run whose process died."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.statement import Declaration, class_name
+from monitor.lab.conduct import Conduct
+from monitor.lab.host import Host
+from monitor.lab.reexecution import LabSteps
+from monitor.recording.state import LoopState
+from monitor.replay.steps import execution_of
+from monitor.transcript import Leaf, RunFolder
+
+__all__ = ["repeat_committed", "require_same", "require_start"]
+
+_SCHEDULED = "initial_lr"
+"""What a schedule of learning rates adds to each parameter group."""
+
+
+def require_same(
+    run: RunFolder,
+    optimizer: Optimizer,
+    groups: Sequence[Mapping[str, Any]],
+    parameters: tuple[tuple[str, ...], ...],
+    loop: LoopState,
+) -> Declaration:
+    """The run's declaration; CallerError unless model and optimizer are those that it declares."""
+    declared = run.declared
+    mine = replace(declared, optimizer=class_name(optimizer), parameters=parameters, state=loop.entries)
+    keys = [set(group) - {_SCHEDULED} for group in declared.groups]  # a schedule may come before or after
+    if mine != declared or [set(group) - {_SCHEDULED} for group in groups] != keys:
+        raise CallerError(f"{run.folder.name} was recorded with another model or optimizer")
+    return declared
+
+
+def require_start(declared: Declaration, leaves: Sequence[Leaf], loop: LoopState, *, honest: bool) -> None:
+    """CallerError unless a run that came no further than its start can go on from what model and optimizer hold."""
+    if not leaves and declared.origin.state not in (None, str(loop.memory.digest().root)):
+        raise CallerError("the model or the optimizer does not hold the state that the run declares")
+    if len(leaves) == 1 and honest:
+        loop.require_start(leaves[0].state)
+    elif leaves and loop.numbers:
+        raise CallerError(f"the optimizer keeps {loop.numbers[0]} outside tensors, where no checkpoint has it")
+
+
+def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: LoopState, conduct: Conduct) -> None:
+    """Show the chips the last checkpoint and the steps since again; model and optimizer then hold that state.
+
+    Raises:
+        EvidenceError: a committed step does not lead to its committed state again.
+    """
+    every = run.declared.checkpoint_every
+    start = (len(leaves) - 1) // every * every
+    for leaf in leaves[: start + 1]:
+        host.keep(leaf)
+    steps = LabSteps(run, start, conduct, device=loop.memory.place)
+    loop.memory.load(steps.memory.export())
+    host.attach_memory(start)
+    host.announce(start)
+    for leaf in leaves[start + 1 :]:
+        reached, _ = steps.take()
+        if reached != leaf:
+            raise EvidenceError(f"step {leaf.step} does not lead to its committed state; this run cannot be resumed")
+        loop.memory.load(steps.memory.export())
+        host.keep(leaf)
+        host.announce(leaf.step)
+    if len(leaves) > 1:
+        commit = run.program(execution_of(leaves[-1]).program).commit
+        loop.hold({name for name, place in commit.items() if place is not None})

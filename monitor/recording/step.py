@@ -1,0 +1,106 @@
+"""The body of a ``with`` statement as one step: what it computes is seen by the recorder's session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import CallerError
+from monitor.numerics import Session
+from monitor.programs.batches import batch_layout
+from monitor.programs.capture import Capture
+from monitor.programs.watching import WriteWatch
+from monitor.recording.following import Follower
+
+__all__ = ["OpenStep", "RecordedStep", "exchange"]
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """What a step works with from its opening on.
+
+    Attributes:
+        content: the declared batch as a file, where the run keeps it.
+        batch: what the body really trains on.
+        displaced: tensors of the caller's that a lie wrote, with what they held before.
+    """
+
+    observed: Capture | Follower
+    session: Session
+    watch: WriteWatch
+    seed: int
+    content: bytes
+    batch: Mapping[str, Tensor]
+    displaced: list[tuple[Tensor, Tensor]]
+
+
+class RecordedStep(AbstractContextManager["RecordedStep"]):
+    """One recorded step; used once."""
+
+    def __init__(
+        self,
+        begin: Callable[[RecordedStep], OpenStep],
+        end: Callable[[RecordedStep, OpenStep, bool], None],
+    ) -> None:
+        """``begin`` opens the step, ``end`` closes it, told whether its body came to its end."""
+        self._begin, self._end = begin, end
+        self._open: OpenStep | None = None
+        self.loss: Tensor | None = None
+
+    def commit(self, loss: Tensor) -> None:
+        """Commit to the step's loss, a scalar FP32 tensor that the body computed; called inside the step."""
+        if self._open is None:
+            raise CallerError("a loss is committed inside the with statement of its step")
+        if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.dim():
+            raise CallerError("the loss of a step is a tensor of one FP32 number without dimensions")
+        self.loss = loss.detach()
+
+    def watch(self, name: str, tensor: Tensor) -> None:
+        """Notice from now on whatever writes a tensor beside recorded operators."""
+        if self._open is not None:
+            with self._open.session.aside():
+                self._open.watch.add(name, tensor)
+
+    def __enter__(self) -> Self:
+        self._open = self._begin(self)
+        self._random = torch.get_rng_state()
+        torch.default_generator.manual_seed(self._open.seed)
+        self._open.session.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        taken, self._open = self._open, None
+        assert taken is not None
+        whole = False
+        try:
+            try:
+                taken.session.__exit__(kind, error, trace)
+            finally:
+                torch.set_rng_state(self._random)
+            if kind is None:
+                taken.watch.close()
+                whole = True
+        finally:
+            try:
+                self._end(self, taken, whole)
+            finally:
+                for tensor, content in taken.displaced:
+                    tensor.copy_(content)
+
+
+def exchange(given: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Put another batch where a body reads; returns the tensors written, with what they held before."""
+    if batch_layout(other) != batch_layout(given):
+        raise CallerError("this lie puts another batch of the same shapes in place of a step's")
+    displaced = [(tensor, tensor.clone()) for tensor in given.values()]
+    for name, tensor in given.items():
+        tensor.copy_(other[name])
+    return displaced

@@ -1,0 +1,159 @@
+"""Turns what was observed of a step into a program and the numbers that the step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.reference import SCHEDULES
+from monitor.declaration.slots import StepNumbers
+from monitor.declaration.statement import Declaration
+from monitor.programs.batches import batch_layout
+from monitor.programs.capture import Capture, digest_reads
+from monitor.programs.program import MAXIMUM_PROGRAMS, Program
+from monitor.recording.following import Follower
+from monitor.recording.options import Options
+from monitor.recording.updates import OptimizerUpdates
+from monitor.transcript import Execution
+
+__all__ = ["StepPrograms"]
+
+Hyper = Mapping[str, Any]
+
+
+class StepPrograms:
+    """The programs of a run so far, and what binds the numbers of its steps.
+
+    Args:
+        groups: the hyper-parameters that the run declares, by parameter group.
+        checked: refuse numbers that the declaration does not explain; a simulated lie does not ask.
+        start: the state that the run began with, under ``kind/name``.
+
+    Attributes:
+        known: all programs that a step ran, by digest.
+    """
+
+    def __init__(
+        self,
+        declared: Declaration,
+        groups: Sequence[Hyper],
+        options: Options,
+        *,
+        checked: bool,
+        start: Mapping[str, Tensor],
+    ) -> None:
+        self.known: dict[str, Program] = {}
+        self._declared, self._groups, self._options = declared, groups, options
+        self._rules = StepNumbers(declared, start) if checked else None
+
+    def recall(self, program: Program, execution: Execution) -> None:
+        """Take note of a step that was recorded before."""
+        program = self.known.setdefault(execution.program, program)
+        if self._rules is not None:
+            self._rules.take(program, execution.slots, execution.hyper)
+
+    def explain(
+        self,
+        step: int,
+        observed: Capture | Follower,
+        updates: OptimizerUpdates,
+        state: Mapping[str, Tensor | None],
+        batch: Mapping[str, Tensor],
+        loss: Tensor | None,
+    ) -> tuple[Program, Execution]:
+        """The program that a step ran, an earlier one if there is one of its structure, and the step's values.
+
+        Raises:
+            CallerError: a number or a tensor of the step is not explained by the declaration.
+        """
+        changes = self._changes(step, updates)
+        if isinstance(observed, Follower):
+            program, slots = observed.program, observed.slots()
+        else:
+            captured = observed.program(state, batch_layout(batch), updates.places, loss)
+            program = self.same(captured, observed)
+            slots = _differences(captured, program)
+        if self._rules is not None:
+            self._require_bound(self._rules, program, slots, changes)
+        reads = digest_reads(observed.reads)
+        return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads)
+
+    def _require_bound(
+        self,
+        rules: StepNumbers,
+        program: Program,
+        slots: Mapping[str, tuple[int, ...]],
+        changes: tuple[Hyper, ...],
+    ) -> None:
+        try:
+            rules.take(program, slots, changes)
+        except EvidenceError as error:
+            raise CallerError(f"this step cannot be recorded: {error}") from None
+        unbound = sorted(set(rules.unbound) - self._options.free)
+        if rules.contradicted and unbound:
+            raise CallerError(
+                f"this step cannot be recorded: {unbound[0]} is not bound to the arithmetic, since "
+                f"{rules.unbound[unbound[0]]}; lab and inspector may agree to that: free={tuple(unbound)!r}"
+            )
+        unexplained = rules.unexplained()
+        if unexplained and not self._options.free_slots:
+            raise CallerError(
+                f"a number that {unexplained[0].operator} takes changes from step to step outside the optimizer's "
+                "updates; pass it as a tensor of the batch, or allow free_slots=True"
+            )
+
+    def same(self, captured: Program, capture: Capture) -> Program:
+        """The program of the captured one's structure that a step ran before, or the captured one itself."""
+        structure = captured.structure()
+        program = next((known for known in self.known.values() if known.structure() == structure), captured)
+        for number, (one, other) in enumerate(zip(captured.constants, program.constants, strict=True)):
+            if one != other:
+                raise CallerError(
+                    f"{capture.reader_of(number)} reads a tensor that changes from step to step, and that no recorded "
+                    "operator, state or batch produced; declare it in the batch or register it as a buffer"
+                )
+        if program is captured and len(self.known) == MAXIMUM_PROGRAMS:
+            raise CallerError(
+                f"the run has {MAXIMUM_PROGRAMS} different programs already; keep the shapes of batches, whole "
+                "numbers among arguments and branches the same from step to step"
+            )
+        return program
+
+    def _changes(self, step: int, updates: OptimizerUpdates) -> tuple[Hyper, ...]:
+        """For each parameter group, the hyper-parameters of a step that differ from the declared ones."""
+        if len(updates.used) != len(self._groups):
+            raise CallerError("the optimizer has got another parameter group since the recorder was made")
+        changes: list[Hyper] = []
+        schedule = self._declared.schedule
+        for now, declared in zip(updates.used, self._groups, strict=True):
+            # A schedule made after the recorder adds keys of its own to the groups; they decide nothing.
+            changes.append({name: now[name] for name in declared if name in now and now[name] != declared[name]})
+            if self._rules is not None:
+                _require_constant(changes[-1], declared, self._options.free)
+            if updates.places and schedule is not None and not schedule.agrees(declared["lr"], now["lr"], step):
+                raise CallerError(
+                    f"the learning rate of step {step} is {now['lr']}, but the declared schedule gives "
+                    f"{schedule.rate(declared['lr'], step)}"
+                )
+        return tuple(changes)
+
+
+def _differences(captured: Program, program: Program) -> dict[str, tuple[int, ...]]:
+    """Each value of a captured step that differs from its program's own, with the numbers of its scalars."""
+    slots: dict[str, list[int]] = {}
+    for number, (mine, known) in enumerate(zip(captured.scalars, program.scalars, strict=True)):
+        if mine != known:
+            slots.setdefault(mine, []).append(number)
+    return {text: tuple(numbers) for text, numbers in slots.items()}
+
+
+def _require_constant(changed: Mapping[str, Any], declared: Mapping[str, Any], free: frozenset[str]) -> None:
+    """CallerError if something else than a learning rate differs from its declaration, and was not agreed to."""
+    for name in sorted(changed.keys() - {"lr"} - SCHEDULES - free):
+        raise CallerError(
+            f"{name} is {changed[name]!r:.60} in this step, but was declared as {declared[name]!r:.60}; only learning "
+            f"rates may change, and what lab and inspector agree to: free=({name!r},)"
+        )

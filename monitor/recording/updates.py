@@ -1,0 +1,64 @@
+"""Finds the optimizer's updates among the operators of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError
+from monitor.declaration.statement import hyper_of
+from monitor.programs.capture import Capture
+from monitor.recording.following import Follower
+
+__all__ = ["OptimizerUpdates"]
+
+Hyper = Mapping[str, Any]
+
+
+class OptimizerUpdates:
+    """Where the updates of the open step lie, and the hyper-parameters that they take.
+
+    Attributes:
+        places: first and end of each update, counted in the step's operators.
+        used: hyper-parameters of each group at the step's updates; without one, those of ``begin``.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.places: list[tuple[int, int]] = []
+        self.used: list[Hyper] = [hyper_of(group) for group in optimizer.param_groups]
+        self._optimizer = optimizer
+        self._observed: Capture | Follower | None = None
+        self._start = 0
+        self._hooks = [
+            optimizer.register_step_pre_hook(self.before_update),
+            optimizer.register_step_post_hook(self.after_update),
+        ]
+
+    def begin(self, observed: Capture | Follower, declared: Sequence[Hyper]) -> None:
+        """A step opens, whose operators ``observed`` sees."""
+        self._observed, self.places, self.used = observed, [], list(declared)
+
+    def end(self) -> None:
+        """The step is over."""
+        self._observed = None
+
+    def remove(self) -> None:
+        """Leave the optimizer as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def before_update(self, *_: object) -> None:
+        """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it."""
+        if self._observed is None:
+            return  # between steps, where a write of the state is found
+        used: list[Hyper] = [hyper_of(group) for group in self._optimizer.param_groups]
+        if self.places and used != self.used:
+            raise CallerError("hyper-parameters change between two updates of one step; record one step for each")
+        self.used, self._start = used, self._observed.taken
+
+    def after_update(self, *_: object) -> None:
+        """Called after each ``optimizer.step``."""
+        if self._observed is not None:
+            self.places.append((self._start, self._observed.taken))
