@@ -18,8 +18,9 @@ from firmware_sim._silicon import Silicon, powered_down
 from firmware_sim.audit import MAX_AUDITED_TICKS, EpochSpan, epoch_spans
 from firmware_sim.checks import ChipEvidence, ChipTrust, check_chip, records_of
 from firmware_sim.errors import ChipwitnessError, EvidenceError
-from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, log_head, parse_log
+from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
+from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.quote import Quote, open_quote
 from firmware_sim.firmware import FirmwareChip
 from firmware_sim.identity import ChipIdentity, issue_alias, read_chain
@@ -54,7 +55,8 @@ class ChipView:
     `counter` is the monotonic counter and `tick`, `busy` the time of this boot, from the persistent state or from
     the quote. `capacity` are the bytes of its NVRAM and `quotas` the records of each kind that the log takes: fused in,
     so None in evidence, as `quote` is None in a chip's folder, which keeps none. `problem` is what is wrong: why the
-    chip would not boot, or why the evidence does not hold together; then `epochs` is empty.
+    chip would not boot, or why the evidence does not hold together; then `epochs` is empty. `records` are those after
+    `since`, and `wear` is how often the most used slot and cell of NVRAM were written, None in evidence.
     """
 
     identity: ChipIdentity
@@ -69,6 +71,8 @@ class ChipView:
     quotas: Mapping[RecordKind, int] | None
     quote: Quote | None
     problem: str | None
+    since: LogCheckpoint = BIRTH
+    wear: tuple[int, int] | None = None
 
     @property
     def used(self) -> int:
@@ -80,8 +84,9 @@ class ChipView:
         return Counter(record.kind for record in self.records)
 
     @property
-    def head(self) -> bytes:
-        return log_head(self.records)
+    def end(self) -> LogCheckpoint:
+        """Where the log ends."""
+        return self.since.extend(self.records)
 
 
 def read_silicon(folder: Path) -> ChipView:
@@ -95,11 +100,13 @@ def read_silicon(folder: Path) -> ChipView:
         silicon = Silicon(copy, PosixDisk())
         try:
             fuses, firmware, state, counter = silicon.fuses, silicon.firmware, silicon.state, silicon.nvram.sequence
-            records = parse_log(silicon.log.read(), chip=fuses.secrets.chip_id)
+            data = silicon.log.read()
+            records = parse_log(data, chip=fuses.secrets.chip_id) if data else []
         finally:
             silicon.close()
         problem = _why_not_booting(copy)
-    spans = [] if problem else epoch_spans(records)
+    spans = [] if problem else epoch_spans(records, state.checkpoint)
+    cells = state.released + sum(record.kind not in FOLDED for record in records)
     keys = [
         EpochKey(epoch=span.epoch, key=derive_epoch_key(fuses.schedule_secret, span.epoch))
         for span in spans
@@ -118,6 +125,8 @@ def read_silicon(folder: Path) -> ChipView:
         quotas=fuses.nvram.quotas,
         quote=None,
         problem=problem,
+        since=state.checkpoint,
+        wear=(-(-counter // 2), -(-cells // fuses.nvram.cells)),
     )
 
 

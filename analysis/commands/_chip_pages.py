@@ -61,16 +61,16 @@ def show_json(name: str, view: ChipView) -> dict[str, Any]:
             "measurement": str(identity.measurement),
             "security_version": identity.security_version,
         },
-        "boot": view.records[-1].boot,
+        "boot": view.end.boot,
         "tick": view.tick,
         "busy": view.busy,
         "counter": view.counter,
-        "log_size": len(view.records),
-        "log_head": view.head.hex(),
+        "log_size": view.end.size,
+        "log_head": view.end.head.hex(),
         "records": {
             kind.name: {"used": counts[kind], "quota": None if quotas is None else quotas[kind]} for kind in RecordKind
         },
-        "memory": {"used_bytes": view.used, "capacity_bytes": view.capacity},
+        "memory": {"used_bytes": view.used, "capacity_bytes": view.capacity, "writes": view.wear},
         "snapshot_rate": str(view.snapshot_rate),
         "snapshot_algorithm": view.snapshot_algorithm,
         "epochs": [_epoch_json(row) for row in view.epochs],
@@ -95,7 +95,8 @@ def show_lines(name: str, view: ChipView) -> Iterator[str]:
     used = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
     yield f"records      {', '.join(used)}"
     full = f" of {view.capacity}" if view.capacity is not None else ""
-    yield f"memory       {view.used}{full} bytes"
+    worn = "" if view.wear is None else f"; a slot was written {view.wear[0]} times, a cell at most {view.wear[1]}"
+    yield f"memory       {view.used}{full} bytes{worn}"
     shares = {kind: (counts[kind], most) for kind, most in (view.quotas or {}).items() if most > 1}
     if shares:
         kind, (count, most) = max(shares.items(), key=lambda item: item[1][0] / item[1][1])
