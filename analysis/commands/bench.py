@@ -26,7 +26,7 @@ _SIMPLE = {
     "registry": "imports and censuses of a large registry",
 }
 _ON_NATIVE = ("demo", "accuracy", "replay")
-_UNITS = {"adversary": "sequence", "storage": "step", "faults": "life"}
+_UNITS = {"adversary": "sequence", "storage": "step", "faults": "life", "chip": "part"}
 """Works whose progress is a number of these."""
 
 
@@ -157,6 +157,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "chip",
+        "what a chip costs: freezes, digests, memory, audits, and ten years in 64 KiB under a flood",
+        "JSON: a list of rows with work (freeze, digest, chips, audit or decade), mode, seconds, ratio (to a plain "
+        "copy, to SHA-256 in one thread, to the youngest log) and what else was measured; exit code 1 where a target "
+        "is missed",
+    )
+    one.add_argument("--chips", type=int, metavar="N", help="chips in one process (default: 1000)")
+    one.add_argument("--megabytes", type=int, metavar="M", help="memory that is frozen and hashed (default: 512)")
+    one.add_argument("--years", type=int, metavar="Y", help="of a chip in the field (default: 10)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "faults",
         "a chip's life with one write that goes wrong, for each write and each way to go wrong",
         "JSON: a list of rows with work (raise, short, lost, flip or kill), mode (what the chip was doing), seconds, "
@@ -164,7 +177,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "not go on) and problems; exit code 1 where anything is lost",
     )
     one.add_argument(
-        "--faults", type=int, metavar="N", help="at least so many; from 420 on in whole rounds (default: 1000)"
+        "--faults",
+        type=int,
+        metavar="N",
+        help="at least so many; in whole rounds where they are more than there are writes (default: 1000)",
     )
     one.add_argument("--seed", type=int, metavar="S", help="which bits flip and where writes end (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
@@ -203,7 +219,8 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
-    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults"]
+    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
+    names += ["megabytes", "years"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work in ("equality", "quality", "evasions", "honest", "fuzz"):
         if arguments.work in ("equality", "quality"):
