@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from analysis.bench._decade import decade
 from analysis.bench._origin import write
@@ -40,14 +41,16 @@ from firmware_sim import (
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import hash_blocks
 from firmware_sim.evidence.digest import byte_view
+from monitor.presets import initialise, preset
+from monitor.transcript import to_batch
 
 __all__ = ["FREEZE", "SHARE", "run", "verdict", "write"]
 
 Row = dict[str, Any]
 
-FREEZE, SHARE, CHIP_BYTES, AUDIT = 1.3, 0.85, 2e6, 1.5
-"""A freeze in plain copies; a digest's share of threads times SHA-256; bytes of a chip; the oldest log's audit in that
-of the youngest."""
+FREEZE, SHARE, STEP, CHIP_BYTES, AUDIT = 1.3, 0.85, 1.1, 2e6, 1.5
+"""A freeze in plain copies; a digest's share of threads times SHA-256; a step with a snapshot in plain steps; bytes of
+a chip; the oldest log's audit in that of the youngest."""
 _PAIRS = 20
 _TENSORS = 8
 _RUN = bytes(range(32))
@@ -62,8 +65,8 @@ def run(
 
     Rows hold ``work``, ``mode``, ``seconds``, ``ratio`` and more: ``freeze`` (seconds a gigabyte, medians of 20 pairs,
     in plain copies of the same memory), ``digest`` (seconds a gigabyte; ``share`` of threads times one thread's
-    SHA-256), ``chips`` (``bytes`` each, all in one process), ``audit`` (seconds; ratio to the youngest log) and
-    ``decade``.
+    SHA-256), ``tiny-gpt`` (a step, with a snapshot in each, in plain steps), ``chips`` (``bytes`` each, all in one
+    process), ``audit`` (seconds; ratio to the youngest log) and ``decade``.
 
     Args:
         chips: chips in one process.
@@ -84,6 +87,7 @@ def run(
             partial(_chips, folder, chips),
             partial(_freeze, folder, megabytes),
             partial(_digest, megabytes),
+            partial(_training, folder),
             partial(_audits, folder),
             partial(_field, folder, years),
         ]
@@ -169,6 +173,44 @@ def _digest(megabytes: int) -> list[Row]:
             "processor_share": work,
             **rest,
         },
+    ]
+
+
+def _training(folder: Path) -> list[Row]:
+    """Plain steps of a model beside steps with a snapshot of weights and optimizer in each, up to the last record."""
+    entry, task = preset("tiny-gpt"), "tiny-gpt"
+    model = entry.build().train()
+    initialise(model, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=entry.learning_rate, foreach=False)
+    batch = to_batch(entry.samples(None), np.arange(entry.batch_size))
+    chip = _make(folder, task, Fraction(1))
+
+    def train(steps: int, tick: bool) -> float:
+        start = time.perf_counter()
+        for number in range(steps):
+            optimizer.zero_grad()
+            torch.autograd.backward(entry.loss(model, batch))
+            optimizer.step()
+            if tick:
+                chip.tick(_RUN, number)
+        chip.log_bytes()
+        return (time.perf_counter() - start) / steps
+
+    train(1, tick=False)
+    regions = [Region.of(name, value) for name, value in model.named_parameters()]
+    for name, value in model.named_parameters():
+        for key, held in optimizer.state[value].items():
+            regions.append(Region.of(f"{name}/{key}", held, kind="optimizer"))
+    chip.attach(DeviceMemory(regions), _RUN, 0)
+    train(1, tick=True)
+    pairs = [(train(5, tick=False), train(5, tick=True)) for _ in range(_PAIRS)]
+    chip.cut_power()
+    plain, watched = (statistics.median(times) for times in zip(*pairs, strict=True))
+    rest = {"pairs": _PAIRS, "megabytes": sum(region.entry.byte_count for region in regions) / (1 << 20)}
+    ratio = statistics.median(watched / plain for plain, watched in pairs)
+    return [
+        {"work": task, "mode": "plain step", "seconds": plain, "ratio": 1.0, **rest},
+        {"work": task, "mode": "snapshot in each step", "seconds": watched, "ratio": ratio, **rest},
     ]
 
 
@@ -293,6 +335,8 @@ def verdict(rows: Sequence[Row]) -> str | None:
             return f"{what}: {row['ratio']:.2f} plain copies, more than {FREEZE}"
         if "share" in row and row["share"] < SHARE:
             return f"{what}: {row['share']:.2f} of its threads' SHA-256, less than {SHARE}"
+        if row["work"] == "tiny-gpt" and row["ratio"] > STEP:
+            return f"{what}: {row['ratio']:.2f} plain steps, more than {STEP}"
         if row["work"] == "chips" and row["bytes"] > CHIP_BYTES:
             return f"{what}: {row['bytes'] / 1e6:.1f} MB a chip, more than {CHIP_BYTES / 1e6:.0f}"
         if row["work"] == "audit" and row["ratio"] > AUDIT:

@@ -40,7 +40,14 @@ def test_all_parts_are_measured(capsys, tmp_path):
     rows = json.loads(capsys.readouterr().out)
     assert code == (chip.verdict(rows) is not None)  # a busy machine may miss a target
     assert json.loads(out.read_text())["rows"] == rows
-    assert [row["work"] for row in rows] == ["chips"] * 2 + ["freeze"] * 3 + ["digest"] * 2 + ["audit"] * 6 + ["decade"]
+    assert [row["work"] for row in rows] == [
+        *["chips"] * 2,
+        *["freeze"] * 3,
+        *["digest"] * 2,
+        *["tiny-gpt"] * 2,
+        *["audit"] * 6,
+        "decade",
+    ]
     freeze = {row["mode"]: row["ratio"] for row in rows if row["work"] == "freeze"}
     assert freeze["copy"] == 1 < freeze["record"]
     assert all(row["bytes"] < chip.CHIP_BYTES for row in rows if row["work"] == "chips")
@@ -56,6 +63,7 @@ def test_all_parts_are_measured(capsys, tmp_path):
         ({"work": "freeze", "mode": "record", "ratio": 9.0}, None),
         ({"work": "digest", "mode": "blocks", "ratio": 0.7, "share": 0.84}, "0.84 of its threads' SHA-256"),
         ({"work": "digest", "mode": "blocks", "ratio": 0.5, "share": 0.86}, None),
+        ({"work": "tiny-gpt", "mode": "snapshot in each step", "ratio": 1.11}, "1.11 plain steps, more than 1.1"),
         ({"work": "chips", "mode": "resident", "ratio": None, "bytes": 2.1e6}, "2.1 MB a chip"),
         ({"work": "audit", "mode": "new", "ratio": 1.6, "old": 16000}, "behind 16000: 1.60 times as long"),
         ({"work": "decade", "mode": "x", "ratio": None, "used": 65537, "capacity": 65536}, "65537 bytes do not fit"),
