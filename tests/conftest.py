@@ -51,6 +51,7 @@ def record_run(
     after: Path | None = None,
     parent: Path | None = None,
     idle_chips: int = 0,
+    shares: tuple[int, ...] | None = None,
     **changes: Any,
 ) -> Recorded:
     """Train a small run; the declared end is an hour after ``STARTED``."""
@@ -74,7 +75,7 @@ def record_run(
     if after is not None:
         hour = timedelta(hours=1)
         config = next_site_config(after, lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=hour)
-    train(task, run, config, device=device, parent=parent)
+    train(task, run, config, device=device, shares=shares, parent=parent)
     files = [each.with_name(f"{each.name}.trust.json") for each in (after, parent, run) if each is not None]
     return Recorded(run, Trust.load(files, [run]))
 

@@ -116,7 +116,7 @@ def _synthetic(folder: Path, leaves: int, tell: Callable[[int], object]) -> list
         numerics="exact",
         seed=_SEED,
         checkpoint_every=leaves,
-        shards=_SHARDS,
+        shares=(1,) * _SHARDS,
         optimizer="torch.optim.sgd.SGD",
         groups=({"lr": 0.1},),
         parameters=(("w",),),

@@ -11,6 +11,7 @@ from analysis.commands._common import add_json, finish, write_new
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+    from collections.abc import Sequence
 
     from inspector.inspection.declaring import Proposal
     from monitor.declaration.origin import Origin
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = (
-    "JSON keys: digest, lab, declaration (numerics, seed, checkpoint_every, shards, optimizer, groups, parameters, "
+    "JSON keys: digest, lab, declaration (numerics, seed, checkpoint_every, shares, optimizer, groups, parameters, "
     "state, schedule, length or null for an open end, recipe, origin), state_bytes, programs (program, flop, "
     "most_flop, bytes), data (what the run commits to), signer (id of a key, not checked here, or null)"
 )
@@ -84,7 +85,7 @@ def _lines(proposal: Proposal) -> list[str]:
     schedule = declared.schedule
     lines = [
         f"declaration    {declaration_digest(declared)}",
-        f"lab            {proposal.lab}, on {declared.shards} chips",
+        f"lab            {proposal.lab}, on {declared.shards} chips{_shares(declared.shares)}",
         f"training       {recipe}, {end}, a checkpoint every {declared.checkpoint_every} steps, seed {declared.seed}",
         f"numerics       {declared.numerics}",
         f"initial state  {_origin(declared.origin, declared.seed)}",
@@ -102,6 +103,12 @@ def _lines(proposal: Proposal) -> list[str]:
     lines += [f"data           {name!a:.20} {value!a:.100}" for name, value in proposal.data.items()]
     signer = "nobody yet" if proposal.signer is None else f"key {proposal.signer} (not checked here)"
     return [*lines, f"signed by      {signer}"]
+
+
+def _shares(shares: Sequence[int]) -> str:
+    """How they hold the state, unless they do so evenly."""
+    shown = [*map(str, shares[:16]), *(["…"] if len(shares) > 16 else [])]
+    return "" if len(set(shares)) == 1 else f" with shares {', '.join(shown)}"
 
 
 def _origin(origin: Origin, seed: int) -> str:

@@ -122,6 +122,7 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="rounded: worst-case error bounds; -probabilistic fails with at most 1e-6 a run, -calibrated was measured",
     )
     parser.add_argument("--chips", type=int, default=4, metavar="N", help="chips that hold a shard each (default 4)")
+    parser.add_argument("--shares", metavar="N,N,…", help="instead: how many parts of the state each chip holds")
     parser.add_argument(
         "--idle-chips", type=int, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
     )
@@ -179,6 +180,7 @@ def _train(arguments: argparse.Namespace) -> int:
             arguments.out,
             config,
             device=arguments.device,
+            shares=_shares(arguments),
             parent=arguments.parent,
             reference=reference,
             progress=bar,
@@ -213,6 +215,13 @@ def _task(arguments: argparse.Namespace, chips: int) -> Task:
     )
 
 
+def _shares(arguments: argparse.Namespace) -> list[int] | None:
+    try:
+        return None if arguments.shares is None else [int(part) for part in arguments.shares.split(",")]
+    except ValueError:
+        raise CallerError(f"{arguments.shares!a:.100} is no list of shares such as 3,1,2") from None
+
+
 def _site(arguments: argparse.Namespace) -> SiteConfig:
     from monitor.lab.conduct import simulated_lie
     from monitor.lab.site import new_site_config, next_site_config
@@ -235,7 +244,7 @@ def _site(arguments: argparse.Namespace) -> SiteConfig:
     return new_site_config(
         lab=arguments.lab,
         seed=arguments.seed,
-        chips=arguments.chips,
+        chips=len(_shares(arguments) or ()) or arguments.chips,
         idle_chips=arguments.idle_chips,
         lie=lie,
         lie_step=lie_step,

@@ -1,12 +1,14 @@
 """Record somebody's own PyTorch loop in three lines, then inspect it on another processor's kernels.
 
-Shows: the loop stays ordinary PyTorch; what the inspector repeats is the recorded program, not this file's Python. A
-second lab records the same loop and trains one step on another batch than it declares: it is rejected, and only it.
+Shows: the loop stays ordinary PyTorch; what the inspector repeats are recorded programs, not this file's Python. The
+first of them initialises the weights, so that a cap on compute can be shown to hold. A second lab records the same loop
+and trains one step on another batch than it declares: it is rejected, and only it.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from inspector import Settings, Trust, Verdict, inspect
-from monitor import Recorder
+from monitor import Recorder, initialised
 
 STEPS = 6
 
@@ -23,7 +25,7 @@ STEPS = 6
 def train(run: Path, *, lie: str | None = None) -> None:
     """A loop as it stands in many scripts; the recorder adds three lines."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4))
+    model = initialised(lambda: nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4)), seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(STEPS)]
 
@@ -40,7 +42,7 @@ def train(run: Path, *, lie: str | None = None) -> None:
 
 def judge(run: Path) -> Verdict:
     """An inspection of all chips; the trust file lies beside the run, on the inspector's side."""
-    trust = Trust.load([run.with_name(f"{run.name}.trust.json")], [run])
+    trust = replace(Trust.load([run.with_name(f"{run.name}.trust.json")], [run]), maximum_flop=10**9)
     settings = Settings(samples=4, seed=None, devices=("sse41",))
     return inspect([run], trust, settings, now=datetime.now(UTC))
 

@@ -133,7 +133,7 @@ def departures(agreed: Declaration, declared: Declaration) -> list[str]:
 def _derived(declared: Declaration, recipe: Task) -> str:
     """Digest of the program that a recipe gives; EvidenceError if the run declares other things than it does."""
     derived = derive(recipe)
-    if replace(declared, origin=Origin()) != derived.declaration:
+    if replace(declared, origin=Origin(), shares=derived.declaration.shares) != derived.declaration:
         raise EvidenceError(f"the run declares other things than preset {recipe.preset} and its task give")
     return derived.program.digest
 

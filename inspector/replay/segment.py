@@ -8,7 +8,7 @@ from typing import Any
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
-from monitor.replay.initialisation import initial_memory
+from monitor.replay.initialisation import initialised_memory
 from monitor.replay.steps import ProgramSteps
 from monitor.sharding import StateDigest
 from monitor.transcript import Leaf, RunFolder
@@ -104,9 +104,8 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
     steps = ProgramSteps(run, segment.start, bound=Bound(check=check_rounding))
-    start_state = steps.training.memory.digest()
     start = None if segment.start else run.initialisation
-    initial_state = None if start is None else initial_memory(run.declared, start).digest()
+    initial_state = None if start is None else initialised_memory(run.declared, start).digest()
     leaves: list[Leaf] = []
     contradiction: dict[str, Any] | None = None
     logged = turned = 0
@@ -131,7 +130,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
         leaves.append(leaf)
     return SegmentReplay(
         segment=segment,
-        start_state=start_state,
+        start_state=steps.start,
         initial_state=initial_state,
         leaves=tuple(leaves),
         contradiction=contradiction,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "Declaration",
     "StateEntry",
     "check_hyper",
+    "check_shares",
     "class_name",
     "hyper_of",
     "is_hyper_name",
@@ -39,10 +40,11 @@ __all__ = [
 
 _FORM = "declaration/1"
 _KEYS = {
-    *("form", "numerics", "seed", "checkpoint_every", "shards", "optimizer", "groups", "parameters", "state"),
+    *("form", "numerics", "seed", "checkpoint_every", "shares", "optimizer", "groups", "parameters", "state"),
     *("schedule", "length", "recipe", "origin"),
 }
 _MOST_GROUPS = 1 << 10
+_MOST_CHIPS = 1 << 12
 _HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _STATE_NAME = re.compile(r"(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
 _SCALARS = (bool, int, float, str, type(None))
@@ -79,6 +81,7 @@ class Declaration:
 
     Attributes:
         seed: of the keys of random operators (dropout).
+        shares: how many equal parts of the state each chip holds, in their order.
         optimizer: full name of the optimizer's class.
         groups: hyper-parameters of each parameter group, as they are before the first step.
         parameters: names of the weights in each parameter group, in its order.
@@ -94,7 +97,7 @@ class Declaration:
     numerics: str
     seed: int
     checkpoint_every: int
-    shards: int
+    shares: tuple[int, ...]
     optimizer: str
     groups: tuple[Mapping[str, Any], ...]
     parameters: tuple[tuple[str, ...], ...]
@@ -114,10 +117,11 @@ class Declaration:
             raise CallerError(f"the length of a run is 1 … {bounds.STEPS.most} steps, not {self.length!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
             raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed!r}")
-        for name, most in (("checkpoint_every", bounds.STEPS.most), ("shards", 4096)):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise CallerError(f"{name} must be at least 1 and at most {most}, not {value!r}")
+        if type(self.checkpoint_every) is not int or not 1 <= self.checkpoint_every <= bounds.STEPS.most:
+            raise CallerError(f"checkpoint_every is 1 … {bounds.STEPS.most}, not {self.checkpoint_every!r}")
+        check_shares(self.shares)
+        if self.recipe is not None and self.recipe.shards != len(self.shares):
+            raise CallerError(f"the recipe is for {self.recipe.shards} chips, not {len(self.shares)}")
         if not 1 <= len(self.state) <= bounds.TENSORS.most:
             raise CallerError(f"the state has {len(self.state)} tensors; 1 … {bounds.TENSORS.most} can be recorded")
         if not 1 <= len(self.groups) <= _MOST_GROUPS:
@@ -142,12 +146,12 @@ class Declaration:
     def of_recipe(
         cls, task: Task, model: nn.Module, optimizer: Optimizer, state: tuple[StateEntry, ...]
     ) -> Declaration:
-        """The declaration of a preset's task, given what it builds."""
+        """The declaration of a preset's task, given what it builds, with equal shares for all chips."""
         return cls(
             numerics=task.numerics,
             seed=task.seed,
             checkpoint_every=task.checkpoint_every,
-            shards=task.shards,
+            shares=(1,) * task.shards,
             optimizer=class_name(optimizer),
             groups=tuple(hyper_of(group) for group in optimizer.param_groups),
             parameters=members_of(model, optimizer),
@@ -159,16 +163,25 @@ class Declaration:
         )
 
     @property
+    def shards(self) -> int:
+        """Number of chips that hold the state."""
+        return len(self.shares)
+
+    @property
     def byte_count(self) -> int:
         """Bytes of the whole state."""
         return sum(entry.byte_count for entry in self.state)
+
+    def checkpoint_before(self, step: int) -> int:
+        """The newest step before this one that has a checkpoint; of the initial state, that step itself."""
+        return max(step - 1, 0) // self.checkpoint_every * self.checkpoint_every
 
     @property
     def layout(self) -> Layout:
         """Which blocks of the state lie on which chips; EvidenceError if it cannot be spread over the shards."""
         tensors = {(entry.kind, entry.name): (entry.dtype, entry.shape) for entry in self.state}
         try:
-            return Layout.even(tensors, self.shards)
+            return Layout.shared(tensors, self.shares)
         except CallerError as error:
             raise EvidenceError(f"the declared state cannot be laid out: {error}") from None
 
@@ -198,7 +211,7 @@ class Declaration:
             "numerics": self.numerics,
             "seed": self.seed,
             "checkpoint_every": self.checkpoint_every,
-            "shards": self.shards,
+            "shares": list(self.shares),
             "optimizer": self.optimizer,
             "groups": [dict(group) for group in self.groups],
             "parameters": [list(names) for names in self.parameters],
@@ -215,9 +228,9 @@ class Declaration:
         if not isinstance(data, dict) or set(data) != _KEYS or data["form"] != _FORM:
             raise EvidenceError("the declaration in the metadata has missing or extra keys")
         state, groups, parameters = data["state"], data["groups"], data["parameters"]
-        lists = [state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
+        lists = [data["shares"], state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
         if not all(isinstance(each, list) for each in lists):
-            raise EvidenceError("the declared state, groups or parameters in the metadata are no lists")
+            raise EvidenceError("the declared shares, state, groups or parameters in the metadata are no lists")
         if not isinstance(data["optimizer"], str):
             raise EvidenceError("the declared optimizer in the metadata is no text")
         try:
@@ -228,7 +241,7 @@ class Declaration:
                 numerics=data["numerics"],
                 seed=data["seed"],
                 checkpoint_every=data["checkpoint_every"],
-                shards=data["shards"],
+                shares=tuple(data["shares"]),
                 optimizer=data["optimizer"],
                 groups=tuple(groups),
                 parameters=tuple(tuple(names) for names in parameters),
@@ -282,6 +295,15 @@ def hyper_of(group: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A number of numpy's as Python's own, which JSON has."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def check_shares(shares: Sequence[object]) -> None:
+    """Each of 1 … 4096 chips holds 1 … 4096 parts of the state; CallerError otherwise."""
+    if not 1 <= len(shares) <= _MOST_CHIPS:
+        raise CallerError(f"a state lies on 1 … {_MOST_CHIPS} chips, not {len(shares)}")
+    for share in shares:
+        if type(share) is not int or not 1 <= share <= _MOST_CHIPS:
+            raise CallerError(f"a chip's share of the state is 1 … {_MOST_CHIPS} parts, not {share!r:.60}")
 
 
 def check_hyper(group: object) -> None:

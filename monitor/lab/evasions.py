@@ -130,7 +130,7 @@ class _ChainedRuns(Conduct):
         if config.silicon is None:
             raise CallerError("a run is chained to an earlier one of the same lab; give --after RUN")
         earlier = _first_run(config).declared
-        if earlier.state != declared.state or earlier.shards != declared.shards:
+        if earlier.state != declared.state or earlier.shares != declared.shares:
             raise CallerError("a run is chained to one of the same model and optimizer; that was another")
 
     def initialise(self, declared: Declaration, memory: ShardedMemory, site: Site) -> None:

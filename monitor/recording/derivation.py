@@ -57,7 +57,7 @@ def meta_batch(task: Task) -> dict[str, Tensor]:
 def derive(task: Task) -> Derived:
     """Derive declaration and program."""
     model, optimizer = build(task, torch.device("meta"))
-    state = LoopState(model, optimizer, task.shards, complete=True)
+    state = LoopState(model, optimizer, (1,) * task.shards, complete=True)
     declaration = Declaration.of_recipe(task, model, optimizer, state.entries)
     batch = meta_batch(task)
     capture = Capture(RecordedKeys(task.seed, 1), WriteWatch(1))
@@ -84,7 +84,7 @@ def initial_state(task: Task) -> StateDigest:
 def initial_memory(task: Task) -> ShardedMemory:
     """The initial state that the declared seed gives, in memory of this process's device."""
     model, optimizer = build(task, accelerator())
-    return LoopState(model, optimizer, task.shards, complete=True).memory
+    return LoopState(model, optimizer, (1,) * task.shards, complete=True).memory
 
 
 class DerivedSteps:

@@ -19,7 +19,7 @@ from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
-from monitor.replay.initialisation import initial_memory
+from monitor.replay.initialisation import initialised_memory
 from monitor.transcript import RunFolder
 
 __all__ = ["initialised", "start_again", "with_start"]
@@ -82,7 +82,7 @@ def with_start(declared: Declaration, model: nn.Module, place: torch.device) -> 
         return declared, None
     claimed = replace(declared, origin=replace(declared.origin, initialisation=start[0]))
     try:
-        root = str(initial_memory(claimed, start[1], device=place).digest().root)
+        root = str(initialised_memory(claimed, start[1], device=place).digest().root)
     except EvidenceError as error:
         raise CallerError(f"this initialisation cannot be repeated: {error}") from None
     return (claimed, start[1]) if root == declared.origin.state else (declared, None)

@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
-from monitor.declaration.statement import is_hyper_name
+from monitor.declaration.statement import check_shares, is_hyper_name
 from monitor.lab.conduct import simulated_lie
 
-__all__ = ["Options", "check_objects", "checked_lie", "require_new"]
+__all__ = ["Options", "check_objects", "checked_lie", "checked_shares", "require_new"]
 
 _SAMPLED = 16
 """Of how many steps one is repeated from its program, unless the caller says otherwise."""
@@ -67,6 +67,15 @@ def require_new(folder: Path) -> None:
     """CallerError if a run folder is there already."""
     if folder.exists():
         raise CallerError(f"{folder} exists already; choose another folder, or go on with Recorder.resume")
+
+
+def checked_shares(shares: Sequence[int] | None, chips: int) -> tuple[int, ...]:
+    """How many equal parts of the state each of a lab's chips holds; one each unless the caller says otherwise."""
+    found = (1,) * chips if shares is None else tuple(shares)
+    check_shares(found)
+    if len(found) != chips:
+        raise CallerError(f"{len(found)} shares are given for {chips} chips")
+    return found
 
 
 def checked_lie(lie: str | None, step: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ def train(
     config: SiteConfig,
     *,
     device: str,
+    shares: Sequence[int] | None = None,
     parent: Path | None = None,
     reference: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -55,12 +56,13 @@ def train(
 
     Args:
         device: name of the replay device that this process runs as, for the metadata.
+        shares: how many equal parts of the state each chip holds; by default one.
         parent: a finished run of the same preset, from whose final weights and buffers this one starts.
         reference: the trust file but for the countersigned declaration; by default what the simulation says.
     Raises:
         CallerError: ``out`` exists, or the task or configuration is impossible.
     """
-    begun = begin(task, out, config, device=device, parent=parent, reference=reference)
+    begun = begin(task, out, config, device=device, shares=shares, parent=parent, reference=reference)
     return _train(begun, task, progress)
 
 
@@ -80,6 +82,7 @@ def begin(
     config: SiteConfig,
     *,
     device: str,
+    shares: Sequence[int] | None = None,
     parent: Path | None = None,
     reference: Mapping[str, Any] | None = None,
 ) -> Begun:
@@ -102,6 +105,7 @@ def begin(
         out=out,
         config=config,
         device=device,
+        shares=shares,
         parent=None if parent is None else start_from(model, parent),
         reference=reference,
     )

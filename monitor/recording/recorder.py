@@ -34,11 +34,12 @@ from monitor.programs.interpreter import loss_bits
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
+from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.inspectorate import SimulatedInspectorate
-from monitor.recording.options import Options, check_objects, checked_lie, require_new
+from monitor.recording.options import Options, check_objects, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
 from monitor.recording.resuming import repeat_committed, require_same, require_start
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
@@ -50,7 +51,7 @@ from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
-from monitor.transcript.layout import checkpoint_path, log_path, program_path
+from monitor.transcript.layout import log_path, program_path
 from monitor.transcript.state import decode_state
 
 __all__ = ["Recorder"]
@@ -84,7 +85,8 @@ class Recorder:
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``.
         seed: decides the lab's keys and the masks of dropout.
-        chips: number of chips that the state is spread over.
+        chips: number of chips that the state is spread over, evenly.
+        shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
         checkpoint_every: steps from one full state to the next.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
@@ -128,6 +130,7 @@ class Recorder:
         numerics: str = "exact",
         seed: int = 0,
         chips: int = 4,
+        shares: Sequence[int] | None = None,
         idle_chips: int = 0,
         checkpoint_every: int = 4,
         schedule: Schedule | None = None,
@@ -157,7 +160,7 @@ class Recorder:
             config = new_site_config(
                 lab=lab,
                 seed=seed,
-                chips=chips,
+                chips=chips if shares is None else len(shares),
                 idle_chips=idle_chips,
                 lie=lie,
                 lie_step=lie_step,
@@ -166,12 +169,13 @@ class Recorder:
                 duration=duration,
             )
         past = None if parent is None else start_from(model, Path(parent))
-        self._adopt(model, optimizer, folder, config, Options.of(free_slots, free, direct_paths, check_writes))
+        shares = checked_shares(shares, config.chips)
+        self._adopt(model, optimizer, folder, config, shares, Options.of(free_slots, free, direct_paths, check_writes))
         declared = Declaration(
             numerics=numerics,
             seed=seed,
             checkpoint_every=checkpoint_every,
-            shards=config.chips,
+            shares=shares,
             optimizer=class_name(optimizer),
             groups=self._groups,
             parameters=members_of(model, optimizer),
@@ -195,6 +199,7 @@ class Recorder:
         out: Path,
         config: SiteConfig,
         device: str,
+        shares: Sequence[int] | None = None,
         parent: Parent | None = None,
         reference: Mapping[str, Any] | None = None,
     ) -> Self:
@@ -204,13 +209,16 @@ class Recorder:
             task: the recipe, which decides the declaration.
             model, optimizer: as the task builds them (``monitor.presets.training.build``).
             device: name of the replay device that this process runs as, for the metadata.
+            shares: how many equal parts of the state each chip holds; by default one.
             parent: the run whose final weights the model holds, if it holds some.
             reference: the trust file but for the countersigned declaration; by default what the simulation says.
         """
         require_new(out)
         recorder = cls.__new__(cls)
-        recorder._adopt(model, optimizer, out, config, Options(trusted=True, data=source.agreed, reference=reference))
-        declared = Declaration.of_recipe(task, model, optimizer, recorder._loop.entries)
+        shares = checked_shares(shares, config.chips)
+        options = Options(trusted=True, data=source.agreed, reference=reference)
+        recorder._adopt(model, optimizer, out, config, shares, options)
+        declared = replace(Declaration.of_recipe(task, model, optimizer, recorder._loop.entries), shares=shares)
         if parent is not None:
             declared = replace(declared, origin=Origin(state=recorder._root, parent=parent))
         recorder._begin(declared, source, config, device)
@@ -261,7 +269,7 @@ class Recorder:
             Options.of(free_slots, free, direct_paths, check_writes),
             trusted=run.declared.recipe is not None,
         )
-        recorder._adopt(model, optimizer, folder, config, options)
+        recorder._adopt(model, optimizer, folder, config, run.declared.shares, options)
         recorder._keep_states(stateful)
         last = max(writer.steps, 0)
         if stateful is None:
@@ -316,11 +324,9 @@ class Recorder:
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
         self._held.require_untouched()
-        files = {}
-        if steps % declared.checkpoint_every and steps != declared.length:
-            if self._is_checked:
-                self._held.repeat_segment(RunFolder(self.folder, self._site.key.verifying), steps)
-            files[checkpoint_path(steps)] = encode_state(self._loop.memory.export())
+        if self._is_checked and steps % declared.checkpoint_every and steps != declared.length:
+            self._held.repeat_segment(RunFolder(self.folder, self._site.key.verifying), steps)
+        files = self._checkpoints.whole(steps)
         self._conduct.before_evidence(self._host)
         evidence = chip_evidence(self._site, self._host.hand_over)
         write_answers(self._site, self.folder)
@@ -334,7 +340,13 @@ class Recorder:
         return root
 
     def _adopt(
-        self, model: nn.Module, optimizer: Optimizer, folder: Path, config: SiteConfig, options: Options
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        folder: Path,
+        config: SiteConfig,
+        shares: Sequence[int],
+        options: Options,
     ) -> None:
         """Take model and optimizer into chip memory; nothing is on disk yet."""
         check_objects(model, optimizer)
@@ -346,7 +358,7 @@ class Recorder:
         self._is_watched = not options.trusted
         self._is_checked = not options.trusted and not self._conduct.lies
         self._state = "ready"
-        self._loop = LoopState(model, optimizer, config.chips, complete=options.trusted)
+        self._loop = LoopState(model, optimizer, shares, complete=options.trusted)
         names = {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}
         if not options.direct_paths <= names:
             raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
@@ -417,6 +429,7 @@ class Recorder:
             self._conduct,
             self._run_id,
         )
+        self._checkpoints = Checkpoints(self._declared, self._loop.memory, self._held.before)
 
     def _step_programs(self, start: Mapping[str, Tensor]) -> StepPrograms:
         return StepPrograms(self._declared, self._groups, self._options, checked=self._is_checked, start=start)
@@ -454,6 +467,8 @@ class Recorder:
         if leaves:
             repeat_committed(run, leaves, self._host, self._loop, self._conduct)
             self._held.remember()
+            if len(leaves) > 1:
+                self._checkpoints.reached(leaves[-1].step, run.program(execution_of(leaves[-1]).program))
         else:
             self._commit_start()
 
@@ -466,7 +481,7 @@ class Recorder:
         flop = 0 if start is None else start.flop
         leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=flop)
         files = {} if start is None else {program_path(start.digest): start.encoded}
-        self._host.commit(leaf, {**files, checkpoint_path(0): encode_state(self._loop.memory.export())})
+        self._host.commit(leaf, {**files, **self._checkpoints.whole(0)})
 
     def _watch_gradient(self, name: str, parameter: Tensor) -> None:
         """Called when a gradient has been accumulated, also outside steps."""
@@ -574,19 +589,19 @@ class Recorder:
                 execution=execution,
             )
         )
-        is_checkpoint = step % self._declared.checkpoint_every == 0 or step == self._declared.length
+        is_kept = step % self._declared.checkpoint_every == 0 or step == self._declared.length
         is_new = program.digest not in self._programs.known
-        is_due = is_new or is_checkpoint or _is_picked(self._declared.seed, step, self._options.one_in)
+        is_due = is_new or is_kept or _is_picked(self._declared.seed, step, self._options.one_in)
         if self._is_checked and is_due:
             self._held.repeat(self._declared, program, leaf, batch, root, log)
         files = {log_path(step): log, **self._source.step_files(step, opened.content)}
+        files |= self._checkpoints.of_past(step, program)
         if is_new:
             self._programs.known[program.digest] = program
             self._agree()
             files[program_path(program.digest)] = program.encoded
-        if is_checkpoint:
-            files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
         self._held.remember()
+        self._checkpoints.reached(step, program)
         self._log_bytes += len(log)
         if self._host_state is not None:
             self._host_state.keep(step)

@@ -7,7 +7,7 @@ each has its place from the start, zeros while it is absent.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import StateEntry
-from monitor.sharding import ShardedMemory, StateDigest
+from monitor.sharding import Layout, ShardedMemory, StateDigest
 
 __all__ = ["LoopState"]
 
@@ -34,6 +34,7 @@ class LoopState:
     """All weights, buffers, gradients and optimizer state of a run, as views into sharded memory.
 
     Args:
+        shares: how many equal parts of it each chip holds.
         complete: the optimizer holds all the state that it will ever have, so that no trial step need show it.
 
     Attributes:
@@ -44,7 +45,9 @@ class LoopState:
         CallerError: a tensor that cannot be adopted; it is named.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, shards: int, *, complete: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, shares: Sequence[int], *, complete: bool = False
+    ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._names = _parameter_names(model, optimizer)
@@ -60,7 +63,8 @@ class LoopState:
             StateEntry(kind=kind, name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
             for (kind, name), tensor in tensors.items()
         )
-        self.memory = ShardedMemory(tensors, shards)
+        types = {(entry.kind, entry.name): (entry.dtype, entry.shape) for entry in self.entries}
+        self.memory = ShardedMemory(tensors, Layout.shared(types, shares))
         absent = {key for key, binding in self._bindings.items() if binding.get() is None}
         with torch.no_grad():
             for key, binding in self._bindings.items():

@@ -13,10 +13,10 @@ from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program
 from monitor.sharding import ShardedMemory
 
-__all__ = ["initial_memory"]
+__all__ = ["initialised_memory"]
 
 
-def initial_memory(declared: Declaration, program: Program, *, device: torch.device | None = None) -> ShardedMemory:
+def initialised_memory(declared: Declaration, program: Program, *, device: torch.device | None = None) -> ShardedMemory:
     """W_0 in the declared layout, as a program makes it from the declared seed, in exact numerics.
 
     Args:

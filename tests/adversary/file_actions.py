@@ -215,7 +215,7 @@ def edit_metadata(world: World, pick: int) -> None:
             lambda: task.update(seed=task["seed"] + 1),
             lambda: task.update(checkpoint_every=task["checkpoint_every"] + 1),
             lambda: task.update(numerics="rounded" if task["numerics"] == "exact" else "exact"),
-            lambda: task.update(shards=task["shards"] + 1),
+            lambda: task.update(shares=[*task["shares"], 1]),
             lambda: data.update(extra=1),
         ]
         if "groups" in task:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inspector.devices.emulated import install_from_environment
-from monitor import Recorder
+from monitor import Recorder, initialised
 from monitor.environment import accelerator
 
 
@@ -22,10 +22,7 @@ class Model(nn.Module):
         self.tokens = nn.Embedding(50, 16)
         self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
         self.head = nn.Linear(16, 50)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                number = torch.arange(parameter.numel()).reshape(parameter.shape)
-                parameter.copy_((number * 7919 % 101 - 50) / 400)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         size = x.shape[1]
@@ -37,7 +34,8 @@ class Model(nn.Module):
 def main(out: Path, numerics: str, kind: str) -> None:
     install_from_environment()
     place = accelerator()
-    model = Model().to(place)
+    with place:
+        model = initialised(Model, seed=1)
     optimizer: torch.optim.Optimizer = (
         torch.optim.AdamW(model.parameters(), lr=1e-3)
         if kind == "adamw"

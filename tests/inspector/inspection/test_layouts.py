@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+import torch
 
+from firmware_sim.errors import CallerError
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.session import inspect
 from inspector.inspection.verdict import Outcome
+from inspector.storage.fsck import fsck
 from monitor.lab.site import Site, site_path
 from monitor.sharding import StateDigest
 from monitor.transcript import RunFolder
@@ -72,3 +77,49 @@ def test_a_step_that_opens_other_subtrees_explains_no_snapshot(record, inspect_r
     guards = frozenset({Guard.COMMITMENT, Guard.REPLAY, Guard.SNAPSHOT})
     assert {reason.guard for reason in verdict.reasons} == {guard.value for guard in guards}
     assert inspect_run(run, 3, off=guards).outcome is Outcome.ACCEPT
+
+
+def test_uneven_shares_are_declared_and_held_to(runs, inspect_run, make_run):
+    even, uneven = runs[3], make_run(shares=(3, 1, 2), rate=Fraction(1))
+    first, second = opened(even), opened(uneven)
+    assert second.declared.shares == (3, 1, 2)
+    assert first.leaf(6).state.root == second.leaf(6).state.root
+    assert first.leaf(6).state.shards != second.leaf(6).state.shards
+    held = [sum(part.elements for part in slices) for slices in second.layout.shards]
+    assert held[0] > held[2] > held[1]
+    assert fsck(uneven.run, {lab: key.raw for lab, key in uneven.trust.labs.items()}).problems == []
+    assert inspect_run(uneven, 3).outcome is Outcome.ACCEPT
+    others = replace(uneven, trust=replace(uneven.trust, countersigned=even.trust.countersigned))
+    verdict = inspect_run(others, 3)
+    assert verdict.outcome is Outcome.REJECT
+    assert "run declares other things than was countersigned: shares" in verdict.reasons[0].text
+
+
+@pytest.mark.parametrize("shares", [(3, 1), (1, 0, 1), (1, 1, 5000)])
+def test_impossible_shares_are_refused(make_run, shares):
+    with pytest.raises(CallerError, match="share"):
+        make_run(shares=shares)
+
+
+def test_a_loop_and_the_command_line_take_shares(record_loop, inspect_run, tmp_path, capsys):
+    from analysis.cli import main
+
+    model = torch.nn.Linear(4, 3)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = record_loop(model, optimizer, [torch.ones(2, 4)] * 3, body, shares=(3, 1, 2), snapshot_rate=Fraction(1))
+    assert opened(loop).declared.shares == (3, 1, 2)
+    assert inspect_run(loop, 3).outcome is Outcome.ACCEPT
+    words = ["train", "--preset", "digits-cnn", "--steps", "1", "--batch-size", "4"]
+    trained = [sys.executable, "-m", "analysis.cli", *words, "--out", str(tmp_path / "cli"), "--shares", "3,1,2"]
+    assert subprocess.run(trained, check=False, capture_output=True).returncode == 0
+    assert main(["declare", "show", str(tmp_path / "cli")]) == 0
+    assert "on 3 chips with shares 3, 1, 2" in capsys.readouterr().out
+    refused = subprocess.run([*trained[:-1], "3,x"], check=False, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "'3,x' is no list of shares such as 3,1,2" in refused.stderr

@@ -194,7 +194,11 @@ TASKS = [
     {"state": [["thought", "w", "float32", [1]]]},
     {"state": [["weight", "w", "float32", [1]]] * 2},
     {"numerics": "native"},
-    {"shards": 0},
+    {"shares": []},
+    {"shares": [1, 0]},
+    {"shares": [1, True]},
+    {"shares": 3},
+    {"shares": [4097]},
     {"seed": -1},
     {"groups": []},
     {"groups": [{"lr": {}}]},
@@ -221,4 +225,4 @@ def test_malformed_declaration_is_refused(run, change):
 
 def test_declared_state_that_fits_no_shard_is_refused(run):
     with pytest.raises(EvidenceError, match="cannot be laid out"):
-        replace(run.declared, shards=4096).empty_memory(torch.device("cpu"))
+        replace(run.declared, shares=(1,) * 4096).empty_memory(torch.device("cpu"))
