@@ -100,7 +100,8 @@ def show_lines(name: str, view: ChipView) -> Iterator[str]:
     yield f"counter      {view.counter} changes of the persistent state"
     yield f"log          {page['log_size']} records, head {page['log_head']}"
     held = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
-    released = f", after {view.log_size - len(view.records)} released ones" if view.memory is not None else ""
+    gone = view.log_size - len(view.records)
+    released = f"; {gone} more behind a checkpoint" if gone else ""
     yield f"records      {', '.join(held)}{released}"
     if view.memory is not None:
         memory = view.memory
