@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, print_json
+from analysis.commands.runs import trust_path
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -88,6 +89,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--steps", type=int, metavar="N", help="default: 300")
     one.add_argument("--seeds", type=int, metavar="N", help="seeds, counted from 0 (default: 5)")
     one.add_argument("--out", type=Path, metavar="FILE", help="keep runs here and run only others")
+    one.add_argument("--run", type=Path, metavar="RUN", help="compare a recorded run's own steps instead")
+    one.add_argument("--trust", type=Path, action="append", metavar="FILE", help="with --run (default: RUN.trust.json)")
 
     one = _add(
         works,
@@ -225,6 +228,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.work in ("equality", "quality", "evasions", "honest", "fuzz"):
         if arguments.work in ("equality", "quality"):
             options["out"] = arguments.out
+        if arguments.work == "quality" and arguments.run is not None:
+            from inspector.inspection.trust import Trust
+
+            trust = arguments.trust or [trust_path(arguments.run)]
+            options["recorded"] = (arguments.run, Trust.load(trust, [arguments.run]))
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=lambda _: bar.update() and None, **options)
     elif arguments.work in _UNITS:
