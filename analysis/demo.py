@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -13,18 +12,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from analysis.registration import registered_trust
 from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Claim, settle
+from inspector.inspection.drift import drift, drift_text
 from inspector.inspection.guards import Settings
 from inspector.inspection.session import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import hidden_training_detection
-from inspector.replay.drift import DRIFT_POLICY, native_weights, record_decisions
 from inspector.replay.pool import DevicePool
 from monitor.lab.prover import LabProver
 from monitor.lab.site import Site, SiteConfig, new_site_config
@@ -181,51 +178,16 @@ def _inspect(demo: Demo, run: Path, trust: Trust, lab: Lab) -> dict[str, Any]:
 
 def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> dict[str, Any]:
     """How far native FP32 drifts on another device, and how many free decisions would have gone the other way."""
-    run = open_run(folder, trust)
-    data = run.data()
-    with demo.timed("native training"):
-        weights, digests = native_weights(run.task, data, STEPS)
     with demo.timed("without control"):
-        logs = record_decisions(run.task, data, STEPS)
-        job = {
-            "action": "drift",
-            "run": str(folder.resolve()),
-            "manifest": run.manifest_digest,
-            "lab_key": trust.key_of(run.metadata.lab).raw.hex(),
-            "logs": [log.hex() for log in logs],
-        }
-        for name in CONTROL_DEVICES:
-            result = demo.devices.run(name, job)
-            if any(result["decisions"]["turned"]):
+        for row in drift(folder, trust, CONTROL_DEVICES, worker=demo.devices.run):
+            if row["turned_decisions"]:
                 break
-    other = np.frombuffer(base64.b64decode(result["native_weights"]), dtype="<f4")
-    pairs = zip(digests, result["native_digests"], strict=True)
-    parted = next((step for step, (mine, theirs) in enumerate(pairs, start=1) if mine != theirs), None)
-    decisions = result["decisions"]
     replays = honest["evidence"]["replays"]
-    drift = float(np.abs(weights.astype(np.float64) - other).max())
-    differing = float(np.mean(weights != other))
-    logged, turned = sum(decisions["logged"]), sum(decisions["turned"])
-    first = decisions["first_turned_step"]
     return {
-        "device": name,
-        "native_first_different_step": parted,
-        "native_drift_max": drift,
-        "native_weights_different": differing,
-        "native_step_digests_equal": sum(a == b for a, b in zip(digests, result["native_digests"], strict=True)),
+        **row,
         "rounded_logged_decisions": replays[0]["logged_decisions"],
         "rounded_turned_decisions": replays[0]["turned_decisions"],
-        "policy": [DRIFT_POLICY.compute, DRIFT_POLICY.grid],
-        "logged_decisions": logged,
-        "turned_decisions": turned,
-        "turned_by_step": decisions["turned"],
-        "diverges_from_step_without_log": first,
-        "text": (
-            f"in plain FP32 {name} parts from the training device at step {parted} and ends {drift:.1e} away "
-            f"({100 * differing:.0f} % of the weights differ); under {DRIFT_POLICY.compute} → {DRIFT_POLICY.grid}, "
-            f"{turned} of {logged} logged roundings would have gone the other way"
-            + ("" if first is None else f", the first in step {first}")
-        ),
+        "text": drift_text(row),
     }
 
 

@@ -63,6 +63,7 @@ from firmware_sim.errors import (
     EvidenceError,
 )
 from firmware_sim.evidence import (
+    BIRTH,
     BLAKE3,
     DEFAULT_ALGORITHM,
     DTYPE_SIZES,
@@ -77,6 +78,7 @@ from firmware_sim.evidence import (
     ZERO_DIGEST,
     BytesLike,
     Digest,
+    LogCheckpoint,
     LogError,
     LogRecord,
     MerkleTree,
@@ -100,6 +102,7 @@ from firmware_sim.evidence import (
     log_head,
     node_hash,
     note_key_hash,
+    open_log_checkpoint,
     open_note,
     open_quote,
     open_sealed,
@@ -109,6 +112,7 @@ from firmware_sim.evidence import (
     replay_registers,
     root_of_hashes,
     seal,
+    seal_log_checkpoint,
     sign_note,
     statement,
     verify_consistency,
@@ -140,11 +144,9 @@ from firmware_sim.lies import (
     parse_lie,
 )
 from firmware_sim.mailbox import (
-    DEFAULT_QUOTAS,
     ChipFailure,
     ErrorCode,
     MailboxError,
-    checked_quotas,
 )
 from firmware_sim.memory import (
     REGION_KINDS,
@@ -164,6 +166,13 @@ from firmware_sim.nvram import (
     NvramError,
     PosixDisk,
 )
+from firmware_sim.profiles import (
+    BENCH,
+    DEFAULT_QUOTAS,
+    DEPLOYMENT,
+    NvramProfile,
+    NvramStatus,
+)
 from firmware_sim.schedule import (
     EpochKey,
     ScheduleError,
@@ -180,11 +189,14 @@ from firmware_sim.schedule import (
 
 __all__ = [
     "BEACON_PAYLOAD_TYPE",
+    "BENCH",
+    "BIRTH",
     "BLAKE3",
     "CHIP_GUARDS",
     "CURRENT_FIRMWARE",
     "DEFAULT_ALGORITHM",
     "DEFAULT_QUOTAS",
+    "DEPLOYMENT",
     "DTYPE_SIZES",
     "EMPTY_MEMORY",
     "EMPTY_ROOT",
@@ -228,6 +240,7 @@ __all__ = [
     "FirmwareChip",
     "IdentityError",
     "LabLie",
+    "LogCheckpoint",
     "LogError",
     "LogFile",
     "LogPosition",
@@ -238,6 +251,8 @@ __all__ = [
     "MerkleTree",
     "Nvram",
     "NvramError",
+    "NvramProfile",
+    "NvramStatus",
     "PosixDisk",
     "Quote",
     "QuoteError",
@@ -279,7 +294,6 @@ __all__ = [
     "check_regions",
     "check_registers",
     "check_snapshot",
-    "checked_quotas",
     "chip_class",
     "collect_evidence",
     "commit_epoch",
@@ -302,6 +316,7 @@ __all__ = [
     "node_hash",
     "note_key_hash",
     "open_beacon",
+    "open_log_checkpoint",
     "open_note",
     "open_quote",
     "open_sealed",
@@ -320,6 +335,7 @@ __all__ = [
     "scheduled_ticks",
     "seal",
     "seal_beacon",
+    "seal_log_checkpoint",
     "sign_note",
     "simulate_device",
     "statement",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from firmware_sim.evidence.chiplog import ZERO_DIGEST, LogError, LogRecord, RecordKind
+from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 
 __all__ = ["check_life"]
 
@@ -14,19 +15,19 @@ _BEFORE_SPENT = frozenset({RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF, RecordK
 _CLEAN = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF})
 
 
-def check_life(records: Sequence[LogRecord], *, chip: str) -> None:
-    """Check that the records can be the life of one chip.
+def check_life(records: Sequence[LogRecord], *, chip: str, since: LogCheckpoint = BIRTH) -> None:
+    """Check that the records can be the life of one chip, from its start or from a checkpoint on.
 
     Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
     stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks and busy ticks start at 0 and
     never fall, busy ticks grow by at most as much as ticks, and snapshots have rising ticks. At most one epoch is open;
     time passes and work, commitments and quotes happen in an open epoch only. Beacons never go back in time. Nothing
-    comes after SPENT, which stands where an epoch or a boot has ended.
+    comes after SPENT, which stands where an epoch or a boot has ended, but a boot if a checkpoint lies between.
 
     Raises:
         LogError: names the record and its field.
     """
-    life = _Life(chip=chip)
+    life = _Life.after(since, chip)
     for record in records:
         life.take(record)
 
@@ -43,6 +44,20 @@ class _Life:
     snapshot_tick: int = 0
     beacon_time: int = 0
     _record: LogRecord = field(init=False)
+
+    @classmethod
+    def after(cls, since: LogCheckpoint, chip: str) -> _Life:
+        return cls(
+            chip=chip,
+            last=since.ended,
+            boot=since.boot,
+            tick=since.tick,
+            busy=since.busy,
+            epochs=since.epochs,
+            open_epoch=since.epoch_record,
+            snapshot_tick=since.tick,
+            beacon_time=since.beacon,
+        )
 
     def take(self, record: LogRecord) -> None:
         self._record = record

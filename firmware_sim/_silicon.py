@@ -6,7 +6,8 @@ import fcntl
 import os
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -16,14 +17,16 @@ from firmware_sim.evidence import canonical
 from firmware_sim.evidence.chiplog import RECORD_BYTES, RecordKind
 from firmware_sim.evidence.digest import digest_bytes
 from firmware_sim.evidence.envelope import VerifyingKey
+from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.identity import DeviceSecrets, Firmware, derive_key
 from firmware_sim.mailbox import ErrorCode, MailboxError
-from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError
+from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError, move, write_file
+from firmware_sim.profiles import NvramProfile
 
-__all__ = ["Fuses", "Silicon", "State", "create_silicon"]
+__all__ = ["Fuses", "Silicon", "State", "create_silicon", "powered_down"]
 
-_FUSES, _FIRMWARE, _NVRAM, _LOG, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "log.bin", "power.lock"
-_STATE = struct.Struct(f">Q32sI?QQ{RECORD_BYTES}s")
+_FUSES, _FIRMWARE, _NVRAM, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "power.lock"
+_STATE = struct.Struct(f">Q32sI?QQ{RECORD_BYTES}sQ{len(BIRTH.to_bytes())}s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class State:
 
     `tick` and `busy` are this boot's time and busy ticks; `pending` says that the snapshot of `tick` is under way;
     `security_floor` is the highest security version ever booted. `last_record` is the log's last record once more, so
-    that one write to the log may get lost.
+    that one write to the log may get lost. What came before `checkpoint` is released, and took `released` cells.
     """
 
     log_size: int = 0
@@ -42,20 +45,23 @@ class State:
     tick: int = 0
     busy: int = 0
     last_record: bytes = bytes(RECORD_BYTES)
+    released: int = 0
+    checkpoint: LogCheckpoint = BIRTH
 
     def to_bytes(self) -> bytes:
         return _STATE.pack(
-            self.log_size, self.log_head, self.security_floor, self.pending, self.tick, self.busy, self.last_record
-        )
+            self.log_size, self.log_head, self.security_floor, self.pending, self.tick, self.busy, self.last_record,
+            self.released, self.checkpoint.to_bytes(),
+        )  # fmt: skip
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
         if len(data) != _STATE.size:
             raise NvramError(f"chip state has {len(data)} bytes, not {_STATE.size}")
-        log_size, log_head, security_floor, pending, tick, busy, last_record = _STATE.unpack(data)
+        log_size, log_head, security_floor, pending, tick, busy, last_record, released, checkpoint = _STATE.unpack(data)
         return cls(
             log_size=log_size, log_head=log_head, pending=pending, security_floor=security_floor, tick=tick, busy=busy,
-            last_record=last_record,
+            last_record=last_record, released=released, checkpoint=LogCheckpoint.from_bytes(checkpoint),
         )  # fmt: skip
 
 
@@ -67,7 +73,7 @@ class Fuses:
     snapshot_rate: Fraction
     algorithm: str
     beacon_key: VerifyingKey | None
-    quotas: Mapping[RecordKind, int]
+    nvram: NvramProfile
     log_id: bytes = field(init=False)
     schedule_secret: bytes = field(init=False)
 
@@ -82,7 +88,8 @@ class Fuses:
             "chip_id": self.secrets.chip_id,
             "device_certificate": self.secrets.device_certificate.decode(),
             "maker_certificate": self.secrets.maker_certificate.decode(),
-            "quotas": {kind.name: count for kind, count in self.quotas.items()},
+            "nvram_bytes": self.nvram.capacity,
+            "quotas": {kind.name: count for kind, count in self.nvram.quotas.items()},
             "snapshot_rate": [self.snapshot_rate.numerator, self.snapshot_rate.denominator],
             "uds": self.secrets.uds.hex(),
         }
@@ -107,7 +114,10 @@ class Fuses:
                 snapshot_rate=Fraction(*content["snapshot_rate"]),
                 algorithm=content["algorithm"],
                 beacon_key=None if beacon_key is None else VerifyingKey(bytes.fromhex(beacon_key)),
-                quotas={RecordKind[name]: count for name, count in content["quotas"].items()},
+                nvram=NvramProfile(
+                    capacity=content["nvram_bytes"],
+                    quotas={RecordKind[name]: count for name, count in content["quotas"].items()},
+                ),
             )
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, ChipwitnessError) as error:
             raise NvramError(f"chip fuses are malformed: {error}") from None
@@ -119,12 +129,13 @@ class Silicon:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder = folder
         self._process = os.getpid()
+        self._disk = disk
         self.fuses = Fuses.from_bytes(_read(folder / _FUSES))
         self._lock = _lock(folder / _LOCK, self.fuses.secrets.chip_id)
         try:
             self.nvram = Nvram(folder / _NVRAM, disk)
             self.state = State.from_bytes(self.nvram.state)
-            self.log = LogFile(folder / _LOG, last=self.state.last_record, size=self.state.log_size, disk=disk)
+            self.log = self._open_log(self.state)
         except BaseException:
             os.close(self._lock)
             raise
@@ -148,8 +159,8 @@ class Silicon:
     def install(self, firmware: Firmware) -> None:
         """Make this the image that the next boot starts."""
         temporary = self.folder / (_FIRMWARE + ".new")
-        temporary.write_bytes(_encode_firmware(firmware))
-        os.replace(temporary, self.folder / _FIRMWARE)
+        write_file(self._disk, temporary, _encode_firmware(firmware))
+        move(self._disk, temporary, self.folder / _FIRMWARE)
 
     def store(self, state: State) -> None:
         self.nvram.write(state.to_bytes())
@@ -160,6 +171,30 @@ class Silicon:
         self.log.append(state.last_record)
         self.store(state)
         self.log.acknowledge()
+
+    def prune(self, state: State) -> None:
+        """Release all records before a state's checkpoint: those after it get a file of their own, then the state goes.
+
+        Whatever fails before the state is stored leaves the old file, which the old state names.
+        """
+        before = self.state.checkpoint.size
+        kept = self.log.read()[(state.checkpoint.size - before) * RECORD_BYTES :]
+        write_file(self._disk, self.folder / _log_name(state), kept)
+        self.store(state)
+        self.log.close()
+        self.log = self._open_log(state)
+
+    def _open_log(self, state: State) -> LogFile:
+        for path in self.folder.glob("log*.bin"):
+            if path.name != _log_name(state):
+                path.unlink()
+        return LogFile(
+            self.folder / _log_name(state),
+            last=state.last_record,
+            size=state.log_size,
+            disk=self._disk,
+            base=state.checkpoint.size,
+        )
 
     @property
     def is_own(self) -> bool:
@@ -178,6 +213,16 @@ class Silicon:
         self._lock = -1
 
 
+@contextmanager
+def powered_down(folder: Path) -> Iterator[None]:
+    """Keep a chip from being powered on; MailboxError if it is."""
+    lock = _lock(folder / _LOCK, folder.name)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
 def create_silicon(folder: Path, fuses: Fuses, firmware: Firmware, disk: Disk) -> None:
     """Write a new chip's folder, whole or not at all; it must not exist."""
     if folder.exists():
@@ -185,12 +230,16 @@ def create_silicon(folder: Path, fuses: Fuses, firmware: Firmware, disk: Disk) -
     temporary = folder.with_name(folder.name + ".new")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    (temporary / _FUSES).write_bytes(fuses.to_bytes())
-    (temporary / _FIRMWARE).write_bytes(_encode_firmware(firmware))
-    (temporary / _LOG).write_bytes(b"")
-    (temporary / _LOCK).write_bytes(b"")
+    files = {_FUSES: fuses.to_bytes(), _FIRMWARE: _encode_firmware(firmware), _log_name(State()): b"", _LOCK: b""}
+    for name, content in files.items():
+        write_file(disk, temporary / name, content)
     Nvram.create(temporary / _NVRAM, State().to_bytes(), disk).close()
-    os.rename(temporary, folder)
+    move(disk, temporary, folder)
+
+
+def _log_name(state: State) -> str:
+    """Each checkpoint has a log file of its own, so that the state's one write says which of them counts."""
+    return f"log-{state.checkpoint.size}.bin" if state.checkpoint.size else "log.bin"
 
 
 def _fuses_digest(content: object) -> object:

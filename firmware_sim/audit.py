@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from firmware_sim import bounds
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
+from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.schedule import EpochKey, ScheduleError, Unaudited, commit_epoch, scheduled_ticks
 
 __all__ = [
@@ -42,7 +43,7 @@ class EpochSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleAudit:
-    """Extent of an audit: every tick of the chip's life up to the quote."""
+    """Extent of an audit: every tick of the chip's life up to the quote, or since a checkpoint."""
 
     epochs: int
     ticks: int
@@ -52,10 +53,10 @@ class ScheduleAudit:
     cut_snapshots: tuple[LogRecord, ...]
 
 
-def epoch_spans(records: Sequence[LogRecord]) -> list[EpochSpan]:
-    """Return the epochs of a log that has passed `check_life`, in order."""
+def epoch_spans(records: Sequence[LogRecord], since: LogCheckpoint = BIRTH) -> list[EpochSpan]:
+    """Return the epochs of a log that has passed `check_life`, in order; that of a checkpoint is the first."""
     spans: list[EpochSpan] = []
-    opened: LogRecord | None = None
+    opened = since.epoch_record
     snapshots: list[LogRecord] = []
     for record in records:
         if record.kind is RecordKind.EPOCH:
@@ -70,7 +71,9 @@ def epoch_spans(records: Sequence[LogRecord]) -> list[EpochSpan]:
     return spans
 
 
-def check_epoch_keys(records: Sequence[LogRecord], keys: Sequence[EpochKey], *, chip: str) -> None:
+def check_epoch_keys(
+    records: Sequence[LogRecord], keys: Sequence[EpochKey], *, chip: str, since: LogCheckpoint = BIRTH
+) -> None:
     """Check that there is exactly one key for each ended epoch, and that it opens the commitment in the log.
 
     Raises:
@@ -79,7 +82,7 @@ def check_epoch_keys(records: Sequence[LogRecord], keys: Sequence[EpochKey], *, 
     revealed = {key.epoch: key.key for key in keys}
     if len(revealed) != len(keys):
         raise ScheduleError(f"chip {chip}: two keys for one epoch")
-    for span in epoch_spans(records):
+    for span in epoch_spans(records, since):
         key = revealed.pop(span.epoch, None)
         if span.ended is None:
             if key is not None:
@@ -102,6 +105,7 @@ def audit_schedule(
     rate: Fraction,
     chip: str,
     max_ticks: int | None = None,
+    since: LogCheckpoint = BIRTH,
 ) -> ScheduleAudit:
     """Check that every tick of the log lies in an ended epoch, which holds a snapshot at exactly its scheduled ticks.
 
@@ -115,7 +119,7 @@ def audit_schedule(
         Unaudited: the log claims more than `max_ticks` ticks, and none of them was looked at.
     """
     revealed = {key.epoch: key.key for key in keys}
-    spans = epoch_spans(records)
+    spans = epoch_spans(records, since)
     ended = [span for span in spans if span.ended is not None]
     if not ended:
         raise ScheduleError(f"chip {chip}: no epoch has ended, so no snapshot can be audited")

@@ -12,6 +12,7 @@ from firmware_sim.audit import ScheduleAudit, audit_schedule, check_epoch_keys
 from firmware_sim.chip import Chip
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import (
+    ZERO_DIGEST,
     LogError,
     LogRecord,
     RecordKind,
@@ -19,9 +20,9 @@ from firmware_sim.evidence.chiplog import (
     genesis_digest,
     log_head,
     parse_log,
-    replay_registers,
 )
 from firmware_sim.evidence.digest import Digest
+from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.quote import Quote, QuoteError, open_quote
 from firmware_sim.firmware import quote_request_digest
 from firmware_sim.identity import ChipIdentity, IdentityError, check_firmware, check_maker, read_chain
@@ -105,7 +106,10 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipCase:
-    """Everything that the guards look at: the chip that was asked, the request, the trust, and the opened evidence."""
+    """Everything that the guards look at: the chip that was asked, the request, the trust, and the opened evidence.
+
+    `since` is where an audit ended that these records go on from; `BIRTH` where they are the whole log.
+    """
 
     chip_id: str
     nonce: bytes
@@ -116,6 +120,7 @@ class ChipCase:
     quote: Quote
     records: Sequence[LogRecord]
     keys: Sequence[EpochKey]
+    since: LogCheckpoint = BIRTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,13 @@ class CheckedChip:
     quote: Quote
     records: Sequence[LogRecord]
     audit: ScheduleAudit | None
+    since: LogCheckpoint = BIRTH
+
+    def checkpoint(self) -> LogCheckpoint:
+        """Where this audit ended, for the next one to go on from; CallerError if no schedule was audited."""
+        if self.audit is None:
+            raise CallerError(f"chip {self.identity.chip_id}: its schedule was not audited")
+        return self.since.extend(self.records)
 
 
 def collect_evidence(chip: Chip, nonce: bytes, verifier_id: str) -> ChipEvidence:
@@ -172,21 +184,25 @@ def check_quote_settings(quote: Quote, snapshot_rate: Fraction, snapshot_algorit
         )
 
 
-def check_log_chain(records: Sequence[LogRecord], identity: ChipIdentity) -> None:
-    """The log is an unbroken chain from this chip's genesis on."""
+def check_log_chain(records: Sequence[LogRecord], identity: ChipIdentity, since: LogCheckpoint = BIRTH) -> None:
+    """The log is an unbroken chain from this chip's genesis, or from the last audit, on.
+
+    The chip keeps no COMMIT record, only the head into which it folded it: one that is wrong or missing shows here.
+    """
     if not records:
         raise LogError(f"chip {identity.chip_id}: log is empty")
     genesis = genesis_digest(identity.chip_id, identity.certificate_digest, records[0].run_id)
-    check_chain(records, genesis, chip=identity.chip_id)
+    check_chain(records, genesis, chip=identity.chip_id, size=since.size, head=since.head)
 
 
-def check_log_quoted(records: Sequence[LogRecord], quote: Quote) -> None:
+def check_log_quoted(records: Sequence[LogRecord], quote: Quote, since: LogCheckpoint = BIRTH) -> None:
     """The log is the one quoted: all of it and nothing more, ending with the record of this very quote.
 
     The log of a spent chip ends for good, with the record that says so.
     """
-    if len(records) != quote.log_size:
-        raise QuoteError(f"chip {quote.chip_id}: log has {len(records)} records, its quote says {quote.log_size}")
+    size = len(records) + since.size
+    if size != quote.log_size:
+        raise QuoteError(f"chip {quote.chip_id}: log has {size} records, its quote says {quote.log_size}")
     if log_head(records) != quote.log_head:
         raise QuoteError(
             f"chip {quote.chip_id}: log ends with head {log_head(records).hex()}, its quote says {quote.log_head.hex()}"
@@ -200,25 +216,27 @@ def check_log_quoted(records: Sequence[LogRecord], quote: Quote) -> None:
         raise QuoteError(f"chip {quote.chip_id}: counter {quote.counter} is below its log's size {quote.log_size}")
 
 
-def check_registers(records: Sequence[LogRecord], quote: Quote) -> None:
+def check_registers(records: Sequence[LogRecord], quote: Quote, since: LogCheckpoint = BIRTH) -> None:
     """The measurement registers are those that replaying the log gives."""
-    registers = replay_registers(records)
+    end = since.extend(records)
     for name in ("journey", "current"):
-        quoted, replayed = getattr(quote, name), getattr(registers, name)
+        quoted, replayed = getattr(quote, name), getattr(end, name)
         if quoted != replayed:
             raise QuoteError(f"chip {quote.chip_id}: {name} register is {quoted.hex()}, its log gives {replayed.hex()}")
 
 
-def check_quote_time(records: Sequence[LogRecord], quote: Quote) -> None:
+def check_quote_time(records: Sequence[LogRecord], quote: Quote, since: LogCheckpoint = BIRTH) -> None:
     """Boot, tick, epoch and firmware in the quote are those of the log's end."""
-    boot = _last(records, RecordKind.BOOT, quote)
-    epoch = _last(records, RecordKind.EPOCH, quote)
+    end = since.extend(records)
+    for kind, seen in ((RecordKind.BOOT, end.measurement != ZERO_DIGEST), (RecordKind.EPOCH, end.epochs)):
+        if not seen:
+            raise LogError(f"chip {quote.chip_id}: log holds no {kind.name} record")
     logged = {
-        "boot": records[-1].boot,
-        "tick": records[-1].tick,
-        "epoch": epoch.step,
-        "security_version": boot.step,
-        "measurement": Digest("sha256", boot.digest),
+        "boot": end.boot,
+        "tick": end.tick,
+        "epoch": end.epochs - 1,
+        "security_version": end.security_version,
+        "measurement": Digest("sha256", end.measurement),
     }
     for name, value in logged.items():
         if getattr(quote, name) != value:
@@ -245,14 +263,23 @@ def check_boots(records: Sequence[LogRecord], trust: ChipTrust, *, chip: str) ->
             )
 
 
-def check_extends(records: Sequence[LogRecord], quote: Quote, last: LogPosition | None) -> None:
-    """The log extends what the inspector saw of it last, and the counter has grown; None: never seen."""
+def check_extends(
+    records: Sequence[LogRecord], quote: Quote, last: LogPosition | None, since: LogCheckpoint = BIRTH
+) -> None:
+    """The log extends what the inspector saw of it last, and the counter has grown; None: never seen.
+
+    What lies before a checkpoint was seen when that was signed.
+    """
     if last is None:
         return
-    chip = quote.chip_id
-    if len(records) < last.size:
-        raise RollbackError(f"chip {chip}: log has {len(records)} records, it had {last.size} at the last inspection")
-    if last.size and records[last.size - 1].hash() != last.head:
+    chip, start = quote.chip_id, since.size
+    if start + len(records) < last.size:
+        raise RollbackError(
+            f"chip {chip}: log has {start + len(records)} records, it had {last.size} at the last inspection"
+        )
+    heads = {start: since.head}
+    heads |= {last.size: records[last.size - start - 1].hash()} if last.size > start else {}
+    if last.size and heads.get(last.size, last.head) != last.head:
         raise RollbackError(
             f"chip {chip}: log record {last.size - 1}: is not the one that ended the log at the last inspection"
         )
@@ -311,16 +338,18 @@ CHIP_GUARDS: Mapping[str, Callable[[ChipCase], object]] = MappingProxyType(
         "quote settings": lambda case: check_quote_settings(
             case.quote, case.trust.snapshot_rate, case.trust.snapshot_algorithm
         ),
-        "extension": lambda case: check_extends(case.records, case.quote, case.last),
-        "log chain": lambda case: check_log_chain(case.records, case.identity),
-        "log quoted": lambda case: check_log_quoted(case.records, case.quote),
-        "life": lambda case: check_life(case.records, chip=case.identity.chip_id),
-        "registers": lambda case: check_registers(case.records, case.quote),
-        "quote time": lambda case: check_quote_time(case.records, case.quote),
+        "extension": lambda case: check_extends(case.records, case.quote, case.last, case.since),
+        "log chain": lambda case: check_log_chain(case.records, case.identity, case.since),
+        "log quoted": lambda case: check_log_quoted(case.records, case.quote, case.since),
+        "life": lambda case: check_life(case.records, chip=case.identity.chip_id, since=case.since),
+        "registers": lambda case: check_registers(case.records, case.quote, case.since),
+        "quote time": lambda case: check_quote_time(case.records, case.quote, case.since),
         "boots": lambda case: check_boots(case.records, case.trust, chip=case.identity.chip_id),
-        "epoch keys": lambda case: check_epoch_keys(case.records, case.keys, chip=case.identity.chip_id),
+        "epoch keys": lambda case: check_epoch_keys(
+            case.records, case.keys, chip=case.identity.chip_id, since=case.since
+        ),
         "schedule": lambda case: audit_schedule(
-            case.records, case.keys, rate=case.trust.snapshot_rate, chip=case.identity.chip_id
+            case.records, case.keys, rate=case.trust.snapshot_rate, chip=case.identity.chip_id, since=case.since
         ),
     }
 )
@@ -334,11 +363,13 @@ def check_chip(
     nonce: bytes,
     verifier_id: str,
     last: LogPosition | None,
+    since: LogCheckpoint = BIRTH,
     guards: Mapping[str, Callable[[ChipCase], object]] = CHIP_GUARDS,
 ) -> CheckedChip:
     """Check one chip's evidence against all guards, in order, and return it opened.
 
-    `guards` is less than all only in tests that show what a guard is good for.
+    With `since`, the evidence is that of a chip that released all records before this checkpoint, and the work is in
+    proportion to what came after it. `guards` is less than all only in tests that show what a guard is good for.
 
     Raises:
         EvidenceError: names the chip, and the record if there is one.
@@ -357,6 +388,7 @@ def check_chip(
         quote=open_quote(evidence.quote, identity.alias_key),
         records=parse_log(evidence.log, chip=identity.chip_id),
         keys=decode_epoch_keys(evidence.epoch_keys),
+        since=since,
     )
     results = {name: guard(case) for name, guard in guards.items()}
     audit = results.get("schedule")
@@ -365,11 +397,5 @@ def check_chip(
         quote=case.quote,
         records=case.records,
         audit=audit if isinstance(audit, ScheduleAudit) else None,
+        since=since,
     )
-
-
-def _last(records: Sequence[LogRecord], kind: RecordKind, quote: Quote) -> LogRecord:
-    for record in reversed(records):
-        if record.kind is kind:
-            return record
-    raise LogError(f"chip {quote.chip_id}: log holds no {kind.name} record")

@@ -27,6 +27,7 @@ from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import (
     NO_RUN,
+    RECORD_BYTES,
     ZERO_DIGEST,
     LogRecord,
     RecordKind,
@@ -37,11 +38,13 @@ from firmware_sim.evidence.chiplog import (
 )
 from firmware_sim.evidence.digest import BLAKE3, DEFAULT_ALGORITHM, Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
+from firmware_sim.evidence.pruning import open_log_checkpoint
 from firmware_sim.evidence.quote import Quote
 from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, IdentityError, MakerCA, check_image, issue_alias
-from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError, checked_quotas
+from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.memory import DeviceMemory, MemoryCopy
-from firmware_sim.nvram import Disk, NvramError, PosixDisk
+from firmware_sim.nvram import SLOT_BYTES, Disk, NvramError, PosixDisk
+from firmware_sim.profiles import BENCH, FOLDED, NvramProfile, NvramStatus
 from firmware_sim.schedule import EpochKey, commit_epoch, derive_epoch_key, is_scheduled, threshold
 
 __all__ = ["ChipOrder", "FirmwareChip", "quote_request_digest"]
@@ -57,8 +60,9 @@ _RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522
 class ChipOrder:
     """A maker's order of a chip; all of the chip's secrets follow from `seed` and `chip_id`.
 
-    `snapshot_rate` is in snapshots per tick, in [0, 1]; `beacon_key` is the verifier's; `quotas` overrides how many
-    records of a kind the log takes. Only a dishonest chip that clones another one reads `clone_of`.
+    `snapshot_rate` is in snapshots per tick, in [0, 1]; `beacon_key` is the verifier's, for beacons and log
+    checkpoints; `nvram` says how large the chip's memory is, and `quotas` overrides how many records of a kind it
+    takes. Only a dishonest chip that clones another one reads `clone_of`.
     """
 
     maker: MakerCA
@@ -68,6 +72,7 @@ class ChipOrder:
     firmware: Firmware = CURRENT_FIRMWARE
     algorithm: str = DEFAULT_ALGORITHM
     beacon_key: VerifyingKey | None = None
+    nvram: NvramProfile = BENCH
     quotas: Mapping[RecordKind, int] = field(default_factory=dict)
     clone_of: str | None = None
 
@@ -113,6 +118,7 @@ class FirmwareChip(Chip):
         firmware: Firmware = CURRENT_FIRMWARE,
         algorithm: str = DEFAULT_ALGORITHM,
         beacon_key: VerifyingKey | None = None,
+        nvram: NvramProfile = BENCH,
         quotas: Mapping[RecordKind, int] | None = None,
         disk: Disk | None = None,
     ) -> Self:
@@ -128,6 +134,7 @@ class FirmwareChip(Chip):
             firmware=firmware,
             algorithm=algorithm,
             beacon_key=beacon_key,
+            nvram=nvram,
             quotas=quotas or {},
         )
         return cls.from_order(folder, order, disk=disk)
@@ -146,7 +153,7 @@ class FirmwareChip(Chip):
             snapshot_rate=order.snapshot_rate,
             algorithm=order.algorithm,
             beacon_key=order.beacon_key,
-            quotas=checked_quotas(order.quotas),
+            nvram=order.nvram.with_quotas(order.quotas),
         )
         create_silicon(folder, fuses, order.maker.sign_firmware(order.firmware), disk)
 
@@ -214,6 +221,23 @@ class FirmwareChip(Chip):
             bytes_hashed=self._bytes_hashed,
         )
 
+    @property
+    @command
+    def nvram(self) -> NvramStatus:
+        """How much of its memory the chip uses and how worn it is."""
+        return self._nvram_status()
+
+    def _nvram_status(self) -> NvramStatus:
+        kept = {kind: count for kind, count in self._counts.items() if kind not in FOLDED}
+        written = self._silicon.state.released + sum(kept.values())
+        return NvramStatus(
+            capacity=self._fuses.nvram.capacity,
+            used=2 * SLOT_BYTES + RECORD_BYTES * sum(kept.values()),
+            records=kept,
+            slot_writes=-(-self.changes // 2),
+            cell_writes=-(-written // self._fuses.nvram.cells),
+        )
+
     @command
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
         check_coordinate(self._fused_id, run_id, step, 0)
@@ -265,6 +289,32 @@ class FirmwareChip(Chip):
         return record
 
     @command
+    def prune(self, signed: bytes) -> int:
+        """Release all records before a log checkpoint that the verifier signed; a spent chip boots again.
+
+        Returns the bytes of NVRAM that are free.
+        """
+        check_sealed(self._fused_id, signed)
+        self._require_power()
+        if self._fuses.beacon_key is None:
+            self._refuse(ErrorCode.NO_BEACON_KEY, "no verifier's key is fused in")
+        try:
+            checkpoint = open_log_checkpoint(signed, self._fused_id, self._fuses.beacon_key)
+        except EvidenceError as error:
+            self._refuse(ErrorCode.BAD_CHECKPOINT, str(error))
+        state, records = self._silicon.state, self._read_log()
+        released = records[: max(checkpoint.size - state.checkpoint.size, 0)]
+        if not released or state.checkpoint.extend(released) != checkpoint:
+            self._refuse(ErrorCode.BAD_CHECKPOINT, "its log never was what the checkpoint says, or no longer holds it")
+        cells = sum(record.kind not in FOLDED for record in released)
+        self._silicon.prune(dataclasses.replace(state, checkpoint=checkpoint, released=state.released + cells))
+        self._counts = Counter(record.kind for record in records[len(released) :])
+        if checkpoint.spent:
+            self._spent, self._memory, self._copy, self._coordinate = False, None, None, (NO_RUN, 0, 0)
+            self._start()
+        return self._fuses.nvram.capacity - self._nvram_status().used
+
+    @command
     def close_epoch(self) -> int:
         self._require_power()
         closed = self._epoch
@@ -279,9 +329,11 @@ class FirmwareChip(Chip):
 
     @command
     def reveal(self) -> tuple[EpochKey, ...]:
+        since = self._silicon.state.checkpoint
+        first = since.epochs - (since.epoch_record is not None)  # the epoch that was open then has ended since
         return tuple(
             EpochKey(epoch=epoch, key=derive_epoch_key(self._fuses.schedule_secret, epoch))
-            for epoch in range(self._epoch + self._spent)
+            for epoch in range(first, self._epoch + self._spent)
         )
 
     @command
@@ -406,20 +458,23 @@ class FirmwareChip(Chip):
     def _start(self) -> None:
         """Check the log against the state, then boot: genesis, power gap, BOOT, EPOCH, as far as they are due."""
         records = self._read_log()
-        for record in records:
-            self._take_in(record)
-        if not records:
+        self._counts = Counter(record.kind for record in records)
+        end = self._silicon.state.checkpoint.extend(records)
+        self._registers = Registers(journey=end.journey, current=end.current)
+        self._boot, self._booted, self._beacon_time = end.boot, end.measurement, end.beacon
+        self._epoch = max(end.epochs - 1, 0)
+        last = records[-1].kind if records else end.ended
+        if last is None:
             digest = genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id)
-            self._append(RecordKind.GENESIS, run_id=self._fuses.log_id, digest=digest)
-        last = records[-1].kind if records else RecordKind.GENESIS
+            last = self._append(RecordKind.GENESIS, run_id=self._fuses.log_id, digest=digest).kind
         gap = int(last not in _NO_GAP)
         boots = last is not RecordKind.SPENT and self._has_room({**_BOOT_NEEDS, RecordKind.POWER_GAP: gap + 1})
         if not boots and self._firmware.measurement.value != self._booted:
             self._refuse(ErrorCode.CHIP_SPENT, "is spent and answers with the firmware that it last booted only")
         if gap:
-            lost = self._lost_epoch(records)
             state = self._silicon.state
-            self._append(RecordKind.POWER_GAP, step=self._epoch, op=state.tick if state.pending else 0, digest=lost)
+            cut = state.tick if state.pending else 0
+            self._append(RecordKind.POWER_GAP, step=self._epoch, op=cut, digest=end.opened)
         if not boots:
             if last is not RecordKind.SPENT:
                 self._append(RecordKind.SPENT)
@@ -435,39 +490,19 @@ class FirmwareChip(Chip):
             digest=self._firmware.measurement.value,
             security_floor=floor,
         )
-        self._open_epoch(self._counts[RecordKind.EPOCH])
+        self._open_epoch(end.epochs)
 
     def _read_log(self) -> list[LogRecord]:
         state = self._silicon.state
-        if state.log_size == 0:
+        since = state.checkpoint
+        if state.log_size == since.size:
             return []
         records = parse_log(self._silicon.log.read(), chip=self._fused_id)
-        check_chain(
-            records, genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id), chip=self._fused_id
-        )
+        genesis = genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id)
+        check_chain(records, genesis, chip=self._fused_id, size=since.size, head=since.head)
         if records[-1].hash() != state.log_head:
             raise NvramError(f"chip {self._fused_id}: log does not end with the head that its state holds")
         return records
-
-    def _take_in(self, record: LogRecord) -> None:
-        self._counts[record.kind] += 1
-        self._registers = self._registers.extend(record)
-        self._boot = record.boot
-        if record.kind is RecordKind.BOOT:
-            self._booted = record.digest
-        elif record.kind is RecordKind.EPOCH:
-            self._epoch = record.step
-        elif record.kind is RecordKind.BEACON:
-            self._beacon_time = record.step
-
-    def _lost_epoch(self, records: list[LogRecord]) -> bytes:
-        """Return the commitment of the epoch that was open when the power went, zero if none was."""
-        for record in reversed(records):
-            if record.kind is RecordKind.EPOCH:
-                return record.digest
-            if record.kind in (RecordKind.CLOSE_EPOCH, RecordKind.BOOT):
-                break
-        return ZERO_DIGEST
 
     def _open_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -515,15 +550,15 @@ class FirmwareChip(Chip):
             self._refuse(ErrorCode.POWERED_OFF, "chip is powered off")
 
     def _has_room(self, needed: Mapping[RecordKind, int]) -> bool:
-        return all(self._counts[kind] + count <= self._fuses.quotas[kind] for kind, count in needed.items())
+        return all(self._counts[kind] + count <= self._fuses.nvram.quotas[kind] for kind, count in needed.items())
 
     def _require_space(self, kind: RecordKind) -> None:
         self._require_power()
         if self._spent:
             self._refuse(ErrorCode.CHIP_SPENT, "is spent: its log is full, and it only answers inspections")
-        if self._counts[kind] < self._fuses.quotas[kind]:
+        if self._counts[kind] < self._fuses.nvram.quotas[kind]:
             return
-        message = f"chip {self._fused_id}: all {self._fuses.quotas[kind]} {kind.name} records are used"
+        message = f"chip {self._fused_id}: all {self._fuses.nvram.quotas[kind]} {kind.name} records are used"
         if kind is RecordKind.SNAPSHOT:
             raise ChipFailure(ErrorCode.LOG_FULL, message)
         raise MailboxError(ErrorCode.QUOTA_EXCEEDED, message)

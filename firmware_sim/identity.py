@@ -1,32 +1,39 @@
 """Who a chip is: maker CA → device key → alias key, as DICE layers them.
 
 The device key comes from the unique device secret (UDS) alone; the compound device identifier CDI = KDF(UDS, firmware
-measurement) gives the alias key, so other firmware has another alias key. The device certificate names the chip; the
-alias certificate, which the device key signs at each boot, carries measurement and security version. Certificates
-never expire (notAfter 99991231235959Z, RFC 5280, 4.1.2.5): revocation is the registry's.
+measurement) gives the alias key, so other firmware has another alias key. The device certificate names the chip and
+its boot layer; the alias certificate, which the device key signs at each boot, names the firmware.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import hmac
 import re
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.x509.oid import NameOID
 
-from firmware_sim import bounds
+from firmware_sim.certificates import (
+    MAKER_NAME,
+    Certificate,
+    IdentityError,
+    alias_builder,
+    check_issued,
+    device_builder,
+    load_chain,
+    maker_builder,
+    open_certificate,
+    to_pem,
+)
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
+from firmware_sim.evidence.tcb import TcbInfo
 
 __all__ = [
+    "BOOT_LAYER",
     "CURRENT_FIRMWARE",
     "ChipIdentity",
     "DeviceSecrets",
@@ -41,21 +48,6 @@ __all__ = [
     "read_chain",
     "verify_chain",
 ]
-
-_CHAIN_LENGTH = 3
-_MAKER_NAME = "Chipwitness maker"
-_NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-_NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
-# An arc below 2.25 belongs to the UUID it is made from; no registration.
-_MEASUREMENT_OID = x509.ObjectIdentifier("2.25.172069330871949837464236418034174153161")
-_KEY_BYTES = 32
-_SIGNATURE_BYTES = 64
-_SEQUENCE_HEADER = bytes.fromhex("30280420")
-_VERSION_HEADER = bytes.fromhex("0404")
-
-
-class IdentityError(EvidenceError):
-    """A certificate chain is malformed or leads to no trusted maker, firmware or version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +77,22 @@ class Firmware:
 
 
 CURRENT_FIRMWARE = Firmware(name="chipwitness-firmware 1.0", security_version=1)
+BOOT_LAYER = Firmware(name="chipwitness-boot 1.0", security_version=1)
+"""The code in read-only memory that holds the device key, measures the firmware and signs its alias certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipIdentity:
-    """Content of a verified chain. `certificate_digest` is of the device certificate: it outlives firmware updates."""
+    """Content of a verified chain. `certificate_digest` is of the device certificate: it outlives firmware updates.
+
+    `firmware` is the name under which the boot layer started the image; what counts is its `measurement`.
+    """
 
     chip_id: str
     maker_digest: Digest
     certificate_digest: Digest
     alias_key: VerifyingKey
+    firmware: str
     measurement: Digest
     security_version: int
 
@@ -118,12 +116,12 @@ class DeviceSecrets:
 
     @property
     def certificate_digest(self) -> Digest:
-        return _pem_digest(self.device_certificate)
+        return _read(self.device_certificate).digest
 
     @property
     def maker_key(self) -> VerifyingKey:
         """The key that firmware images for this chip are signed with."""
-        return _open(x509.load_pem_x509_certificate(self.maker_certificate)).key
+        return _read(self.maker_certificate).key
 
 
 def derive_key(secret: bytes, *labels: str) -> bytes:
@@ -136,7 +134,7 @@ class MakerCA:
 
     def __init__(self, key: SigningKey) -> None:
         self._key = key
-        self.certificate = _pem(_maker_builder(key.verifying).sign(key.private_key, None))
+        self.certificate = to_pem(maker_builder(key.verifying).sign(key.private_key, None))
 
     @classmethod
     def create(cls, seed: bytes) -> MakerCA:
@@ -146,7 +144,7 @@ class MakerCA:
     @property
     def certificate_digest(self) -> Digest:
         """The reference value by which an inspector trusts this maker."""
-        return _pem_digest(self.certificate)
+        return _read(self.certificate).digest
 
     def sign_firmware(self, firmware: Firmware) -> Firmware:
         """Return the image with the signature without which this maker's chips do not boot it."""
@@ -162,11 +160,11 @@ class MakerCA:
             raise CallerError(f"chip id {chip_id!r} is not 1 to 64 letters, digits, '.', '_' or '-'")
         uds = derive_key(hashlib.sha256(seed).digest(), "unique-device-secret", chip_id)
         device_key = SigningKey.from_private_bytes(derive_key(uds, "device-key")).verifying
-        builder = _device_builder(chip_id, device_key, self._key.verifying)
+        builder = device_builder(chip_id, device_key, self._key.verifying, _BOOT_TCB_INFO)
         return DeviceSecrets(
             chip_id=chip_id,
             uds=uds,
-            device_certificate=_pem(builder.sign(self._key.private_key, None)),
+            device_certificate=to_pem(builder.sign(self._key.private_key, None)),
             maker_certificate=self.certificate,
         )
 
@@ -189,10 +187,9 @@ def check_image(firmware: Firmware, secrets: DeviceSecrets) -> None:
 def issue_alias(secrets: DeviceSecrets, firmware: Firmware) -> bytes:
     """Return the chain (alias, device, maker; PEM) that the boot layer presents for this firmware."""
     device, alias = secrets.device_key, secrets.alias_key(firmware)
-    builder = _alias_builder(
-        secrets.chip_id, alias.verifying, device.verifying, firmware.measurement, firmware.security_version
-    )
-    return _pem(builder.sign(device.private_key, None)) + secrets.device_certificate + secrets.maker_certificate
+    tcb_info = _tcb_info(firmware.name, firmware.measurement, firmware.security_version, layer=1)
+    builder = alias_builder(secrets.chip_id, alias.verifying, device.verifying, tcb_info)
+    return to_pem(builder.sign(device.private_key, None)) + secrets.device_certificate + secrets.maker_certificate
 
 
 def verify_chain(
@@ -240,29 +237,26 @@ def check_firmware(
 def read_chain(chain_pem: bytes) -> ChipIdentity:
     """Return the identity a chain claims under its own maker certificate; whom to trust is for the caller to check.
 
-    Issuing leaves no choice, so each certificate is rebuilt from its subject, keys and measurement and must come out
-    byte for byte; only then is its signature looked at.
-
     Raises:
         IdentityError: names the certificate that is malformed or not signed by the next one.
     """
-    alias, device, maker = _load_chain(chain_pem)
+    alias, device, maker = load_chain(chain_pem)
     chip_id = device.common_name
     if not _is_chip_id(chip_id):
         raise IdentityError(f"device certificate names the malformed chip id {chip_id!r:.100}")
-    measurement, security_version = _decode_measurement(alias.measurement)
-    _check_issued(maker, _maker_builder(maker.key), maker.key, _MAKER_NAME)
-    _check_issued(device, _device_builder(chip_id, device.key, maker.key), maker.key, _MAKER_NAME)
-    _check_issued(
-        alias, _alias_builder(chip_id, alias.key, device.key, measurement, security_version), device.key, chip_id
-    )
+    firmware = _read_layer(alias)
+    _check_layer(firmware)
+    check_issued(maker, maker_builder(maker.key), maker.key, MAKER_NAME)
+    check_issued(device, device_builder(chip_id, device.key, maker.key, _BOOT_TCB_INFO), maker.key, MAKER_NAME)
+    check_issued(alias, alias_builder(chip_id, alias.key, device.key, firmware), device.key, chip_id)
     return ChipIdentity(
         chip_id=chip_id,
-        maker_digest=_certificate_digest(maker.der),
-        certificate_digest=_certificate_digest(device.der),
+        maker_digest=maker.digest,
+        certificate_digest=device.digest,
         alias_key=alias.key,
-        measurement=measurement,
-        security_version=security_version,
+        firmware=firmware.version,
+        measurement=firmware.fwid,
+        security_version=firmware.svn,
     )
 
 
@@ -270,148 +264,43 @@ def _image_message(firmware: Firmware) -> bytes:
     return length_prefixed("chipwitness/firmware-image/1", firmware.measurement.value)
 
 
-def _maker_builder(key: VerifyingKey) -> x509.CertificateBuilder:
-    return _builder(_MAKER_NAME, _MAKER_NAME, key, key, ca=True, path_length=1)
-
-
-def _device_builder(chip_id: str, key: VerifyingKey, maker_key: VerifyingKey) -> x509.CertificateBuilder:
-    return _builder(chip_id, _MAKER_NAME, key, maker_key, ca=True, path_length=0)
-
-
-def _alias_builder(
-    chip_id: str, key: VerifyingKey, device_key: VerifyingKey, measurement: Digest, security_version: int
-) -> x509.CertificateBuilder:
-    extension = x509.UnrecognizedExtension(_MEASUREMENT_OID, _encode_measurement(measurement, security_version))
-    builder = _builder(f"{chip_id} alias", chip_id, key, device_key, ca=False)
-    return builder.add_extension(extension, critical=True)
-
-
-def _builder(
-    subject: str,
-    issuer: str,
-    key: VerifyingKey,
-    issuer_key: VerifyingKey,
-    *,
-    ca: bool,
-    path_length: int | None = None,
-) -> x509.CertificateBuilder:
-    """Return a certificate without any choice in it: the serial number is derived from names and keys."""
-    content = length_prefixed(subject, issuer, key.raw, issuer_key.raw)
-    serial = int.from_bytes(digest_bytes("certificate-serial", content).value[:16], "big") | 1
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_name(subject))
-        .issuer_name(_name(issuer))
-        .public_key(Ed25519PublicKey.from_public_bytes(key.raw))
-        .serial_number(serial)
-        .not_valid_before(_NOT_BEFORE)
-        .not_valid_after(_NOT_AFTER)
-        .add_extension(x509.BasicConstraints(ca=ca, path_length=path_length), critical=True)
-        .add_extension(_key_usage(ca), critical=True)
+def _tcb_info(name: str, measurement: Digest, security_version: int, *, layer: int) -> TcbInfo:
+    return TcbInfo(
+        vendor="Chipwitness",
+        model="simulated chip",
+        version=name,
+        svn=security_version,
+        layer=layer,
+        index=0,
+        fwid=measurement,
     )
 
 
-def _key_usage(ca: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=ca,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+_BOOT_TCB_INFO = _tcb_info(BOOT_LAYER.name, BOOT_LAYER.measurement, BOOT_LAYER.security_version, layer=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Certificate:
-    """What a certificate says of itself, nothing of it checked yet."""
-
-    common_name: str
-    key: VerifyingKey
-    measurement: bytes | None
-    der: bytes
-
-
-def _load_chain(chain_pem: bytes) -> list[_Certificate]:
-    most = bounds.CHAIN_BYTES.most
-    if len(chain_pem) > most:
-        raise IdentityError(f"certificate chain has {len(chain_pem)} bytes, more than {most}")
+def _read_layer(alias: Certificate) -> TcbInfo:
+    """What the alias certificate says of the firmware; IdentityError if that is missing or malformed."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what the parser only warns of, such as negative serial numbers
-            chain = x509.load_pem_x509_certificates(chain_pem)
-            encoded = b"".join(_pem(certificate) for certificate in chain)
-            opened = [_open(certificate) for certificate in chain]
-    except (EvidenceError, MemoryError):
-        raise
-    except Exception as error:  # the parser's errors on hostile bytes have no common class
-        raise IdentityError(f"certificate chain can't be parsed: {error}".splitlines()[0]) from None
-    if len(chain) != _CHAIN_LENGTH:
-        raise IdentityError(f"certificate chain holds {len(chain)} certificates, expected {_CHAIN_LENGTH}")
-    if encoded != chain_pem:
-        raise IdentityError("certificate chain is not byte-equal to its canonical encoding")
-    return opened
+        return TcbInfo.from_der(alias.tcb_info or b"")
+    except EvidenceError as error:
+        raise IdentityError(f"alias certificate does not say which firmware runs: {error}") from None
 
 
-def _open(certificate: x509.Certificate) -> _Certificate:
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if len(names) != 1 or not isinstance(names[0].value, str):
-        raise IdentityError("certificate does not name one subject")
-    key = certificate.public_key()
-    if not isinstance(key, Ed25519PublicKey):
-        raise IdentityError("certificate's key is not Ed25519")
-    measured = [e.value for e in certificate.extensions if isinstance(e.value, x509.UnrecognizedExtension)]
-    return _Certificate(
-        common_name=names[0].value,
-        key=VerifyingKey(key.public_bytes_raw()),
-        measurement=measured[0].value if len(measured) == 1 else None,
-        der=certificate.public_bytes(serialization.Encoding.DER),
-    )
-
-
-def _check_issued(
-    certificate: _Certificate, builder: x509.CertificateBuilder, issuer_key: VerifyingKey, issuer: str
-) -> None:
-    """Check that the certificate is what the issuer issues, and that the issuer signed it."""
-    rebuilt = builder.sign(Ed25519PrivateKey.from_private_bytes(bytes(_KEY_BYTES)), None)
-    unsigned = rebuilt.public_bytes(serialization.Encoding.DER)[:-_SIGNATURE_BYTES]
-    if certificate.der[:-_SIGNATURE_BYTES] != unsigned:
-        raise IdentityError(f"certificate of {certificate.common_name!r:.100} is not as {issuer!r} issues it")
-    try:
-        issuer_key.verify(certificate.der[-_SIGNATURE_BYTES:], rebuilt.tbs_certificate_bytes)
-    except EvidenceError:
-        raise IdentityError(f"certificate of {certificate.common_name!r} is not signed by {issuer!r}") from None
-
-
-def _encode_measurement(measurement: Digest, security_version: int) -> bytes:
-    """Return DER SEQUENCE { OCTET STRING (32) measurement, OCTET STRING (4) security version }."""
-    return _SEQUENCE_HEADER + measurement.value + _VERSION_HEADER + security_version.to_bytes(4, "big")
-
-
-def _decode_measurement(data: bytes | None) -> tuple[Digest, int]:
-    if data is None or len(data) != 42 or data[:4] != _SEQUENCE_HEADER or data[36:38] != _VERSION_HEADER:
-        raise IdentityError("alias certificate carries no well-formed firmware measurement")
-    return Digest("sha256", data[4:36]), int.from_bytes(data[38:], "big")
+def _check_layer(found: TcbInfo) -> None:
+    """Check that this is firmware right above the boot layer, in normal operation."""
+    if found.flags:
+        raise IdentityError(f"alias certificate's firmware runs with the flags {', '.join(sorted(found.flags))}")
+    if found != _tcb_info(found.version, found.fwid, found.svn, layer=1):
+        raise IdentityError(
+            f"alias certificate is of layer {found.layer}, index {found.index} of a {found.vendor!r:.100} "
+            f"{found.model!r:.100}, not of this maker's firmware"
+        )
 
 
 def _is_chip_id(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None
 
 
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _certificate_digest(der: bytes) -> Digest:
-    return digest_bytes("x509-certificate", der)
-
-
-def _pem_digest(pem: bytes) -> Digest:
-    return _certificate_digest(x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER))
+def _read(pem: bytes) -> Certificate:
+    return open_certificate(x509.load_pem_x509_certificate(pem))

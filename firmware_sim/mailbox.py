@@ -1,15 +1,12 @@
-"""What can go wrong between host and chip, in one numbered table, and how many records of each kind a chip keeps."""
+"""What can go wrong between host and chip, in one numbered table."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from firmware_sim.errors import CallerError, DeviceError
-from firmware_sim.evidence.chiplog import RecordKind
 
-__all__ = ["DEFAULT_QUOTAS", "ChipFailure", "ErrorCode", "MailboxError", "checked_quotas"]
+__all__ = ["ChipFailure", "ErrorCode", "MailboxError"]
 
 
 class ErrorCode(enum.IntEnum):
@@ -27,6 +24,7 @@ class ErrorCode(enum.IntEnum):
     FOREIGN_PROCESS = 110
     FIRMWARE_UNSIGNED = 111
     CHIP_SPENT = 112
+    BAD_CHECKPOINT = 113
     SELF_TEST_FAILED = 201
     STORAGE_FAILED = 202
     LOG_FULL = 203
@@ -46,28 +44,3 @@ class ChipFailure(DeviceError):
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(f"{message} (mailbox error {code.value}, {code.name})")
         self.code = code
-
-
-DEFAULT_QUOTAS: Mapping[RecordKind, int] = MappingProxyType(
-    {
-        RecordKind.GENESIS: 1,
-        RecordKind.BOOT: 1 << 16,
-        RecordKind.EPOCH: 1 << 17,
-        RecordKind.CLOSE_EPOCH: 1 << 17,
-        RecordKind.POWER_OFF: 1 << 16,
-        RecordKind.POWER_GAP: 1 << 16,
-        RecordKind.REGIONS: 1 << 16,
-        RecordKind.COMMIT: 1 << 20,
-        RecordKind.SNAPSHOT: 1 << 20,
-        RecordKind.BEACON: 1 << 16,
-        RecordKind.QUOTE: 1 << 16,
-        RecordKind.SPENT: 1,
-    }
-)
-
-
-def checked_quotas(overrides: Mapping[RecordKind, int]) -> dict[RecordKind, int]:
-    """Return the default quotas with `overrides`; each kind has its own space, so none can crowd out another."""
-    if any(type(count) is not int or not 1 <= count < 1 << 32 for count in overrides.values()):
-        raise CallerError("a quota is at least 1 and below 2^32")
-    return {**DEFAULT_QUOTAS, **overrides}

@@ -230,29 +230,6 @@ class DeviceMemory:
             placed = zip(self._regions, entries, strict=True)
             self._regions = tuple(replace(region, place=places[entry.kind, entry.name]) for region, entry in placed)
 
-    @classmethod
-    def from_table(cls, table: object, tensors: Mapping[tuple[str, str], Any]) -> DeviceMemory:
-        """Return the memory that the declared `table` describes over `tensors`, keyed by (kind, name).
-
-        Raises:
-            EvidenceError: malformed table, or a region whose tensor is missing or has another dtype or shape.
-        """
-        regions = []
-        for entry in parse_table(table):
-            tensor = tensors.get((entry.kind, entry.name))
-            if tensor is None:
-                raise EvidenceError(f"region table names the {entry.kind} {entry.name!r}, which does not exist")
-            try:
-                regions.append(
-                    Region(
-                        name=entry.name, kind=entry.kind, dtype=entry.dtype, shape=entry.shape,
-                        offset=entry.offset, elements=entry.elements, tensor=tensor,
-                    )
-                )  # fmt: skip
-            except CallerError as error:
-                raise EvidenceError(f"region table: {error}") from None
-        return cls(regions)
-
     @property
     def regions(self) -> tuple[Region, ...]:
         return self._regions

@@ -1,9 +1,10 @@
 """Persistent state of a chip: a small two-slot store and an append-only log file.
 
 Law: power may fail before, after or in the middle of any write; at the next boot the store holds the old state or the
-new one, never a mixture, and the log holds exactly the records that the store acknowledges. The store keeps the last of
-them too, so a disk that loses the newest write to the log does no harm. Power loss is the end of the process; with
-`durable` every write is also flushed to the disk, so the law survives the host's own power loss.
+new one, never a mixture, and the log holds exactly the records that the store acknowledges. What was written is read
+back: a write that is lost, short or flips a bit is written again, and one that fails thrice ends the boot. The store
+keeps the last record too, so a disk that loses the newest write to the log later does no harm. Power loss is the end of
+the process; with `durable` every write is also flushed to the disk, so the law survives the host's own power loss.
 """
 
 from __future__ import annotations
@@ -11,17 +12,29 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from firmware_sim.errors import DeviceError, EvidenceError
 
-__all__ = ["SLOT_BYTES", "Disk", "LogFile", "Nvram", "NvramError", "PosixDisk"]
+__all__ = [
+    "SLOT_BYTES",
+    "Disk",
+    "LogFile",
+    "Nvram",
+    "NvramError",
+    "PosixDisk",
+    "move",
+    "write_file",
+    "write_through",
+]
 
 SLOT_BYTES = 512
 _HEADER = struct.Struct(">8sQH")
 _MAGIC = b"CWNVRAM1"
 _DIGEST_BYTES = 32
+_ATTEMPTS = 3
 MAX_STATE_BYTES = SLOT_BYTES - _HEADER.size - _DIGEST_BYTES
 
 
@@ -38,6 +51,10 @@ class Disk(Protocol):
 
     def flush(self, descriptor: int) -> None: ...
 
+    def write_file(self, path: Path, data: bytes) -> None: ...
+
+    def move(self, source: Path, target: Path) -> None: ...
+
 
 class PosixDisk:
     """The real disk."""
@@ -52,17 +69,67 @@ class PosixDisk:
                 written = os.pwrite(descriptor, view, offset)
                 view, offset = view[written:], offset + written
         except OSError as error:
-            raise DeviceError(f"chip storage can't be written: {error.strerror}") from None
+            raise _unwritten(error) from None
 
     def truncate(self, descriptor: int, size: int) -> None:
         try:
             os.ftruncate(descriptor, size)
         except OSError as error:
-            raise DeviceError(f"chip storage can't be written: {error.strerror}") from None
+            raise _unwritten(error) from None
 
     def flush(self, descriptor: int) -> None:
         if self._durable:
             os.fdatasync(descriptor)
+
+    def write_file(self, path: Path, data: bytes) -> None:
+        """Write a whole file, new or not."""
+        try:
+            with path.open("wb") as file:
+                file.write(data)
+                file.flush()
+                self.flush(file.fileno())
+        except OSError as error:
+            raise _unwritten(error) from None
+
+    def move(self, source: Path, target: Path) -> None:
+        """Give a file or folder another name, in one step."""
+        try:
+            os.replace(source, target)
+        except OSError as error:
+            raise _unwritten(error) from None
+
+
+def _unwritten(error: OSError) -> DeviceError:
+    return DeviceError(f"chip storage can't be written: {error.strerror}")
+
+
+def _until(done: Callable[[], bool], write: Callable[[], None]) -> None:
+    """Write until reading back says that it is done."""
+    for _ in range(_ATTEMPTS):
+        write()
+        if done():
+            return
+    raise DeviceError(f"chip storage does not hold what was written to it {_ATTEMPTS} times")
+
+
+def write_through(disk: Disk, descriptor: int, data: bytes, offset: int) -> None:
+    """Write bytes and read them back; DeviceError where the disk does not take them."""
+
+    def write() -> None:
+        disk.write_at(descriptor, data, offset)
+        disk.flush(descriptor)
+
+    _until(lambda: os.pread(descriptor, len(data), offset) == data, write)
+
+
+def write_file(disk: Disk, path: Path, data: bytes) -> None:
+    """Write a whole file and read it back; DeviceError where the disk does not take it."""
+    _until(lambda: path.exists() and path.read_bytes() == data, lambda: disk.write_file(path, data))
+
+
+def move(disk: Disk, source: Path, target: Path) -> None:
+    """Give a file or folder another name and look whether it has it."""
+    _until(lambda: target.exists() and not source.exists(), lambda: disk.move(source, target))
 
 
 class Nvram:
@@ -90,16 +157,14 @@ class Nvram:
 
     @classmethod
     def create(cls, path: Path, state: bytes, disk: Disk) -> Nvram:
-        """Return a new store; the file must not exist."""
-        with path.open("xb") as file:
-            file.write(_slot(0, state) + bytes(SLOT_BYTES))
+        """Return a new store."""
+        write_file(disk, path, _slot(0, state) + bytes(SLOT_BYTES))
         return cls(path, disk)
 
     def write(self, state: bytes) -> None:
         """Replace the state; the sequence number grows by one."""
         sequence = self.sequence + 1
-        self._disk.write_at(self._descriptor, _slot(sequence, state), (sequence % 2) * SLOT_BYTES)
-        self._disk.flush(self._descriptor)
+        write_through(self._disk, self._descriptor, _slot(sequence, state), (sequence % 2) * SLOT_BYTES)
         self.sequence, self.state = sequence, state
 
     def close(self) -> None:
@@ -123,47 +188,56 @@ class Nvram:
 class LogFile:
     """Fixed-size records, appended. Only what `size` (from the chip's state) acknowledges counts."""
 
-    def __init__(self, path: Path, *, last: bytes, size: int, disk: Disk) -> None:
+    def __init__(self, path: Path, *, last: bytes, size: int, disk: Disk, base: int = 0) -> None:
         """Open the log; a longer file was cut while an append was under way, and its unacknowledged tail goes.
 
         Args:
             last: the last of the `size` acknowledged records, which is written again if the disk has lost it; its
                 length is that of every record.
+            base: how many records came before the file's first, and lie elsewhere.
         Raises:
-            NvramError: the file is missing or shorter than `size` - 1 records.
+            NvramError: the file is missing or lacks more than the last record.
         """
         self._record_bytes = len(last)
         self._disk = disk
+        self._base = base
         self.size = size
+        held = size - base
         try:
             self._descriptor = os.open(path, os.O_RDWR)
         except OSError as error:
             raise NvramError(f"chip log {path.name} can't be opened: {error.strerror}") from None
-        length = os.fstat(self._descriptor).st_size
-        if length < (size - 1) * len(last):
+        try:
+            length = os.fstat(self._descriptor).st_size
+            if length < (held - 1) * len(last):
+                raise NvramError(f"chip log {path.name} has {length} bytes, fewer than its {held} acknowledged records")
+            if length > held * len(last):
+                self._cut(held * len(last))
+            if held:
+                self._restore(last, (held - 1) * len(last))
+        except BaseException:
             self.close()
-            raise NvramError(f"chip log {path.name} has {length} bytes, fewer than its {size} acknowledged records")
-        if length > size * len(last):
-            disk.truncate(self._descriptor, size * len(last))
-        if size:
-            self._restore(last, (size - 1) * len(last))
+            raise
 
     def append(self, record: bytes) -> None:
         """Write `record` behind the acknowledged ones; `acknowledge` makes it one of them."""
-        self._disk.write_at(self._descriptor, record, self.size * self._record_bytes)
-        self._disk.flush(self._descriptor)
+        write_through(self._disk, self._descriptor, record, (self.size - self._base) * self._record_bytes)
+
+    def _cut(self, length: int) -> None:
+        _until(
+            lambda: os.fstat(self._descriptor).st_size == length, lambda: self._disk.truncate(self._descriptor, length)
+        )
 
     def _restore(self, last: bytes, offset: int) -> None:
         if os.pread(self._descriptor, len(last), offset) != last:
-            self._disk.write_at(self._descriptor, last, offset)
-            self._disk.flush(self._descriptor)
+            write_through(self._disk, self._descriptor, last, offset)
 
     def acknowledge(self) -> None:
         self.size += 1
 
     def read(self) -> bytes:
         """Return the acknowledged records."""
-        wanted = self.size * self._record_bytes
+        wanted = (self.size - self._base) * self._record_bytes
         parts, offset = [], 0
         while offset < wanted:
             part = os.pread(self._descriptor, wanted - offset, offset)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from monitor.lab.site import Site, new_site_config
     from monitor.presets import PRESETS
     from monitor.presets.task import Task
+    from monitor.recording.initialising import initialised
     from monitor.recording.recipes import resume, train
     from monitor.recording.recorder import Recorder
     from monitor.transcript import RunFolder
@@ -25,6 +26,7 @@ __all__ = [
     "RunFolder",
     "Site",
     "Task",
+    "initialised",
     "new_site_config",
     "resume",
     "train",
@@ -35,6 +37,7 @@ _HOMES = {
     "lab.site": ("Site", "new_site_config"),
     "presets": ("PRESETS",),
     "presets.task": ("Task",),
+    "recording.initialising": ("initialised",),
     "recording.recipes": ("resume", "train"),
     "recording.recorder": ("Recorder",),
     "transcript": ("RunFolder",),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inspector.inspection.reviewing import read_programs
 from monitor.declaration.countersigning import Admitted, Countersigned
 from monitor.lab.site import Site, site_path
 
 if TYPE_CHECKING:
     from inspector.inspection.trust import Trust
 
-__all__ = ["UNKNOWN", "agreement", "resigned"]
+__all__ = ["agreement", "costs", "resigned"]
 
-UNKNOWN = Admitted(flop=0, bytes=0)
-"""What a program costs that nobody has looked at."""
+
+def costs(run: Path, digests: Iterable[str]) -> dict[str, Admitted]:
+    """What programs cost, nothing those that the run does not hold."""
+    held = read_programs(run)
+    nothing = Admitted(flop=0, most_flop=0, bytes=0)
+    return {digest: Admitted.of(held[digest]) if digest in held else nothing for digest in digests}
 
 
 def agreement(trust: Trust) -> Countersigned:
@@ -26,7 +32,7 @@ def agreement(trust: Trust) -> Countersigned:
 
 def resigned(run: Path, trust: Trust, **changes: Any) -> Trust:
     """The trust in which the run's inspectorate signs its declaration with other programs, names or data."""
-    if "programs" in changes:
-        changes["programs"] = dict.fromkeys(changes["programs"], UNKNOWN)
+    if "programs" in changes and not isinstance(changes["programs"], dict):
+        changes["programs"] = costs(run, changes["programs"])
     key = Site.inspectorate_key(Site.read_config(site_path(run)))
     return replace(trust, countersigned=frozenset({replace(agreement(trust), **changes).sign(key)}))

@@ -54,9 +54,9 @@ def _count_matrices(program: Any) -> Any:
 
 def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
     """Countersign whatever a run declares, with all programs that it holds."""
-    from monitor.declaration.countersigning import Admitted, Countersigned
+    from monitor.declaration.countersigning import Countersigned
 
-    programs = dict.fromkeys(run.programs(), Admitted(flop=0, bytes=0))
+    programs: Any = dict.fromkeys(run.programs())
     return Countersigned(lab=run.metadata.lab, declaration=run.declared, programs=programs)
 
 
@@ -97,11 +97,14 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "products counted": (("monitor.programs.program.compute_of", _count_matrices),),
     "direct paths": (("inspector.inspection.paths.forbidden", lambda paths, trust: []),),
     "countersigned": (("inspector.inspection.agreement.countersigned", _sign_anything),),
+    "countersigned costs": (("inspector.inspection.execution.is_same_cost", _always),),
     "amendments": (
         ("inspector.inspection.agreement.Agreement.may_decode", _always),
         ("inspector.inspection.execution.strangers_of", lambda *_: []),
     ),
     "weights of the parent": (("inspector.inspection.lineage.check_taken_over", lambda *_: []),),
+    "initialisation executed": (("inspector.inspection.comparison.check_initialised", _nothing),),
+    "tables shown": (("inspector.inspection.execution.table_bytes", lambda program: 0),),
     "chains added up": (("inspector.inspection.lineage.exceeds", lambda *_: False),),
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),
     "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),
@@ -116,6 +119,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "lab names": (("firmware_sim.bounds.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
+    # who a chip is
+    "listed chip": (("inspector.inspection.chip_log.is_listed", _always),),
+    "certificate as issued": (("firmware_sim.identity.check_issued", _nothing),),
+    "layer in normal operation": (("firmware_sim.identity._check_layer", _nothing),),
     # law 7: no host code in firmware
     "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
     "exact arguments": tuple(
@@ -135,6 +142,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("inspector.inspection.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
     ),
     "room for evidence": (("firmware_sim.firmware.FirmwareChip._has_room", _always),),
+    "read back": (("firmware_sim.nvram._until", lambda done, write: write()),),
     "lost write": (("firmware_sim.nvram.LogFile._restore", _nothing),),
     "long life": (("firmware_sim.audit.Unaudited", ScheduleError),),
     "false-alarm cap": (("inspector.probability.alarms.within_cap", lambda *_: True),),

@@ -18,7 +18,7 @@ def run() -> list[dict[str, Any]]:
         started = time.perf_counter()
         demo = run_demo(Path(folder) / "demo", say=lambda _: None, advance=lambda: None)
         total = time.perf_counter() - started
-    native = demo.seconds["native training"]
+    native = demo.summary["control"]["native_seconds"]
     rows = [
         {"work": "demo", "mode": part, "seconds": seconds, "ratio": seconds / native}
         for part, seconds in demo.seconds.items()

@@ -17,7 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import write
+from analysis.bench._origin import commit
+from analysis.bench._origin import write as write_rows
 from firmware_sim.errors import CallerError, DeviceError
 
 __all__ = ["run", "table", "verdict", "write"]
@@ -33,11 +34,10 @@ def run(
     jobs: int = 1,
     progress: Callable[[str], object] = lambda _: None,
 ) -> list[Row]:
-    """Fuzz the named parsers, or all, for so many seconds each, ``jobs`` of them at a time.
+    """Fuzz the named parsers, or all, for so many seconds of a processor each, ``jobs`` of them at a time.
 
     Returns:
-        A row for each: executions, how many inputs were accepted, seconds of the processor that they took, and findings
-        (text, bytes, input in hex).
+        A row for each: executions, how many inputs were accepted, and findings (text, bytes, input in hex).
 
     Raises:
         CallerError: Atheris is not installed, or there is no such parser.
@@ -83,11 +83,18 @@ def _row(name: str, seed: int, folder: Path) -> Row:
         "seconds": round(result["seconds"], 1),
         "ratio": None,
         "seed": seed,
-        "processor_seconds": round(result["processor_seconds"], 1),
         "executions": result["executions"],
         "accepted": result["accepted"],
         "findings": result["findings"],
+        **commit(),
     }
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Put the rows in a file; those of other parsers that are in it stay, each with the commit that it was made at."""
+    names = {row["work"] for row in rows}
+    earlier: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    write_rows([*(row for row in earlier if row["work"] not in names), *rows], path)
 
 
 def verdict(rows: Sequence[Row]) -> str | None:

@@ -33,11 +33,10 @@ from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.presets.task import Task
 from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
-from monitor.recording.derivation import derive
-from monitor.recording.training import Training
+from monitor.recording.derivation import derive, initial_memory
 from monitor.transcript import to_batch
 
-__all__ = ["MATRICES", "SMALL_PRESETS", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
+__all__ = ["MATRICES", "SMALL_PRESETS", "held", "matrix_rows", "peak_memory", "preset_rows", "run", "write"]
 
 SMALL_PRESETS = ("tiny-gpt", "digits-cnn", "llama-small")
 MATRICES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 768, 50257))
@@ -186,7 +185,7 @@ def _program(name: str, numerics: str) -> Callable[[], Session]:
     """A step by the program that an inspector derives from a preset, as an inspection repeats it."""
     task = Task.for_preset(name, seed=1, steps=1, numerics=numerics, shards=1)
     program = derive(task).program
-    prepared = Prepared(program, Training(task).memory)
+    prepared = Prepared(program, initial_memory(task))
     batch = to_batch(preset(name).samples(None), np.arange(task.batch_size))
 
     def take() -> Session:
@@ -235,7 +234,7 @@ def _modes(name: str) -> dict[str, Callable[[], Session | None]]:
     }
 
 
-def _held() -> float:
+def held() -> float:
     """Most memory that this process has held so far, in MiB.
 
     On Linux a process's ``ru_maxrss`` begins at its parent's, so the kernel's own high-water mark is asked there.
@@ -261,7 +260,7 @@ def peak_memory(name: str, mode: str) -> float:
 
 def _print_peak(name: str, mode: str) -> None:
     _modes(name)[mode]()
-    print(_held())
+    print(held())
 
 
 def preset_rows(name: str, repetitions: int = 5) -> list[Row]:

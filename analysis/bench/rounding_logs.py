@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import BOUNDS, Policy, bound_named
 from monitor.presets import preset
 from monitor.presets.task import Task
-from monitor.recording.training import Training
+from monitor.recording.derivation import DerivedSteps
 from monitor.transcript import to_batch
 
 __all__ = ["PRESETS_MEASURED", "log_rows", "run"]
@@ -34,10 +35,9 @@ def log_rows(name: str) -> list[dict[str, Any]]:
     rows = []
     for kind in BOUNDS:
         bound = bound_named(kind)
-        training = Training(task)
+        steps = DerivedSteps(task)
         started = time.perf_counter()
-        with recording("rounded", bound=bound) as session:
-            training.take_step(batch)
+        session, _ = steps.take_under(partial(recording, "rounded", bound=bound), batch=batch)
         seen = session.statistics
         groups = len(codec.decode(session.log, Policy(), bound))
         entropy = seen.entropy_bits / 8

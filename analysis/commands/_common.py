@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from firmware_sim import bounds
 from firmware_sim.errors import CallerError
@@ -104,7 +104,7 @@ def print_json(data: object) -> None:
     sys.stdout.write("\n")
 
 
-def finish(arguments: argparse.Namespace, data: dict[str, Any], lines: Iterable[str]) -> int:
+def finish(arguments: argparse.Namespace, data: object, lines: Iterable[str]) -> int:
     """Print the result as JSON or as lines, and return exit code 0."""
     if arguments.json:
         print_json(data)

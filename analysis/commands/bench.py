@@ -25,7 +25,9 @@ _SIMPLE = {
     "fleet": "detection probability of large fleets",
     "registry": "imports and censuses of a large registry",
 }
-_ON_NATIVE = ("demo", "accuracy")
+_ON_NATIVE = ("demo", "accuracy", "replay")
+_UNITS = {"adversary": "sequence", "storage": "step", "faults": "life"}
+"""Works whose progress is a number of these."""
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -39,6 +41,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _add_presets(one, "small ones")
     one.add_argument("--device", default="native", metavar="NAME", help="what to measure (default: native)")
     one.add_argument("--out", type=Path, metavar="FILE", help="put the rows there, beside those of other machines")
+
+    one = _add(
+        works,
+        "replay",
+        "a step repeated from its program, beside the recorded step and plain PyTorch",
+        f"{_ROWS}: seconds is processor time of a step; numerics, step_ratio (to the recorded step), "
+        "repetitions, peak_mib, peak_ratio; exit code 1 where a replay takes more than 1.2 times the recorded step",
+    )
+    _add_presets(one, "small ones; large ones are measured with a small batch, and exact alone")
+    one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 12)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
         works,
@@ -133,13 +146,27 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         works,
         "fuzz",
         "every parser that foreign bytes reach, on inputs that coverage leads to",
-        "JSON: a list of rows with work (the parser), mode, seconds, ratio (null), seed, processor_seconds, "
-        "executions, accepted, findings (a list of text, bytes, input in hex); exit code 1 where there is a finding",
+        "JSON: a list of rows with work (the parser), mode, seconds, ratio (null), seed, executions, accepted, "
+        "commit, findings (a list of text, bytes, input in hex); exit code 1 where there is a finding",
     )
     one.add_argument("--target", action="append", metavar="NAME", dest="targets", help="a parser (default: all)")
-    one.add_argument("--seconds", type=float, metavar="S", help="for each parser (default: 60)")
+    one.add_argument("--seconds", type=float, metavar="S", help="of a processor, for each parser (default: 60)")
     one.add_argument("--seed", type=int, metavar="N", help="of the fuzzing (default: 0)")
     one.add_argument("--jobs", type=int, metavar="N", help="parsers at a time (default: 1)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "faults",
+        "a chip's life with one write that goes wrong, for each write and each way to go wrong",
+        "JSON: a list of rows with work (raise, short, lost, flip or kill), mode (what the chip was doing), seconds, "
+        "ratio (null), faults, lost (lives after which the log does not verify, lacks what was acknowledged or does "
+        "not go on) and problems; exit code 1 where anything is lost",
+    )
+    one.add_argument(
+        "--faults", type=int, metavar="N", help="at least so many; from 420 on in whole rounds (default: 1000)"
+    )
+    one.add_argument("--seed", type=int, metavar="S", help="which bits flip and where writes end (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
 
@@ -176,20 +203,20 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
-    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves"]
+    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work in ("equality", "quality", "evasions", "honest", "fuzz"):
         if arguments.work in ("equality", "quality"):
             options["out"] = arguments.out
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=lambda _: bar.update() and None, **options)
-    elif arguments.work in ("adversary", "storage"):
-        unit = "sequence" if arguments.work == "adversary" else "step"
+    elif arguments.work in _UNITS:
+        unit = _UNITS[arguments.work]
         with tqdm(desc=arguments.work, unit=unit, disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=bar.update, **options)
     else:
         found = module.run(**options)
-    written = ("accuracy", "numerics", "evasions", "honest", "adversary", "fuzz", "storage")
+    written = ("accuracy", "numerics", "evasions", "honest", "fuzz", "replay", *_UNITS)
     if arguments.work in written and arguments.out is not None:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:

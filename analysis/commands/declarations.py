@@ -19,8 +19,8 @@ __all__ = ["register"]
 
 _KEYS = (
     "JSON keys: digest, lab, declaration (numerics, seed, checkpoint_every, shards, optimizer, groups, parameters, "
-    "state, schedule, length or null for an open end, recipe, origin), state_bytes, programs (program, flop, bytes), "
-    "data (what the run commits to), signer (id of a key, not checked here, or null)"
+    "state, schedule, length or null for an open end, recipe, origin), state_bytes, programs (program, flop, "
+    "most_flop, bytes), data (what the run commits to), signer (id of a key, not checked here, or null)"
 )
 
 
@@ -96,7 +96,9 @@ def _lines(proposal: Proposal) -> list[str]:
         values = ", ".join(f"{name!a:.60} {value!a:.60}" for name, value in group.items())
         lines.append(f"group {number:<9}{values}")
     for digest, cost in proposal.programs.items():
-        lines.append(f"program        {digest}: {cost.flop} FLOP a step, at most {cost.bytes} bytes at once")
+        begun = declared.origin.initialisation
+        when = "once" if begun is not None and begun.program == digest else "a step"
+        lines.append(f"program        {digest}: {cost.flop} FLOP {when}, at most {cost.most_flop}; {cost.bytes} bytes")
     lines += [f"data           {name!a:.20} {value!a:.100}" for name, value in proposal.data.items()]
     signer = "nobody yet" if proposal.signer is None else f"key {proposal.signer} (not checked here)"
     return [*lines, f"signed by      {signer}"]
@@ -105,6 +107,9 @@ def _lines(proposal: Proposal) -> list[str]:
 def _origin(origin: Origin, seed: int) -> str:
     if origin.state is None:
         return f"what seed {seed} gives"
+    if origin.initialisation is not None:
+        begun = origin.initialisation
+        return f"{origin.state}, made by program {begun.program} with seed {begun.seed}"
     if origin.parent is None:
         return f"{origin.state}, supplied: past FLOP is unknown"
     past = origin.parent

@@ -64,6 +64,13 @@ from firmware_sim.evidence.merkle import (
     verify_consistency,
     verify_inclusion,
 )
+from firmware_sim.evidence.pruning import (
+    BIRTH,
+    LOG_CHECKPOINT_TYPE,
+    LogCheckpoint,
+    open_log_checkpoint,
+    seal_log_checkpoint,
+)
 from firmware_sim.evidence.quote import (
     QUOTE_PAYLOAD_TYPE,
     QUOTE_PREDICATE_TYPE,
@@ -73,10 +80,12 @@ from firmware_sim.evidence.quote import (
 )
 
 __all__ = [
+    "BIRTH",
     "BLAKE3",
     "DEFAULT_ALGORITHM",
     "DTYPE_SIZES",
     "EMPTY_ROOT",
+    "LOG_CHECKPOINT_TYPE",
     "NO_RUN",
     "QUOTE_PAYLOAD_TYPE",
     "QUOTE_PREDICATE_TYPE",
@@ -88,6 +97,7 @@ __all__ = [
     "BlockSlice",
     "BytesLike",
     "Digest",
+    "LogCheckpoint",
     "LogError",
     "LogRecord",
     "MerkleTree",
@@ -119,6 +129,7 @@ __all__ = [
     "merge",
     "node_hash",
     "note_key_hash",
+    "open_log_checkpoint",
     "open_note",
     "open_quote",
     "open_sealed",
@@ -130,6 +141,7 @@ __all__ = [
     "root_digest",
     "root_of_hashes",
     "seal",
+    "seal_log_checkpoint",
     "sign_note",
     "statement",
     "subtrees",

@@ -161,8 +161,12 @@ def parse_log(data: bytes, *, chip: str = "") -> list[LogRecord]:
     return records
 
 
-def check_chain(records: Sequence[LogRecord], genesis: bytes, *, chip: str = "") -> None:
+def check_chain(
+    records: Sequence[LogRecord], genesis: bytes, *, chip: str = "", size: int = 0, head: bytes = ZERO_DIGEST
+) -> None:
     """Check that `records` are a chain of consecutive counters that starts with the genesis record of this chip.
+
+    Where the chain's first `size` records are not among them, they start with the one behind `head`.
 
     Raises:
         LogError: names the first bad record and its field.
@@ -170,14 +174,14 @@ def check_chain(records: Sequence[LogRecord], genesis: bytes, *, chip: str = "")
     if not records:
         raise LogError(f"{_of(chip)}log is empty")
     first = records[0]
-    if first.kind is not RecordKind.GENESIS:
+    if not size and first.kind is not RecordKind.GENESIS:
         raise _bad(chip, 0, "kind", f"is {first.kind.name}, expected GENESIS")
-    if first.digest != genesis:
+    if not size and first.digest != genesis:
         raise _bad(chip, 0, "digest", f"is {first.digest.hex()}, expected the chip's genesis {genesis.hex()}")
-    if first.previous != ZERO_DIGEST:
+    if not size and first.previous != ZERO_DIGEST:
         raise _bad(chip, 0, "previous", "is not zero in the first record")
-    previous = ZERO_DIGEST
-    for number, record in enumerate(records):
+    previous = head
+    for number, record in enumerate(records, size):
         if record.counter != number:
             raise _bad(chip, number, "counter", f"is {record.counter}, expected {number}")
         if record.previous != previous:

@@ -70,11 +70,6 @@ class MerkleTree:
             level, count = level + 1, count // 2
         return index
 
-    def leaf_hash_at(self, index: int) -> bytes:
-        if not 0 <= index < len(self):
-            raise CallerError(f"leaf {index} is not in a tree of {len(self)}")
-        return self._at(0, index)
-
     def root(self, size: int | None = None) -> bytes:
         """Return the root over the first `size` leaves (all by default)."""
         size = self._checked_size(size)

@@ -65,6 +65,8 @@ class Disputed:
         self._runs = (first, second)
         self._agreed = agreement_of(first, trust, of_any_lab=True)
         self._program = lru_cache(maxsize=64)(first.program)
+        begun = first.declared.origin.initialisation
+        self._start = None if begun is None else self._agreed.program(first, begun.program)
 
     def claim_of(self, leaf: Leaf) -> Leaf:
         """A leaf's claim, without what may differ between two labs that are both right, such as rounding logs.
@@ -75,7 +77,8 @@ class Disputed:
 
     def starts_right(self, leaf: Leaf) -> bool:
         """Whether step 0 holds a state from which this task may start."""
-        bare = Leaf(step=0, batch="", state=leaf.state, log="", loss="", flop=0)
+        flop = 0 if self._start is None else self._start.flop
+        bare = Leaf(step=0, batch="", state=leaf.state, log="", loss="", flop=flop)
         return leaf == bare and str(leaf.state.root) == self._agreed.initial_state
 
     def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:

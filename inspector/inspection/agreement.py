@@ -9,14 +9,14 @@ only length and, where it costs little, digest are checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.trust import NotCountersigned, Trust
-from monitor.declaration.countersigning import Countersigned, declaration_digest
+from monitor.declaration.countersigning import Admitted, Countersigned, declaration_digest
 from monitor.declaration.origin import Origin
 from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
@@ -34,14 +34,15 @@ class Agreement:
     """Agreed programs, states, data and free numbers of one run.
 
     Attributes:
-        programs: SHA-256, in hex, of each program that its steps may run.
+        programs: by SHA-256, in hex, each program that its steps may run, with the cost that was countersigned; None
+            where a recipe gives the program, and nobody countersigned it.
         start: digest of the declared initial state; None where the recipe's seed gives it.
         free, direct_paths, data: as countersigned (``monitor.declaration.countersigning``).
         recipe: the preset's task that gives the program and the layout of states, or None.
         simulated: the inspectorate that signed is one of a simulated world.
     """
 
-    programs: frozenset[str]
+    programs: Mapping[str, Admitted | None]
     start: str | None
     free: frozenset[str] = frozenset()
     direct_paths: frozenset[str] = frozenset()
@@ -85,15 +86,14 @@ def agreement_of(run: RunFolder, trust: Trust | None, *, of_any_lab: bool = Fals
     """
     declared = run.declared
     recipe, start = declared.recipe, declared.origin.state
-    programs = None if recipe is None else _derived(declared, recipe)
+    derived = None if recipe is None else _derived(declared, recipe)
     if trust is None:
-        if programs is None:
+        if derived is None:
             raise NotCountersigned(f"{run.folder.name} follows no recipe; a trust file must say what was agreed")
-        return Agreement(programs=programs, start=start, recipe=recipe)
+        return Agreement(programs={derived: None}, start=start, recipe=recipe)
     signed = countersigned(run, trust, of_any_lab=of_any_lab)
-    admitted = frozenset(signed.programs)
     return Agreement(
-        programs=admitted if programs is None else admitted & programs,
+        programs={each: cost for each, cost in signed.programs.items() if derived in (None, each)},
         start=start,
         free=signed.free,
         direct_paths=signed.direct_paths,
@@ -130,12 +130,12 @@ def departures(agreed: Declaration, declared: Declaration) -> list[str]:
     return sorted(name for name in one if one[name] != other[name])
 
 
-def _derived(declared: Declaration, recipe: Task) -> frozenset[str]:
+def _derived(declared: Declaration, recipe: Task) -> str:
     """Digest of the program that a recipe gives; EvidenceError if the run declares other things than it does."""
     derived = derive(recipe)
     if replace(declared, origin=Origin()) != derived.declaration:
         raise EvidenceError(f"the run declares other things than preset {recipe.preset} and its task give")
-    return frozenset({derived.program.digest})
+    return derived.program.digest
 
 
 def unread_files(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings) -> frozenset[str]:

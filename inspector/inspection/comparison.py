@@ -34,6 +34,7 @@ def compare_replay(
             **where,
         )
         return
+    check_initialised(transcript, segment, replay["initial_state"], device, findings)
     steps = range(segment.start + 1, segment.stop + 1)
     for step, leaf in zip(steps, leaves, strict=False):
         committed = transcript.leaves[step]
@@ -55,6 +56,26 @@ def compare_replay(
         findings.add(guard, f"step {step}: {what}: {contradiction['text']}", **place, **where)
     elif len(leaves) != len(steps):
         raise ValueError(f"{len(leaves)} steps were replayed, not {len(steps)}")
+
+
+def check_initialised(
+    transcript: Transcript, segment: Segment, initial: str | None, device: str, findings: Findings
+) -> None:
+    """The declared initialisation gives the state that the run starts from.
+
+    Raises:
+        ValueError: the device did not execute it.
+    """
+    run = transcript.run
+    if segment.start or run.declared.origin.initialisation is None:
+        return
+    if initial is None:
+        raise ValueError("the initialisation was not executed")
+    reached, committed = StateDigest.from_json(initial, run.layout), transcript.leaves[0].state
+    if reached != committed:
+        text = "step 0: the declared initialisation does not reach the state that the run starts from "
+        text += f"({_shards(transcript, reached, committed)}) when executed on {device}"
+        findings.add(Guard.INITIALISATION, text, run=run.folder.name, device=device, step=0)
 
 
 def _difference(transcript: Transcript, committed: Leaf, reached: Leaf, device: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from firmware_sim.evidence import canonical
 from inspector.inspection.reviewing import read_programs
 from monitor.declaration.countersigning import Admitted, Countersigned, declaration_digest
 from monitor.declaration.statement import Declaration
-from monitor.programs import facts_of
 from monitor.transcript import Metadata
 from monitor.transcript.declared_data import agreement_digest
 from monitor.transcript.layout import METADATA, ORDER, SAMPLES
@@ -44,9 +43,7 @@ class Proposal:
             "lab": self.lab,
             "declaration": self.declaration.to_json(),
             "state_bytes": self.declaration.byte_count,
-            "programs": [
-                {"program": digest, "flop": cost.flop, "bytes": cost.bytes} for digest, cost in self.programs.items()
-            ],
+            "programs": [{"program": digest, **asdict(cost)} for digest, cost in self.programs.items()],
             "data": dict(self.data),
             "signer": self.signer,
         }
@@ -66,10 +63,7 @@ def read_proposal(path: Path) -> Proposal:
         )
     content = _content(path / METADATA, bounds.METADATA_BYTES)
     metadata = Metadata.from_json(canonical.decode(content, most=bounds.METADATA_BYTES))
-    programs = {
-        digest: Admitted(flop=program.flop, bytes=facts_of(program, ()).peak_bytes)
-        for digest, program in sorted(read_programs(path).items())
-    }
+    programs = {digest: Admitted.of(program) for digest, program in sorted(read_programs(path).items())}
     return Proposal(lab=metadata.lab, declaration=metadata.task, programs=programs, data=metadata.data)
 
 

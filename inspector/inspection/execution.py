@@ -18,10 +18,12 @@ from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.paths import PathReport, check_paths
+from monitor.declaration.countersigning import Admitted
 from monitor.declaration.reference import SCHEDULES
 from monitor.declaration.slots import StepNumbers, overlay
 from monitor.declaration.statement import is_hyper_name
 from monitor.environment import versions
+from monitor.programs import Compute, facts_of
 from monitor.programs.program import Program
 from monitor.recording.derivation import derive
 from monitor.replay.replaying import scalars_of
@@ -40,7 +42,8 @@ class ExecutionReport:
 
     Attributes:
         executable: its programs are agreed, so that replay devices may run them.
-        programs: steps that run each program.
+        programs: steps that run each program; an initialisation is run by step 0.
+        tables: bytes of constants of more than one value in the initialisation; None where it is not known.
         constant_bytes: bytes of constants in all programs together.
         slots: (operator, what explains it) of the numbers that change from step to step, with how many there are.
         rates: lowest and highest learning rate of each parameter group, over the steps that update.
@@ -56,6 +59,7 @@ class ExecutionReport:
 
     executable: bool = False
     programs: Counter[str] = field(default_factory=Counter)
+    tables: int | None = None
     constant_bytes: int = 0
     slots: Counter[tuple[str, str]] = field(default_factory=Counter)
     rates: list[list[float]] = field(default_factory=list)
@@ -72,6 +76,7 @@ class ExecutionReport:
         """Return JSON-able values."""
         return {
             "programs": dict(self.programs),
+            "initialisation_table_bytes": self.tables,
             "constant_bytes": self.constant_bytes,
             "slots": [
                 {"operator": operator, "explained_by": explained, "count": count}
@@ -98,10 +103,15 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
         text = f"step 0: the initial state is not {_which(agreed, run)}"
         findings.add(Guard.INITIALISATION, text, step=0, **where)
     report.programs = Counter(leaf.execution.program for leaf in leaves if leaf.execution is not None)
+    begun = run.declared.origin.initialisation
+    if begun is not None:
+        report.programs[begun.program] += 1
     programs = findings.read(lambda: _read_programs(run, report, agreed, findings), **where)
     if programs is None:
         return report
     report.constant_bytes = sum(len(each.data) for program in programs.values() for each in program.constants)
+    if begun is not None and begun.program in programs:
+        report.tables = table_bytes(programs[begun.program])
     report.executable = agreed.may_load(leaves[0], findings)
     strangers = strangers_of(report.programs, agreed)
     if strangers and findings.is_on(Guard.PROGRAM):
@@ -113,11 +123,38 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
         report.executable = False
         return report
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
-    report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(leaves, programs), **where)
+    report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(run, leaves, programs), **where)
+    if report.most_flop is not None:
+        findings.check(Guard.RULES, lambda: _check_costs(programs, agreed, findings, where), **where)
     findings.check(Guard.PROGRAM, lambda: _follow(run, leaves, programs, agreed, report), **where)
     _check_bound(run, report, agreed, findings, where)
     _check_changed(report, agreed, findings, where)
     return report
+
+
+def _check_costs(
+    programs: Mapping[str, Program], agreed: Agreement, findings: Findings, where: Mapping[str, Any]
+) -> None:
+    """Who countersigned other costs than a program has did not know what they agreed to: that decides nothing."""
+    for digest, program in programs.items():
+        signed, found = agreed.programs.get(digest), Admitted.of(program)
+        if signed is not None and not is_same_cost(signed, found):
+            text = f"program {digest[:16]}… was countersigned as {_cost(signed)}, but it takes {_cost(found)}"
+            findings.doubt(text, program=digest, **where)
+
+
+def is_same_cost(signed: Admitted, found: Admitted) -> bool:
+    """Whether a program costs what was countersigned."""
+    return signed == found
+
+
+def _cost(cost: Admitted) -> str:
+    return f"{cost.flop} FLOP, at most {cost.most_flop}, and {cost.bytes} bytes"
+
+
+def table_bytes(program: Program) -> int:
+    """Bytes of constants of more than one value: what a program knows without having computed it."""
+    return sum(each["bytes"] for each in facts_of(program, ()).constants if not each["uniform"])
 
 
 def _which(agreed: Agreement, run: RunFolder) -> str:
@@ -134,7 +171,7 @@ def _name_strangers(
 ) -> None:
     """A program beside a recipe's is a lie; any other that nobody countersigned is an amendment, and leaves it open."""
     for digest in strangers:
-        step = next(leaf.step for leaf in leaves if leaf.execution is not None and leaf.execution.program == digest)
+        step = next((leaf.step for leaf in leaves[1:] if execution_of(leaf).program == digest), 0)
         named = f"step {step}: runs program {digest[:16]}…"
         if agreed.recipe is not None and digest != derive(agreed.recipe).program.digest:
             findings.add(Guard.PROGRAM, f"{named}, which is not its preset's", step=step, **where)
@@ -181,11 +218,12 @@ def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:
     _follow(run, leaves, programs, agreed, ExecutionReport())
 
 
-def _check_flop(leaves: list[Leaf], programs: dict[str, Program]) -> int:
+def _check_flop(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]) -> int:
     """Each step declares what its program computes; returns what all of them compute at most."""
-    most = 0
-    for leaf in leaves[1:]:
-        compute = programs[execution_of(leaf).program].compute
+    begun, most = run.declared.origin.initialisation, 0
+    for leaf in leaves:
+        digest = execution_of(leaf).program if leaf.step else "" if begun is None else begun.program
+        compute = programs[digest].compute if digest else Compute(0, 0)
         if leaf.flop != compute.flop:
             raise EvidenceError(f"step {leaf.step} declares {leaf.flop} FLOP; the program needs {compute.flop}")
         most += compute.most

@@ -18,18 +18,23 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
-from monitor.declaration.origin import Parent
+from monitor.declaration.origin import Origin, Parent
 from monitor.programs.bits import same_bytes
 
 __all__ = ["examine_lineages", "lineage_text"]
 
 
-def examine_lineages(transcripts: Sequence[Transcript], trust: Trust, findings: Findings) -> list[dict[str, Any]]:
+def examine_lineages(
+    transcripts: Sequence[Transcript], trust: Trust, findings: Findings, *, replayed: bool = True
+) -> list[dict[str, Any]]:
     """Check what each run took over from its parent, and the rule on total compute; say where each comes from.
 
-    Returns for each run ``run``, ``origin`` (seed, parent or supplied), ``chain`` (its known ancestors and itself, the
-    oldest first), ``chain_flop`` (all of them together), ``chain_most_flop`` (with what elementwise work can hide) and
-    ``past_unknown`` (why more may lie behind them, or null).
+    Args:
+        replayed: initialisations are executed in the same inspection.
+
+    Returns for each run ``run``, ``origin`` (seed, initialisation, parent or supplied), ``chain`` (its known ancestors
+    and itself, the oldest first), ``chain_flop`` (all of them together), ``chain_most_flop`` (with what elementwise
+    work can hide) and ``past_unknown`` (why more may lie behind them, or null).
     """
     known = {item.run.manifest.run: item for item in transcripts}
     lines = []
@@ -44,11 +49,11 @@ def examine_lineages(transcripts: Sequence[Transcript], trust: Trust, findings: 
         lines.append(
             {
                 "run": item.run.folder.name,
-                "origin": "parent" if parent else "supplied" if item.run.declared.origin.is_supplied else "seed",
+                "origin": _kind(item.run.declared.origin),
                 "chain": [each.run.folder.name for each in chain],
                 "chain_flop": flop_of(chain),
                 "chain_most_flop": most_flop_of(chain),
-                "past_unknown": past_unknown(chain[0]),
+                "past_unknown": past_unknown(chain[0], replayed=replayed),
             }
         )
     if trust.maximum_flop is not None:
@@ -76,14 +81,26 @@ def most_flop_of(items: Iterable[Transcript]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-def past_unknown(oldest: Transcript) -> str | None:
-    """Why nobody can count what was computed before a run."""
-    origin = oldest.run.declared.origin
+def _kind(origin: Origin) -> str:
     if origin.parent is not None:
-        return (
-            f"run {origin.parent.run[:16]}…, which {oldest.run.folder.name} continues, is not among the inspected ones"
-        )
-    return f"the weights that {oldest.run.folder.name} starts from were supplied" if origin.is_supplied else None
+        return "parent"
+    if origin.initialisation is not None:
+        return "initialisation"
+    return "supplied" if origin.is_supplied else "seed"
+
+
+def past_unknown(oldest: Transcript, *, replayed: bool) -> str | None:
+    """Why nobody can count what was computed before a run."""
+    origin, name = oldest.run.declared.origin, oldest.run.folder.name
+    if origin.initialisation is not None:
+        if not replayed:
+            return f"nobody has executed the initialisation of {name} here; inspect does"
+        tables = oldest.execution.tables
+        known = "unknown" if tables is None else tables
+        return None if tables == 0 else f"the initialisation of {name} brings {known} bytes that no operator made"
+    if origin.parent is not None:
+        return f"run {origin.parent.run[:16]}…, which {name} continues, is not among the inspected ones"
+    return f"the weights that {name} starts from were supplied" if origin.is_supplied else None
 
 
 def check_taken_over(child: Transcript, ancestor: Transcript, parent: Parent) -> list[str]:
@@ -160,6 +177,8 @@ def lineage_text(lines: Sequence[Mapping[str, Any]]) -> str:
     for line in lines:
         if len(line["chain"]) > 1:
             text += f"; {' → '.join(line['chain'])} take {line['chain_flop']} FLOP"
+        if line["origin"] == "initialisation" and not line["past_unknown"]:
+            text += f"; {line['run']} starts from what its declared initialisation computes"
     for reason in sorted({line["past_unknown"] for line in lines} - {None}):
         text += f"; past FLOP is unknown: {reason}"
     return text

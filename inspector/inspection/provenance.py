@@ -27,7 +27,16 @@ from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
-__all__ = ["ChipReport", "Source", "examine_chip", "runs_of_owner", "sources_of"]
+__all__ = [
+    "ChipReport",
+    "Source",
+    "examine_chip",
+    "is_listed",
+    "is_sound",
+    "open_case",
+    "runs_of_owner",
+    "sources_of",
+]
 
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
@@ -114,7 +123,7 @@ def examine_chip(
         last: where the chip's log ended at an earlier inspection, which it must extend; None if there was none.
     """
     report = ChipReport(chip=chip)
-    if not _is_listed(chip, trust, findings):
+    if not is_listed(chip, trust, findings):
         return report
     own = runs_of_owner(chip, transcripts, trust)
     sources = sources_of(chip, own, answers)
@@ -125,7 +134,7 @@ def examine_chip(
     if source is None:
         return report
     report.run = source.name
-    case = findings.read(partial(_open_case, chip, source, trust, last), chip=chip)
+    case = findings.read(partial(open_case, chip, source, trust, last), chip=chip)
     if case is None:
         return report
     report.certificate = str(case.identity.certificate_digest)
@@ -134,6 +143,14 @@ def examine_chip(
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     if last is not None:
         report.extends = case.last is not None
+    report.sound = is_sound(case, trust, findings)
+    _match(report, case.records, own, findings)
+    return report
+
+
+def is_sound(case: ChipCase, trust: Trust, findings: Findings) -> bool:
+    """Whether identity, quote, log and schedule of a chip pass: what a chip says by itself, whatever runs declare."""
+    chip = case.chip_id
     found, doubts = len(findings.found), len(findings.doubts)
     if trust.registry is not None:
         certificate = case.identity.certificate_digest
@@ -142,17 +159,16 @@ def examine_chip(
         if name == "schedule" and len(findings.found) > found:
             break  # what already fails could claim any number of ticks
         findings.check(_GUARD_OF.get(name, Guard.LOG_CHAIN), partial(check, case), chip=chip)
-    report.sound = (len(findings.found), len(findings.doubts)) == (found, doubts)
-    _match(report, case.records, own, findings)
-    return report
+    return (len(findings.found), len(findings.doubts)) == (found, doubts)
 
 
-def _is_listed(chip: str, trust: Trust, findings: Findings) -> bool:
-    """Whether the registry's signed view, where there is one, gives the chip to its lab; a finding if it does not."""
-    if trust.registry is None:
-        return True
+def is_listed(chip: str, trust: Trust, findings: Findings) -> bool:
+    """Whether the trust file, and the registry's signed view where there is one, give the chip to a lab."""
     before = len(findings.found)
-    findings.check(Guard.REGISTRY, partial(trust.registry.check_listed, chip, trust.chips[chip]), chip=chip)
+    if chip not in trust.chips:
+        findings.add(Guard.IDENTITY, f"chip {chip} is none that the trust file lists", chip=chip)
+    elif trust.registry is not None:
+        findings.check(Guard.REGISTRY, partial(trust.registry.check_listed, chip, trust.chips[chip]), chip=chip)
     return len(findings.found) == before
 
 
@@ -195,7 +211,7 @@ def _latest(chip: str, sources: Sequence[Source]) -> Source:
     return latest
 
 
-def _open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None) -> ChipCase:
+def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None) -> ChipCase:
     """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
 
     Re-inspecting the same quote is allowed.

@@ -77,7 +77,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     _describe(transcript, evidence)
     _check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
-    evidence["lineages"] = examine_lineages([transcript], trust, findings)
+    evidence["lineages"] = examine_lineages([transcript], trust, findings, replayed=False)
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]

@@ -52,17 +52,6 @@ class TimeToDetection:
         reached = np.flatnonzero(self.detected >= wanted)
         return float(self.days[reached[0]]) if reached.size else float("inf")
 
-    def mean_if_caught(self) -> float:
-        """Return the mean day of detection among the runs that are caught.
-
-        Raises:
-            CallerError: the run can never be caught.
-        """
-        mass = self.mass
-        if mass.sum() == 0:
-            raise CallerError("the run is never caught, so it has no day of detection")
-        return float(self.days @ mass / mass.sum())
-
 
 def log_miss_by_day(
     day: ArrayLike,

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from firmware_sim.errors import DeviceError, EvidenceError
-from firmware_sim.evidence import VerifyingKey
 from inspector.devices import current_device, device
 from inspector.devices.emulated import install_from_environment
 from inspector.replay.curve import run_curve
-from inspector.replay.drift import native_weights, replay_decisions
+from inspector.replay.drift import run_drift
 from inspector.replay.segment import replay_segment
 from inspector.replay.trial import run_trial
+from inspector.replay.work import open_job_run
 from monitor.environment import accelerator, check_subnormals, fingerprint, settings, versions
 from monitor.numerics.known_answers import require_engines
-from monitor.transcript import RunFolder
 
 
 def main() -> int:
@@ -43,38 +40,19 @@ def main() -> int:
     return 0
 
 
-def _open(job: dict[str, Any]) -> RunFolder:
-    """Open the very run that the job's sender verified, whatever lies in its place by now."""
-    key = VerifyingKey(bytes.fromhex(job["lab_key"]))
-    return RunFolder(Path(job["run"]), key, manifest=job["manifest"])
-
-
 def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
     return {"engines": require_engines("exact", "rounded", device=str(accelerator()))}
 
 
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
-    run = _open(job)
+    run = open_job_run(job)
     require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
     replays = [replay_segment(run, index, check_rounding=check).to_json() for index in job["segments"]]
     return {"replays": replays}
 
 
-def _drift(job: dict[str, Any]) -> dict[str, Any]:
-    run = _open(job)
-    require_engines("rounded", device=str(accelerator()))
-    data = run.data()
-    weights, digests = native_weights(run.task, data, run.task.steps)
-    logs = [bytes.fromhex(log) for log in job["logs"]]
-    return {
-        "native_weights": base64.b64encode(weights.astype("<f4").tobytes()).decode(),
-        "native_digests": digests,
-        "decisions": replay_decisions(run.task, data, logs),
-    }
-
-
-_ACTIONS = {"curve": run_curve, "drift": _drift, "fingerprint": _fingerprint, "replay": _replay, "trial": run_trial}
+_ACTIONS = {"curve": run_curve, "drift": run_drift, "fingerprint": _fingerprint, "replay": _replay, "trial": run_trial}
 
 if __name__ == "__main__":
     sys.exit(main())

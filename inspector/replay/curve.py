@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from monitor.numerics import recording
+from inspector.replay.work import steps_of
+from monitor.numerics import Session, Statistics, recording
 from monitor.numerics.operators import row_named
-from monitor.presets import preset
-from monitor.presets.task import Task, draw_order
-from monitor.recording.training import Training
-from monitor.transcript import to_batch
+from monitor.numerics.session import MakesCall
+from monitor.programs.interpreter import loss_of
+from monitor.replay.replaying import Control
 
 __all__ = ["CONTROL", "CONTROL_BITS", "run_curve", "shorten"]
 
@@ -37,37 +36,35 @@ def shorten(x: Tensor) -> Tensor:
     return ((bits + half + odd) & -(1 << _DROPPED)).view(torch.float32)
 
 
-class _ShortOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ShortOperands(Session):  # type: ignore[no-untyped-call]
     """Native arithmetic on shortened operands; how an accelerator's reduced precision looks from outside."""
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        places = row_named(str(func)).factors
-        args = tuple(shorten(value) if place in places else value for place, value in enumerate(args))
-        return func(*args, **(kwargs or {}))
+    def operator(self, func: OpOverload) -> MakesCall:
+        native, places = super().operator(func), row_named(str(func)).factors
+
+        def shortened(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            short = tuple(shorten(value) if place in places else value for place, value in enumerate(args))
+            return native(index, short, kwargs)
+
+        return shortened if places else native
+
+
+def _short_operands(*, keys: Callable[[], int]) -> Session:
+    return _ShortOperands("native", None, Statistics(), None, keys)
 
 
 def run_curve(job: dict[str, Any]) -> dict[str, Any]:
     """Train and return every step's loss.
 
     Args:
-        job: ``preset``, ``steps``, ``seed`` (of weights and data order) and ``mode``: native, exact, rounded or
-            ``CONTROL``.
+        job: what ``steps_of`` takes, and ``mode``: native, exact, rounded or ``CONTROL``.
 
     Returns:
         ``losses``: FP32 values as Python numbers, in order.
+
+    Raises:
+        CallerError: a step commits to no loss, so that there is nothing to compare.
     """
-    mode = job["mode"]
-    name = "native" if mode == CONTROL else mode
-    task = Task.for_preset(job["preset"], seed=job["seed"], steps=job["steps"], numerics=name, shards=1)
-    controls: Callable[[], Any] = _ShortOperands if mode == CONTROL else lambda: recording(name)
-    samples = preset(task.preset).samples(None)
-    training = Training(task)
-    losses = []
-    for rows in draw_order(task, len(next(iter(samples.values())))):
-        batch = to_batch(samples, np.asarray(rows))
-        with controls():
-            loss = training.take_step(batch)
-        losses.append(float(loss))
-    return {"losses": losses}
+    control: Control = _short_operands if job["mode"] == CONTROL else partial(recording, job["mode"])
+    steps, count = steps_of(job)
+    return {"losses": [float(loss_of(steps.take_under(control)[1])) for _ in range(count)]}

@@ -8,6 +8,7 @@ from typing import Any
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
+from monitor.replay.initialisation import initial_memory
 from monitor.replay.steps import ProgramSteps
 from monitor.sharding import StateDigest
 from monitor.transcript import Leaf, RunFolder
@@ -40,6 +41,7 @@ class SegmentReplay:
 
     Attributes:
         leaves: recomputed leaves of the steps of the segment, as far as the replay came.
+        initial_state: of the first segment, what the declared initialisation gives on this device; None without one.
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
         logged: rounding decisions that were taken from the log.
@@ -48,6 +50,7 @@ class SegmentReplay:
 
     segment: Segment
     start_state: StateDigest
+    initial_state: StateDigest | None
     leaves: tuple[Leaf, ...]
     contradiction: dict[str, Any] | None
     logged: int
@@ -59,6 +62,7 @@ class SegmentReplay:
         return {
             "segment": [self.segment.index, self.segment.start, self.segment.stop],
             "start_state": self.start_state.to_json(),
+            "initial_state": None if self.initial_state is None else self.initial_state.to_json(),
             "leaves": [leaf.to_json() for leaf in self.leaves],
             "contradiction": self.contradiction,
             "logged": self.logged,
@@ -100,6 +104,8 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
     steps = ProgramSteps(run, segment.start, bound=Bound(check=check_rounding))
+    start = None if segment.start else run.initialisation
+    initial_state = None if start is None else initial_memory(run.declared, start).digest()
     leaves: list[Leaf] = []
     contradiction: dict[str, Any] | None = None
     logged = turned = 0
@@ -125,6 +131,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     return SegmentReplay(
         segment=segment,
         start_state=steps.start,
+        initial_state=initial_state,
         leaves=tuple(leaves),
         contradiction=contradiction,
         logged=logged,

@@ -235,6 +235,8 @@ class _Run:
             metadata = read_json(data)
             need(metadata["lab"] == self._report.lab, "names another lab than the one that signed")
             self._task = metadata["task"]
+            if self._task["origin"]["initialisation"] is not None:
+                self._named.add(self._task["origin"]["initialisation"]["program"])
         elif kind == "logs":
             digest = f"sha256:{labelled('rounding-log', data).hex()}"
             need(leaf["log"] == digest, "is not the log that its leaf commits to")

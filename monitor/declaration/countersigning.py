@@ -8,7 +8,7 @@ A program that comes later is admitted by another statement over the same declar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from firmware_sim import Digest, bounds
 from firmware_sim.errors import EvidenceError
@@ -25,12 +25,14 @@ from firmware_sim.evidence import (
 )
 from firmware_sim.evidence.canonical import decode, encode
 from monitor.declaration.statement import Declaration, is_hyper_name, is_state_name
+from monitor.programs import facts_of
+from monitor.programs.program import Program
 
 __all__ = ["COUNTERSIGNED", "Admitted", "Countersigned", "declaration_digest"]
 
-COUNTERSIGNED = "application/vnd.chipwitness.declaration.countersigned.v1+json"
+COUNTERSIGNED = "application/vnd.chipwitness.declaration.countersigned.v2+json"
 """DSSE payload type of what an inspectorate signs."""
-_PREDICATE = "https://chipwitness.org/declaration/countersigned/v1"
+_PREDICATE = "https://chipwitness.org/declaration/countersigned/v2"
 _SUBJECT = "declaration"
 _KEYS = {"lab", "declaration", "programs", "free", "direct_paths", "data", "simulated"}
 
@@ -42,10 +44,23 @@ def declaration_digest(declared: Declaration) -> Digest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """What one step of an admitted program costs: FLOP in products, and the most bytes that it holds at once."""
+    """What one step of an admitted program costs.
+
+    Attributes:
+        flop: in products.
+        most_flop: with what elementwise work can hide.
+        bytes: the most that it holds at once.
+    """
 
     flop: int
+    most_flop: int
     bytes: int
+
+    @classmethod
+    def of(cls, program: Program) -> Admitted:
+        """Count it; EvidenceError on shapes or memory that fit no call."""
+        compute = program.compute
+        return cls(flop=compute.flop, most_flop=compute.most, bytes=facts_of(program, ()).peak_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +109,7 @@ class Countersigned:
         predicate = {
             "lab": self.lab,
             "declaration": self.declaration.to_json(),
-            "programs": [[digest, self.programs[digest].flop, self.programs[digest].bytes] for digest in programs],
+            "programs": [[digest, *astuple(self.programs[digest])] for digest in programs],
             "free": sorted(self.free),
             "direct_paths": sorted(self.direct_paths),
             "data": sorted(self.data),
@@ -146,12 +161,12 @@ class Countersigned:
 
 
 def _program(entry: object) -> tuple[str, Admitted]:
-    if not isinstance(entry, list) or len(entry) != 3 or not _is_sha256(entry[0]):
+    if not isinstance(entry, list) or len(entry) != 4 or not _is_sha256(entry[0]):
         raise EvidenceError("a countersigned program is malformed")
-    digest, flop, size = entry
-    if not all(type(number) is int and number >= 0 for number in (flop, size)):
+    digest, flop, most, size = entry
+    if not all(type(number) is int and number >= 0 for number in (flop, most, size)):
         raise EvidenceError("a countersigned program's FLOP or bytes are no counts")
-    return digest, Admitted(flop=flop, bytes=size)
+    return digest, Admitted(flop=flop, most_flop=most, bytes=size)
 
 
 def _free(name: object) -> str:

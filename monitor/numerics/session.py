@@ -31,12 +31,25 @@ from monitor.numerics.rounding.policy import Bound, Policy, bound_named
 from monitor.numerics.statistics import Statistics
 from monitor.numerics.strides import with_canonical_strides
 
-__all__ = ["DECLARABLE", "NUMERICS", "Numerics", "Observer", "Session", "execute", "recording", "replaying"]
+__all__ = [
+    "DECLARABLE",
+    "NUMERICS",
+    "MakesCall",
+    "Numerics",
+    "Observer",
+    "Session",
+    "execute",
+    "recording",
+    "replaying",
+]
 
 Numerics = Literal["native", "rounded", "exact"]
 NUMERICS: tuple[Numerics, ...] = ("native", "rounded", "exact")
 DECLARABLE = (*NUMERICS, "rounded-probabilistic", "rounded-calibrated")
 """What a run may declare: ``rounded`` alone has worst-case bounds."""
+
+MakesCall = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+"""Makes a call of one operator, given its number in the step, args and kwargs."""
 
 _ITEM = "aten._local_scalar_dense.default"
 
@@ -139,9 +152,15 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, numerics: Numerics, backend: Backend | None, statistics: Statistics, observer: Observer | None
+        self,
+        numerics: Numerics,
+        backend: Backend | None,
+        statistics: Statistics,
+        observer: Observer | None,
+        keys: Callable[[], int] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._keys = keys
         self.numerics = numerics
         self.statistics = statistics
         self._backend = backend
@@ -194,7 +213,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.statistics.calls = calls
         self._close(None)
 
-    def operator(self, func: OpOverload) -> Callable[[int, tuple[Any, ...], dict[str, Any]], Any]:
+    def operator(self, func: OpOverload) -> MakesCall:
         """What makes any call of one operator, given its number, args and kwargs, whose tensors' strides are canonical.
 
         A call that changes nothing but memory, such as one that returns a view, may be left out.
@@ -206,8 +225,10 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         if self._observer is not None or _name(func) == _ITEM:
             return numbered
+        if self._backend is None:
+            return lambda index, args, kwargs: self._natively(func, args, kwargs)
         found = find(func)
-        if self._backend is None or (found is not None and found.row.kind == "exact" and found.spelling != "out"):
+        if found is not None and found.row.kind == "exact" and found.spelling != "out":
             return lambda index, args, kwargs: func(*args, **kwargs)
         fused = self._fused.get(func)
         if fused is None:
@@ -287,7 +308,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.statistics.items.append((self.statistics.calls - 1, value))
             return value
         if self._backend is None:
-            return func(*args, **kwargs)
+            return self._natively(func, args, kwargs)
         fused = self._fused.get(func)
         if fused is not None:
             out = fused(args, kwargs)
@@ -305,6 +326,12 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None if isinstance(args[0], list) else args[0]
         inputs, outputs = split_outputs(func, found.functional, kwargs)
         return _write_outputs(name, outputs, self._functional(found.row, found.functional, args, inputs))
+
+    def _natively(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Without control, but for random operators where a step has keys: every device must draw the same."""
+        if self._keys is not None and torch.Tag.nondeterministic_seeded in func.tags and find(func) is not None:
+            return execute("exact", func, args, kwargs, entries=None, keys=self._keys)
+        return func(*args, **kwargs)
 
     def _functional(
         self, row: Row, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], types: Any = None
@@ -378,7 +405,7 @@ def _build(
         raise EvidenceError(f"{numerics} numerics have an empty rounding log; this one has {len(log)} bytes")
     if numerics == "exact":
         backend = ExactBackend(statistics, keys)
-    return Session(numerics, backend, statistics, observer)
+    return Session(numerics, backend, statistics, observer, keys)
 
 
 _POLICY = Policy()

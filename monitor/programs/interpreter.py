@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
+from monitor.numerics.session import MakesCall
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.plan import Call, Cut, Plan, Registers, as_evidence
@@ -17,15 +18,19 @@ from monitor.programs.program import Program
 from monitor.programs.trace import layout_of, result_tensors
 from monitor.sharding import ShardedMemory
 
-__all__ = ["Prepared", "Watch", "loss_bits"]
-
-Operator = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
-"""Takes a call's number, args and kwargs."""
+__all__ = ["Prepared", "Watch", "loss_bits", "loss_of"]
 
 
 def loss_bits(loss: Tensor) -> str:
     """The FP32 bits of a scalar loss as 8 hex digits."""
     return f"{int(loss.detach().reshape(1).cpu().view(torch.int32)) & 0xFFFF_FFFF:08x}"
+
+
+def loss_of(bits: str) -> Tensor:
+    """The scalar FP32 loss of given bits; CallerError where a step has committed to none."""
+    if not bits:
+        raise CallerError("the step commits to no loss, so that there is nothing to compare")
+    return torch.frombuffer(bytearray.fromhex(bits)[::-1], dtype=torch.float32).reshape(())
 
 
 class Watch(Protocol):
@@ -132,7 +137,7 @@ def _run(
     return reads
 
 
-def _make(call: Call, operator: Operator, registers: Registers, reads: list[str], watch: Watch | None) -> bool:
+def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str], watch: Watch | None) -> bool:
     """Make one call; tells whether what it returns lies in memory as the program says."""
     for cut in call.cuts:
         registers[cut[0]] = cut.of(registers[cut[1]])

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from monitor import numerics
+from monitor.declaration.numbers import declared_numbers
 from monitor.declaration.statement import Declaration
+from monitor.environment import accelerator
+from monitor.numerics import Session
 from monitor.presets import preset
-from monitor.presets.task import Task
+from monitor.presets.task import Task, draw_order
 from monitor.presets.training import build, take_step
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture
@@ -24,10 +27,11 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.state import LoopState
-from monitor.recording.training import Training
-from monitor.sharding import StateDigest
+from monitor.replay.replaying import Control, ProgramTraining
+from monitor.sharding import ShardedMemory, StateDigest
+from monitor.transcript import to_batch
 
-__all__ = ["Derived", "derive", "initial_state", "meta_batch"]
+__all__ = ["Derived", "DerivedSteps", "derive", "initial_memory", "initial_state", "meta_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,37 @@ def derive(task: Task) -> Derived:
 @lru_cache(maxsize=64)
 def initial_state(task: Task) -> StateDigest:
     """The digests of the initial state that the declared seed gives."""
-    return Training(task).memory.digest()
+    return initial_memory(task).digest()
+
+
+def initial_memory(task: Task) -> ShardedMemory:
+    """The initial state that the declared seed gives, in memory of this process's device."""
+    model, optimizer = build(task, accelerator())
+    return LoopState(model, optimizer, task.shards, complete=True).memory
+
+
+class DerivedSteps:
+    """A task's training by its derived program: the steps that a recorder would record, and no model's Python.
+
+    Attributes:
+        training: the state and how far it came.
+    """
+
+    def __init__(self, task: Task) -> None:
+        """Begins with the initial state."""
+        derived, memory = derive(task), initial_memory(task)
+        self.training = ProgramTraining(derived.declaration, memory=memory)
+        self._program = derived.program
+        self._numbers = declared_numbers(derived.declaration, derived.program, memory.export())
+        self._samples = preset(task.preset).samples(None)
+        self._order = draw_order(task, len(next(iter(self._samples.values()))))
+
+    def take_under(self, control: Control, *, batch: Mapping[str, Tensor] | None = None) -> tuple[Session, str]:
+        """Take the next step, on the preset's batch or another one; returns also the bits of its loss."""
+        if batch is None:
+            batch = to_batch(self._samples, self._order[self.training.step])
+        session, _, loss = self.training.run(self._program, next(self._numbers), batch, control)
+        return session, loss
 
 
 def _present(state: Mapping[str, Tensor | None]) -> dict[str, Tensor]:

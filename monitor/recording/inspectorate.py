@@ -16,7 +16,6 @@ from typing import Any
 from monitor.declaration.countersigning import Admitted, Countersigned
 from monitor.declaration.statement import Declaration
 from monitor.lab.site import Site, SiteConfig
-from monitor.programs import facts_of
 from monitor.programs.program import Program
 
 __all__ = ["SimulatedInspectorate"]
@@ -60,10 +59,7 @@ class SimulatedInspectorate:
         signed = Countersigned(
             lab=self._lab,
             declaration=declared,
-            programs={
-                digest: Admitted(flop=program.flop, bytes=facts_of(program, ()).peak_bytes)
-                for digest, program in programs.items()
-            },
+            programs={digest: Admitted.of(program) for digest, program in programs.items()},
             free=self._free,
             direct_paths=self._direct_paths,
             data=self._data,

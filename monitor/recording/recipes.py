@@ -24,7 +24,7 @@ from monitor.recording.sources import DeclaredSource
 from monitor.transcript import RunData, RunFolder
 from monitor.transcript.declared_data import declared_data
 
-__all__ = ["Progress", "TrainResult", "chip_evidence", "resume", "train", "write_answers"]
+__all__ = ["Begun", "Progress", "TrainResult", "begin", "chip_evidence", "resume", "train", "write_answers"]
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, loss bits)."""
@@ -60,6 +60,30 @@ def train(
     Raises:
         CallerError: ``out`` exists, or the task or configuration is impossible.
     """
+    begun = begin(task, out, config, device=device, parent=parent, reference=reference)
+    return _train(begun, task, progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A preset's recorded training, wherever its recorder stands."""
+
+    recorder: Recorder
+    model: nn.Module
+    optimizer: Optimizer
+    data: RunData
+
+
+def begin(
+    task: Task,
+    out: Path,
+    config: SiteConfig,
+    *,
+    device: str,
+    parent: Path | None = None,
+    reference: Mapping[str, Any] | None = None,
+) -> Begun:
+    """Commit to the initial state, and take no step; as ``train``."""
     if out.exists():
         raise CallerError(f"{out} exists already; choose another --out or resume it")
     check_subnormals()
@@ -81,7 +105,7 @@ def train(
         parent=None if parent is None else start_from(model, parent),
         reference=reference,
     )
-    return _train(recorder, task, model, optimizer, data, progress)
+    return Begun(recorder=recorder, model=model, optimizer=optimizer, data=data)
 
 
 def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
@@ -94,17 +118,16 @@ def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
     run = RunFolder(out, Site.lab_key(Site.read_config(site_path(out))).verifying)
     model, optimizer = build(run.task, accelerator())
     recorder = Recorder.resume(model, optimizer, out=out)
-    return _train(recorder, run.task, model, optimizer, run.data(), progress)
+    return _train(Begun(recorder=recorder, model=model, optimizer=optimizer, data=run.data()), run.task, progress)
 
 
-def _train(
-    recorder: Recorder, task: Task, model: nn.Module, optimizer: Optimizer, data: RunData, progress: Progress | None
-) -> TrainResult:
-    """The loop of every preset, from wherever the recorder stands."""
+def _train(begun: Begun, task: Task, progress: Progress | None) -> TrainResult:
+    """The loop of every preset."""
+    recorder = begun.recorder
     for number in range(recorder.steps + 1, task.steps + 1):
-        batch = data.batch(number)
+        batch = begun.data.batch(number)
         with recorder.step(batch) as step:
-            loss = take_step(task, model, optimizer, batch, task.learning_rate_at(number))
+            loss = take_step(task, begun.model, begun.optimizer, batch, task.learning_rate_at(number))
             step.commit(loss=loss)
         if progress is not None:
             progress(number, task.steps, loss_bits(loss))

@@ -32,10 +32,12 @@ from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.interpreter import loss_bits
 from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
+from monitor.recording.initialising import start_again, with_start
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.options import Options, check_objects, checked_lie, require_new
 from monitor.recording.parents import hold, start_from
@@ -77,7 +79,8 @@ class Recorder:
     not committed.
 
     Args:
-        model: any module, on the CPU or an accelerator; its parameters and buffers are adopted.
+        model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
+            supplied, unless ``monitor.initialised`` built it.
         optimizer: of the model's parameters.
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``.
@@ -113,6 +116,7 @@ class Recorder:
     _host: Host
     _programs: StepPrograms
     _hooks: list[RemovableHandle]
+    _start: Program | None = None
     _step: RecordedStep | None = None
     _host_state: HostState | None = None
 
@@ -176,6 +180,8 @@ class Recorder:
             schedule=schedule,
             origin=Origin(state=self._root, parent=past),
         )
+        if past is None:
+            declared, self._start = with_start(declared, model, self._loop.memory.place)
         self._keep_states(stateful)
         self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
 
@@ -197,7 +203,7 @@ class Recorder:
 
         Args:
             task: the recipe, which decides the declaration.
-            model, optimizer: as the task builds them (``monitor.recording.training.build``).
+            model, optimizer: as the task builds them (``monitor.presets.training.build``).
             device: name of the replay device that this process runs as, for the metadata.
             parent: the run whose final weights the model holds, if it holds some.
             reference: the trust file but for the countersigned declaration; by default what the simulation says.
@@ -261,6 +267,7 @@ class Recorder:
         last = max(writer.steps, 0)
         if stateful is None:
             HostState.require_none(lab_folder, last)
+        recorder._start = start_again(model, run)
         recorder._take_over(run, writer, members_of(model, optimizer), config)
         if recorder._host_state is not None and recorder._state == "ready":
             recorder._host_state.give_back(last)
@@ -453,12 +460,15 @@ class Recorder:
             self._commit_start()
 
     def _commit_start(self) -> None:
+        start = self._start
         self._conduct.before_run(self._site)
         self._conduct.initialise(self._declared, self._loop.memory, self._site)
         self._host.attach_memory(0)
         self._held.remember()
-        leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=0)
-        self._host.commit(leaf, self._checkpoints.whole(0))
+        flop = 0 if start is None else start.flop
+        leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=flop)
+        files = {} if start is None else {program_path(start.digest): start.encoded}
+        self._host.commit(leaf, {**files, **self._checkpoints.whole(0)})
 
     def _watch_gradient(self, name: str, parameter: Tensor) -> None:
         """Called when a gradient has been accumulated, also outside steps."""
@@ -587,7 +597,8 @@ class Recorder:
 
     def _agree(self) -> None:
         """Have the declaration countersigned as far as the run came."""
-        self._inspectorate.sign(self._declared, self._programs.known, free_slots=self._options.free_slots)
+        start = {} if self._start is None else {self._start.digest: self._start}
+        self._inspectorate.sign(self._declared, {**start, **self._programs.known}, free_slots=self._options.free_slots)
 
 
 def lab_salt(config: SiteConfig) -> bytes:

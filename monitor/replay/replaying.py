@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +17,13 @@ from monitor.programs.capture import digest_reads
 from monitor.programs.interpreter import Prepared, Watch
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program, parse_hex
-from monitor.sharding import StateDigest
+from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript.leaf import Execution, Leaf
 
-__all__ = ["ProgramTraining", "check_absent"]
+__all__ = ["Control", "ProgramTraining", "check_absent", "scalars_of"]
+
+Control = Callable[..., numerics.Session]
+"""Makes the session of a step, given ``keys`` of its random operators; such as ``partial(recording, "exact")``."""
 
 _BOUND = numerics.Bound()
 
@@ -33,11 +37,13 @@ class ProgramTraining:
         absent: tensors that the checkpoint leaves out, until a step has overwritten them.
     """
 
-    def __init__(self, task: Declaration, *, device: torch.device | None = None) -> None:
-        """Makes empty memory on ``device``, by default where this process trains."""
+    def __init__(
+        self, task: Declaration, *, device: torch.device | None = None, memory: ShardedMemory | None = None
+    ) -> None:
+        """Takes over ``memory``, or makes empty one on ``device``, by default where this process trains."""
         self.task = task
         self.step = 0
-        self.memory = task.empty_memory(accelerator() if device is None else device)
+        self.memory = task.empty_memory(accelerator() if device is None else device) if memory is None else memory
         self.absent: frozenset[str] = frozenset()
         self._ready: dict[str, Prepared] = {}
 
@@ -67,11 +73,8 @@ class ProgramTraining:
         step = self.step + 1
         if execution.program != program.digest:
             raise EvidenceError(f"step {step} names another program than the one given")
-        check_absent(self.absent, step, program)
-        keys = RepeatedKeys(self.task.seed, step)
-        session = numerics.replaying(self.task.numerics, log, bound=bound, observer=observer, keys=keys)
-        reads, loss = self._prepared(program).run(batch, scalars_of(program, execution), session, keys, watch)
-        self.step, self.absent = step, frozenset()
+        control = partial(numerics.replaying, self.task.numerics, log, bound=bound, observer=observer)
+        session, reads, loss = self.run(program, scalars_of(program, execution), batch, control, watch)
         leaf = Leaf(
             step=step,
             batch=batch_root.hex(),
@@ -84,6 +87,26 @@ class ProgramTraining:
             ),
         )
         return leaf, session
+
+    def run(
+        self,
+        program: Program,
+        scalars: Sequence[float],
+        batch: Mapping[str, Tensor],
+        control: Control,
+        watch: Watch | None = None,
+    ) -> tuple[numerics.Session, list[str], str]:
+        """Execute the next step under any numerics; returns also what it read and the bits of its loss.
+
+        Raises:
+            EvidenceError: the program cannot be executed, or reads what is absent.
+        """
+        check_absent(self.absent, self.step + 1, program)
+        keys = RepeatedKeys(self.task.seed, self.step + 1)
+        session = control(keys=keys)
+        reads, loss = self._prepared(program).run(batch, scalars, session, keys, watch)
+        self.step, self.absent = self.step + 1, frozenset()
+        return session, reads, loss
 
     def _prepared(self, program: Program) -> Prepared:
         """The program ready to run on this memory, made at its first step."""

@@ -11,7 +11,7 @@ from firmware_sim.errors import EvidenceError
 from monitor import numerics
 from monitor.programs.interpreter import Watch
 from monitor.programs.program import Program
-from monitor.replay.replaying import ProgramTraining
+from monitor.replay.replaying import Control, ProgramTraining, scalars_of
 from monitor.transcript import Execution, Leaf, RunFolder
 from monitor.transcript.layout import checkpoint_path
 
@@ -81,3 +81,11 @@ class ProgramSteps:
             observer=observer,
             watch=watch,
         )
+
+    def take_under(self, control: Control) -> tuple[numerics.Session, str]:
+        """Take the next step under other numerics than the declared; returns also the bits of its loss."""
+        step = self.training.step + 1
+        program = self.program(step)
+        scalars = scalars_of(program, execution_of(self._run.leaf(step)))
+        session, _, loss = self.training.run(program, scalars, self._batches.batch(step), control)
+        return session, loss

@@ -83,14 +83,14 @@ def _is_hyper(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """The commitment of one step; step 0 is the initial state, without batch, log, loss and FLOP.
+    """The commitment of one step; step 0 is the initial state, without batch, log and loss.
 
     Attributes:
         batch: RFC 9162 root over the salted sample digests, hex.
         state: root of the state after the step, opened as its chips need.
         log: digest of the step's rounding log.
         loss: bits of the FP32 loss, 8 hex digits; empty where the program commits to none.
-        flop: multiply-adds of matrix products and convolutions, times two.
+        flop: multiply-adds of matrix products and convolutions, times two; of step 0 those of its initialisation.
         execution: the program that the step ran, and its numbers.
     """
 
@@ -136,8 +136,8 @@ class Leaf:
             if type(data[name]) is not int or data[name] < 0:
                 raise EvidenceError(f"a step's {name} is not a count")
         if data["step"] == 0:
-            if (data["batch"], data["log"], data["loss"], data["flop"], execution) != ("", "", "", 0, None):
-                raise EvidenceError("the leaf of the initial state claims a batch, a log, a loss or FLOP")
+            if (data["batch"], data["log"], data["loss"], execution) != ("", "", "", None):
+                raise EvidenceError("the leaf of the initial state claims a batch, a log, a loss or a step's program")
         else:
             Digest.parse(data["log"])
             if execution is None:

@@ -198,7 +198,10 @@ class RunFolder:
             return last == self.declared.steps and (path in self._chip_paths or path == checkpoint_path(last))
         if at is not None and path == checkpoint_path(at):
             return at % self.declared.checkpoint_every == 0
-        if step and (path == log_path(step) or path.startswith("programs/")):
+        begun = self.declared.origin.initialisation
+        if path.startswith("programs/"):
+            return step > 0 or (begun is not None and path == program_path(begun.program))
+        if step and path == log_path(step):
             return True
         return not has_recipe and step > 0 and path == batch_path(step)
 
@@ -211,6 +214,12 @@ class RunFolder:
         paths = [path for path in self.files.programs if path not in self._absent]
         lengths.check_lengths(self.declared, {path: self.files[path] for path in paths})
         return {path.removeprefix("programs/").removesuffix(".json"): path for path in paths}
+
+    @property
+    def initialisation(self) -> Program | None:
+        """The program that makes the initial state, if one is declared; EvidenceError if it is not there."""
+        begun = self.declared.origin.initialisation
+        return None if begun is None else self.program(begun.program)
 
     def is_pending(self, path: str) -> bool:
         """Tell whether a file came with the record that was announced last."""

@@ -80,6 +80,14 @@ def test_findings_are_reported():
     assert "KeyError" in fuzz.table([row])[1]
 
 
+def test_rows_of_other_parsers_stay_in_the_file(tmp_path):
+    out = tmp_path / "fuzz.json"
+    fuzz.write([{"work": "step", "executions": 1}, {"work": "head", "executions": 2}], out)
+    fuzz.write([{"work": "step", "executions": 3}], out)
+    rows = {row["work"]: row["executions"] for row in json.loads(out.read_text())["rows"]}
+    assert rows == {"head": 2, "step": 3}
+
+
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="Atheris is not installed")
 def test_the_command_fuzzes_a_parser(capsys):
     assert main(["bench", "fuzz", "--target", "epoch-keys", "--seconds", "1", "--json"]) == 0

@@ -16,9 +16,7 @@ from firmware_sim import (
     EvidenceError,
     Region,
     RegionEntry,
-    canonical,
     parse_table,
-    table_digest,
 )
 
 TORCH_DTYPES = [
@@ -162,30 +160,6 @@ def test_place_among_all_blocks_counts_and_must_be_known():
         object.__setattr__(second, "place", place)
         with pytest.raises(CallerError, match="place"):
             DeviceMemory([second]).owned()
-
-
-def test_table_rebuilds_the_memory():
-    weight, moment = torch.randn(4, 3, generator=torch.manual_seed(1)), torch.ones(12, dtype=torch.float64)
-    memory = DeviceMemory([Region.of("w", weight, offset=4, elements=4), Region.of("w", moment, kind="optimizer")])
-    table = canonical.decode(canonical.encode(memory.table()))
-    again = DeviceMemory.from_table(table, {("weight", "w"): weight.clone(), ("optimizer", "w"): moment.clone()})
-    assert again.digest() == memory.digest()
-    assert table_digest(table) == memory.table_digest() == again.table_digest()
-
-
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        ({}, "names the weight 'w', which does not exist"),
-        ({("buffer", "w"): torch.zeros(4, 3)}, "names the weight 'w', which does not exist"),
-        ({("weight", "w"): torch.zeros(3, 4)}, r"tensor has shape \(3, 4\), not \(4, 3\)"),
-        ({("weight", "w"): torch.zeros(4, 3).double()}, "tensor is float64, not float32"),
-        ({("weight", "w"): torch.zeros(3, 4).T}, "tensor is not contiguous"),
-    ],
-)
-def test_table_that_does_not_fit_is_the_labs_fault(tensors, message):
-    with pytest.raises(EvidenceError, match=message):
-        DeviceMemory.from_table(_table(), tensors)
 
 
 @pytest.mark.parametrize(

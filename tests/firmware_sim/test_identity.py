@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtensionOID, NameOID
 
 from firmware_sim import (
     CURRENT_FIRMWARE,
@@ -26,7 +26,9 @@ from firmware_sim import (
     read_chain,
     verify_chain,
 )
-from firmware_sim.identity import _builder, _device_builder, _maker_builder
+from firmware_sim.certificates import alias_builder, device_builder, maker_builder
+from firmware_sim.evidence.tcb import TCB_INFO_OID, TcbInfo
+from tests.guards import off
 
 MAKER = MakerCA.create(b"maker")
 SECRETS = MAKER.issue_device("chip-1", b"seed")
@@ -49,6 +51,7 @@ def test_chain_proves_the_identity():
     assert identity.maker_digest == MAKER.certificate_digest
     assert identity.certificate_digest == SECRETS.certificate_digest
     assert identity.alias_key == SECRETS.alias_key(CURRENT_FIRMWARE).verifying
+    assert identity.firmware == CURRENT_FIRMWARE.name
     assert identity.measurement == CURRENT_FIRMWARE.measurement
     assert identity.security_version == 1
 
@@ -108,7 +111,7 @@ def test_empty_trust_is_the_callers_mistake():
 
 def test_forged_signatures_are_refused():
     for which, named in [
-        (0, "'chip-1 alias' is not signed by 'chip-1'"),
+        (0, "'chip-1' is not signed by 'chip-1'"),
         (1, "'chip-1' is not signed by 'Chipwitness"),
     ]:
         ders = [c.public_bytes(serialization.Encoding.DER) for c in x509.load_pem_x509_certificates(CHAIN)]
@@ -157,10 +160,10 @@ def _parts(chain=CHAIN):
         (lambda: CHAIN + b"\n", "not byte-equal"),
         (lambda: b"comment\n" + CHAIN, "not byte-equal"),
         (lambda: CHAIN.replace(b"\n", b"\r\n"), "not byte-equal"),
-        (lambda: b"".join(reversed(_parts())), "no well-formed firmware measurement"),
+        (lambda: b"".join(reversed(_parts())), "does not say which firmware runs"),
         (lambda: _mixed(maker=MakerCA.create(b"other")), "'chip-1' is not as 'Chipwitness maker' issues it"),
-        (lambda: _mixed(device=MAKER.issue_device("chip-1", b"other")), "'chip-1 alias' is not as 'chip-1' issues it"),
-        (lambda: _mixed(device=MAKER.issue_device("chip-2", b"seed")), "'chip-1 alias' is not as 'chip-2' issues it"),
+        (lambda: _mixed(device=MAKER.issue_device("chip-1", b"other")), "'chip-1' is not as 'chip-1' issues it"),
+        (lambda: _mixed(device=MAKER.issue_device("chip-2", b"seed")), "'chip-1' is not as 'chip-2' issues it"),
     ],
 )
 def test_chain_that_does_not_hang_together_is_refused(chain, message):
@@ -172,16 +175,25 @@ def _mixed(maker=MAKER, device=SECRETS):
     return _parts()[0] + device.device_certificate + maker.certificate
 
 
-def _alias(change=lambda builder: builder, *, name="chip-1 alias", ca=False, measured=True, critical=True, value=None):
+TCB_INFO = TcbInfo.from_der(
+    x509.load_pem_x509_certificate(CHAIN).extensions.get_extension_for_oid(TCB_INFO_OID).value.value
+)
+
+
+def _alias(change=lambda builder: builder, *, name="chip-1", tcb_info=TCB_INFO, without=None, extra=()):
     """A chain whose alias certificate a device key holder signed freely."""
     device, alias = SECRETS.device_key, SECRETS.alias_key(CURRENT_FIRMWARE)
-    builder = _builder(name, "chip-1", alias.verifying, device.verifying, ca=ca)
-    if measured:
-        good = x509.load_pem_x509_certificate(CHAIN).extensions[2]
-        extension = x509.UnrecognizedExtension(good.oid, good.value.value if value is None else value)
-        builder = builder.add_extension(extension, critical=critical)
+    builder = alias_builder(name, alias.verifying, device.verifying, tcb_info)
+    builder._issuer_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "chip-1")])
+    builder._extensions = [each for each in builder._extensions if each.oid != without] + list(extra)
     certificate = change(builder).sign(device.private_key, None)
     return certificate.public_bytes(serialization.Encoding.PEM) + SECRETS.device_certificate + MAKER.certificate
+
+
+def _extension(oid, critical=False, value=None):
+    """An extension of the alias certificate, altered; one of another OID holds whatever is given."""
+    own = {each.oid: each.value for each in x509.load_pem_x509_certificate(CHAIN).extensions}
+    return x509.Extension(oid, critical, own.get(oid) if value is None else x509.UnrecognizedExtension(oid, value))
 
 
 def test_freely_signed_alias_can_be_the_real_one():
@@ -197,20 +209,43 @@ def _with(**changes):
     return change
 
 
-ALTERNATIVE = x509.SubjectAlternativeName([x509.DNSName("a")])
 NOT_AS_ISSUED = "is not as 'chip-1' issues it"
+UNKNOWN = x509.ObjectIdentifier("2.23.133.5.4.4")
+
+
+def _tcb(**changes):
+    return _alias(tcb_info=dataclasses.replace(TCB_INFO, **changes))
+
+
+def _replaced(oid, **changes):
+    return _alias(without=oid, extra=[_extension(oid, **changes)])
 
 
 @pytest.mark.parametrize(
     ("chain", "message"),
     [
-        (lambda: _alias(measured=False), "no well-formed firmware measurement"),
-        (lambda: _alias(value=b""), "no well-formed firmware measurement"),
-        (lambda: _alias(value=bytes(42)), "no well-formed firmware measurement"),
-        (lambda: _alias(critical=False), NOT_AS_ISSUED),
-        (lambda: _alias(ca=True), NOT_AS_ISSUED),
-        (lambda: _alias(name="chip-2 alias"), NOT_AS_ISSUED),
-        (lambda: _alias(lambda b: b.add_extension(ALTERNATIVE, critical=False)), NOT_AS_ISSUED),
+        (lambda: _alias(without=TCB_INFO_OID), "does not say which firmware runs: malformed DiceTcbInfo"),
+        (lambda: _replaced(TCB_INFO_OID, value=b""), "does not say which firmware runs: malformed DiceTcbInfo"),
+        (lambda: _replaced(TCB_INFO_OID, value=bytes(42)), "does not say which firmware runs: malformed DiceTcbInfo"),
+        (lambda: _replaced(TCB_INFO_OID, critical=True), NOT_AS_ISSUED),
+        (lambda: _tcb(flags=frozenset({"debug", "notSecure"})), "firmware runs with the flags debug, notSecure"),
+        (lambda: _tcb(layer=0), "is of layer 0, index 0 of a 'Chipwitness' 'simulated chip'"),
+        (lambda: _tcb(index=1), "is of layer 1, index 1"),
+        (lambda: _tcb(vendor="another"), "of a 'another' 'simulated chip'"),
+        (lambda: _tcb(model="another"), "of a 'Chipwitness' 'another'"),
+        (lambda: _alias(name="chip-2"), NOT_AS_ISSUED),
+        (lambda: _alias(extra=[_extension(UNKNOWN, value=b"x")]), NOT_AS_ISSUED),
+        (lambda: _alias(extra=[_extension(UNKNOWN, value=b"x", critical=True)]), NOT_AS_ISSUED),
+        (lambda: _alias(extra=[_extension(TCB_INFO_OID)]), "Duplicate 2.23.133.5.4.1 extension found"),
+        (lambda: _alias(without=ExtensionOID.SUBJECT_KEY_IDENTIFIER), NOT_AS_ISSUED),
+        (lambda: _alias(without=ExtensionOID.AUTHORITY_KEY_IDENTIFIER), NOT_AS_ISSUED),
+        (lambda: _alias(without=ExtensionOID.KEY_USAGE), NOT_AS_ISSUED),
+        (lambda: _alias(without=ExtensionOID.BASIC_CONSTRAINTS), NOT_AS_ISSUED),
+        (lambda: _replaced(ExtensionOID.BASIC_CONSTRAINTS, critical=False), NOT_AS_ISSUED),
+        (
+            lambda: _replaced(ExtensionOID.BASIC_CONSTRAINTS, critical=True, value=b"\x30\x03\x01\x01\xff"),
+            NOT_AS_ISSUED,
+        ),
         (lambda: _alias(_with(_not_valid_after=datetime.datetime(2030, 1, 1))), NOT_AS_ISSUED),
         (lambda: _alias(_with(_serial_number=7)), NOT_AS_ISSUED),
         (lambda: _alias(_with(_public_key=generate_private_key(SECP256R1()).public_key())), "key is not Ed25519"),
@@ -221,24 +256,56 @@ def test_alias_that_the_boot_layer_would_not_issue_is_refused(chain, message):
         read_chain(chain())
 
 
+def test_without_its_guard_an_unknown_critical_extension_passes():
+    odd = _alias(extra=[_extension(UNKNOWN, value=b"x", critical=True)])
+    with off("certificate as issued"):
+        assert _verify(odd).chip_id == "chip-1"
+    with pytest.raises(IdentityError, match=NOT_AS_ISSUED):
+        _verify(odd)
+
+
+def test_without_its_guard_firmware_under_a_debugger_passes():
+    debugged = _tcb(flags=frozenset({"debug"}))
+    with off("layer in normal operation"):
+        assert _verify(debugged).chip_id == "chip-1"
+    with pytest.raises(IdentityError, match="runs with the flags debug"):
+        _verify(debugged)
+
+
+BOOT = TcbInfo.from_der(
+    x509.load_pem_x509_certificate(SECRETS.device_certificate)
+    .extensions.get_extension_for_oid(TCB_INFO_OID)
+    .value.value
+)
+
+
 def _maker_signed(builder):
     return builder.sign(MAKER._key.private_key, None).public_bytes(serialization.Encoding.PEM)
 
 
 def test_certificates_that_no_maker_issues_are_refused():
     key, maker_key = SECRETS.device_key.verifying, MAKER._key.verifying
-    odd = _maker_signed(_device_builder("chip 1", key, maker_key))
+    odd = _maker_signed(device_builder("chip 1", key, maker_key, BOOT))
     with pytest.raises(IdentityError, match="device certificate names the malformed chip id 'chip 1'"):
         read_chain(_parts()[0] + odd + MAKER.certificate)
-    other_serial = _maker_signed(_with(_serial_number=7)(_maker_builder(maker_key)))
+    flagged = dataclasses.replace(BOOT, flags=frozenset({"debug"}))
+    debugged = _maker_signed(device_builder("chip-1", key, maker_key, flagged))
+    with pytest.raises(IdentityError, match="'chip-1' is not as 'Chipwitness maker' issues it"):
+        read_chain(_parts()[0] + debugged + MAKER.certificate)
+    other_serial = _maker_signed(_with(_serial_number=7)(maker_builder(maker_key)))
     with pytest.raises(IdentityError, match="'Chipwitness maker' is not as 'Chipwitness maker' issues it"):
         read_chain(_parts()[0] + _parts()[1] + other_serial)
     name = x509.NameAttribute(NameOID.COMMON_NAME, "chip-1")
     two_names = x509.Name([name, x509.NameAttribute(NameOID.COMMON_NAME, "chip-2")])
     for subject in (two_names, x509.Name([])):
-        nameless = _maker_signed(_with(_subject_name=subject)(_device_builder("chip-1", key, maker_key)))
+        nameless = _maker_signed(_with(_subject_name=subject)(device_builder("chip-1", key, maker_key, BOOT)))
         with pytest.raises(IdentityError, match="certificate does not name one subject"):
             read_chain(_parts()[0] + nameless + MAKER.certificate)
+
+
+def test_the_longest_chip_id_has_certificates_too():
+    secrets = MAKER.issue_device("x" * 64, b"seed")
+    assert read_chain(issue_alias(secrets, CURRENT_FIRMWARE)).chip_id == "x" * 64
 
 
 @pytest.mark.parametrize("chip_id", ["", "a b", "x" * 65, "chip/1", "é", "a\n"])

@@ -44,6 +44,7 @@ def test_no_job_runs_before_the_engines_are_tested(
     action: str, honest: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_worker, "require_engines", refuse)
+    monkeypatch.setattr("inspector.replay.drift.require_engines", refuse)
     (key,) = honest.trust.labs.values()
     job: dict[str, Any] = {
         "run": str(honest.run),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from monitor.lab.conduct import Conduct, EditRoundingLog
 from monitor.lab.prover import LabProver
 from monitor.numerics import Bound, Policy, replaying
 from monitor.numerics.rounding import codec
-from monitor.recording.training import Training
+from monitor.replay.steps import ProgramSteps
 
 OPTIONS = {"preset": "tiny-gpt", "batch_size": 1, "steps": 2, "checkpoint_every": 2, "chips": 1, "rate": Fraction(3, 4)}
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
@@ -270,15 +271,13 @@ def test_many_paddings_are_judged_in_one_pass(small):
             codec.Group(call=each.call, part=each.part, size=size, positions=at, upward=each.upward[at]),
         )
         distances.append(each.distance[at])
-    training, batch = Training(run.task), run.data().batch(1)
-    training.memory.load(run.checkpoint(0))
-    with replaying("rounded", codec.encode(groups, Policy(), bound), bound=bound) as session:
-        training.take_step(batch)
+    steps = ProgramSteps(run, 0)
+    session, _ = steps.take_under(partial(replaying, "rounded", codec.encode(groups, Policy(), bound), bound=bound))
     beyond = int((np.concatenate(distances) > 6.0).sum())
     assert beyond > 1000
     assert session.statistics.forced == 0
     assert session.statistics.contradictions == beyond
-    assert training.memory.digest() == run.leaf(1).state
+    assert steps.training.memory.digest() == run.leaf(1).state
 
 
 def test_edited_state_differs_and_the_next_step_follows_from_it(small):

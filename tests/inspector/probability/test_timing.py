@@ -71,20 +71,16 @@ def test_distribution_is_consistent() -> None:
     assert found.quantile(0.5) == found.days[np.searchsorted(found.detected, 0.5)]
     assert found.quantile(0) == 30
     assert found.quantile(0.999999) == math.inf
-    assert found.mean_if_caught() == pytest.approx(float(found.days @ found.mass / found.mass.sum()), rel=1e-12)
 
 
 def test_certain_detection_at_the_first_inspection() -> None:
     found = time_to_detection(share=1, samples=1, days=90, rate=1e4)
     assert found.mass.tolist() == [1, 0, 0]
-    assert found.mean_if_caught() == 30
 
 
 def test_without_snapshots_nothing_is_found() -> None:
     found = time_to_detection(share=0.5, samples=10, days=90, rate=0)
     assert found.detected.tolist() == [0, 0, 0]
-    with pytest.raises(CallerError, match="never caught"):
-        found.mean_if_caught()
 
 
 @pytest.mark.parametrize(

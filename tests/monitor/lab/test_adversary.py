@@ -21,7 +21,7 @@ from monitor.numerics import Bound, LogContradiction, Policy, execute
 from monitor.numerics.rounding import codec
 from monitor.presets import preset
 from monitor.presets.task import Task
-from monitor.recording.training import Training
+from monitor.recording.derivation import DerivedSteps
 from monitor.transcript import to_batch
 
 POLICY, BOUND = Policy(), Bound()
@@ -74,12 +74,10 @@ class Operator:
 @pytest.fixture(scope="module")
 def operators() -> list[Operator]:
     task = Task.for_preset("digits-cnn", seed=5, steps=1, batch_size=1, shards=1)
-    training = Training(task)
     batch = to_batch(preset(task.preset).samples(None), np.arange(1))
     inputs = Inputs()
     survey, session = Survey.recording(inputs)
-    with session:
-        training.take_step(batch)
+    DerivedSteps(task).take_under(lambda keys: session, batch=batch)
     calls = sorted({each.call for each in survey.roundings})
     return [
         Operator(inputs.calls[call], [each for each in survey.roundings if each.call == call], session.entries_of(call))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -21,11 +22,10 @@ from monitor.numerics.operators import functional_name, operator_table
 from monitor.presets import PRESETS, Preset, initialise, preset
 from monitor.presets._dropout import MaskStream
 from monitor.presets.gpt2_117m import GPT2, GPT2Config, preset_of
-from monitor.presets.task import Task, draw_order
-from monitor.programs.trace import Tracer
-from monitor.recording.derivation import derive, initial_state, meta_batch
-from monitor.recording.training import Training
-from monitor.transcript import RunFolder, to_batch
+from monitor.presets.task import Task
+from monitor.programs.interpreter import loss_of
+from monitor.recording.derivation import DerivedSteps, derive, initial_state, meta_batch
+from monitor.transcript import RunFolder
 
 SMALL_GPT2 = preset_of(
     "small-gpt2",
@@ -48,22 +48,6 @@ def on_meta(build):
 
 def parameters_of(model):
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def batches_of(task):
-    samples = preset(task.preset).samples(None)
-    order = draw_order(task, len(next(iter(samples.values()))))
-    return [to_batch(samples, rows) for rows in order]
-
-
-def traced_step(training, batch):
-    """Specifications of the operators of the next step as this processor runs it."""
-    tracer = Tracer()
-    tracer.declare_inputs(training.memory.export(), batch)
-    with numerics.recording(training.task.numerics, observer=tracer):
-        training.take_step(batch)
-    tracer.commit_state(training.memory.export(), "")
-    return [node.specification() for node in tracer.nodes]
 
 
 @pytest.mark.parametrize(
@@ -228,26 +212,28 @@ def test_evaluation_draws_no_masks_and_counts_no_pass(small_gpt2):
 def test_dropout_in_the_middle_of_a_run_is_that_of_the_whole_run(small_gpt2, mode):
     """Nothing outside the state counts: torch's generator is moved in between, and a checkpoint is enough."""
     task = Task.for_preset(small_gpt2.name, seed=4, steps=3, batch_size=2, numerics=mode)
-    whole, states, logs = Training(task), [], []
-    for number, batch in enumerate(batches_of(task)):
+    whole, states, logs = DerivedSteps(task), [], []
+    for number in range(3):
         torch.manual_seed(number)
-        with numerics.recording(mode) as session:
-            whole.take_step(batch)
+        session, _ = whole.take_under(partial(numerics.recording, mode))
         logs.append(session.log)
-        states.append({name: tensor.clone() for name, tensor in whole.memory.export().items()})
+        states.append({name: tensor.clone() for name, tensor in whole.training.memory.export().items()})
     assert [int(state["buffer/masks.passes"]) for state in states] == [1, 2, 3]
-    torch.manual_seed(99)
-    part = Training(task)
-    part.memory.load(states[1])
-    with numerics.replaying(mode, logs[2]):
-        part.take_step(batches_of(task)[2])
-    assert part.memory.digest() == whole.memory.digest()
+
+    def ends(passes: int, control):
+        """The third step, from the second one's state."""
+        part = DerivedSteps(task)
+        for _ in range(2):
+            part.take_under(partial(numerics.recording, "native"))
+        torch.manual_seed(99)
+        part.training.memory.load(states[1])
+        part.training.memory.tensors["buffer", "masks.passes"].fill_(passes)
+        part.take_under(control)
+        return part.training.memory.digest()
+
+    assert ends(2, partial(numerics.replaying, mode, logs[2])) == whole.training.memory.digest()
     # The test of the test: with another step's masks the bits are others.
-    part.memory.load(states[1])
-    part.memory.tensors["buffer", "masks.passes"].fill_(5)
-    with numerics.recording(mode):
-        part.take_step(batches_of(task)[2])
-    assert part.memory.digest() != whole.memory.digest()
+    assert ends(5, partial(numerics.recording, mode)) != whole.training.memory.digest()
 
 
 class EachAlone:
@@ -274,9 +260,8 @@ class EachAlone:
 
 def test_each_operator_of_a_step_with_dropout_is_a_function_of_its_inputs(small_gpt2):
     task = Task.for_preset(small_gpt2.name, seed=4, steps=1, batch_size=2, numerics="exact")
-    training, observer = Training(task), EachAlone()
-    with numerics.recording("exact", observer=observer):
-        training.take_step(batches_of(task)[0])
+    observer = EachAlone()
+    DerivedSteps(task).take_under(partial(numerics.recording, "exact", observer=observer))
     assert observer.count > 1000
     assert observer.differing == []
 
@@ -319,13 +304,11 @@ def test_llama_small_trains_to_the_same_bits_on_another_kernel_family(make_run, 
 def test_resnet50_takes_an_exact_step():
     """Two samples: each weight changes and stays finite."""
     task = Task.for_preset("resnet50-cifar", seed=1, steps=1, batch_size=2, numerics="exact")
-    training = Training(task)
-    before = {name: tensor.clone() for name, tensor in training.memory.export().items()}
-    (batch,) = batches_of(task)
-    with numerics.recording("exact"):
-        loss = training.take_step(batch)
-    assert math.isfinite(loss.item())
-    for name, tensor in training.memory.export().items():
+    steps = DerivedSteps(task)
+    before = {name: tensor.clone() for name, tensor in steps.training.memory.export().items()}
+    _, loss = steps.take_under(partial(numerics.recording, "exact"))
+    assert math.isfinite(loss_of(loss))
+    for name, tensor in steps.training.memory.export().items():
         if name.startswith("weight/"):
             assert tensor.isfinite().all(), name
             assert not torch.equal(tensor, before[name]), name

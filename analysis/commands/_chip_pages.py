@@ -1,0 +1,215 @@
+"""What ``chip show``, ``log`` and ``quote`` print of a chip, as JSON and as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from firmware_sim.evidence import NO_RUN, LogRecord, RecordKind
+from firmware_sim.service import ChipView, EpochRow
+
+__all__ = ["log_json", "log_lines", "quote_json", "quote_lines", "show_json", "show_lines"]
+
+_EPOCHS_SHOWN = 20
+_TICKS_SHOWN = 12
+_SAYS = {
+    RecordKind.GENESIS: "log {run} of this chip begins",
+    RecordKind.BOOT: "firmware {digest} of security version {step} starts{clean}",
+    RecordKind.EPOCH: "epoch {step} begins; its key is committed to as {digest}",
+    RecordKind.CLOSE_EPOCH: "epoch {step} ends after {op} busy ticks",
+    RecordKind.POWER_OFF: "shut down in order",
+    RecordKind.POWER_GAP: "epoch {step} lost its power{cut}",
+    RecordKind.REGIONS: "memory of run {run} from step {step} on: table {digest}",
+    RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}",
+    RecordKind.SNAPSHOT: "snapshot {digest}, as the host says of {where}",
+    RecordKind.BEACON: "the verifier's time is {step}: beacon {digest}",
+    RecordKind.QUOTE: "a quote is asked for: request {digest}",
+    RecordKind.SPENT: "the log is full for good",
+}
+_CERTIFICATE, _LOG = "certificate", "log"
+_COMPARED = {
+    "chip_id": _CERTIFICATE,
+    "certificate_digest": _CERTIFICATE,
+    "measurement": f"{_CERTIFICATE}, {_LOG}",
+    "security_version": f"{_CERTIFICATE}, {_LOG}",
+    "boot": _LOG,
+    "tick": _LOG,
+    "epoch": _LOG,
+    "counter": "not below the log's size",
+    "log_size": _LOG,
+    "log_head": _LOG,
+    "journey": "replay of the log",
+    "current": "replay of the log",
+    "snapshot_rate": "schedule by the revealed keys",
+    "nonce": "last record of the log",
+    "verifier_id": "last record of the log",
+}
+"""What each field of a quote was compared with; any other is what the chip says."""
+
+
+def show_json(name: str, view: ChipView) -> dict[str, Any]:
+    """Identity, firmware, time, counters, memory and schedule."""
+    identity, counts, quotas = view.identity, view.counts(), view.quotas
+    return {
+        "chip": name,
+        "identity": identity.chip_id,
+        "maker": str(identity.maker_digest),
+        "certificate": str(identity.certificate_digest),
+        "firmware": {
+            "name": identity.firmware,
+            "measurement": str(identity.measurement),
+            "security_version": identity.security_version,
+        },
+        "boot": view.records[-1].boot,
+        "tick": view.tick,
+        "busy": view.busy,
+        "counter": view.counter,
+        "log_size": len(view.records),
+        "log_head": view.head.hex(),
+        "records": {
+            kind.name: {"used": counts[kind], "quota": None if quotas is None else quotas[kind]} for kind in RecordKind
+        },
+        "memory": {"used_bytes": view.used, "capacity_bytes": view.capacity},
+        "snapshot_rate": str(view.snapshot_rate),
+        "snapshot_algorithm": view.snapshot_algorithm,
+        "epochs": [_epoch_json(row) for row in view.epochs],
+        "problem": view.problem,
+    }
+
+
+def show_lines(name: str, view: ChipView) -> Iterator[str]:
+    """The same for a person."""
+    page = show_json(name, view)
+    firmware, counts = page["firmware"], view.counts()
+    yield f"chip         {name}" + (
+        "" if name == page["identity"] else f", which presents itself as {page['identity']}"
+    )
+    yield f"maker        {page['maker']}"
+    yield f"certificate  {page['certificate']}"
+    yield f"firmware     {firmware['name']}, security version {firmware['security_version']}"
+    yield f"             {firmware['measurement']}"
+    yield f"time         boot {page['boot']}, tick {view.tick}, of which {view.busy} busy"
+    yield f"counter      {view.counter} changes of the persistent state"
+    yield f"log          {page['log_size']} records, head {page['log_head']}"
+    used = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
+    yield f"records      {', '.join(used)}"
+    full = f" of {view.capacity}" if view.capacity is not None else ""
+    yield f"memory       {view.used}{full} bytes"
+    shares = {kind: (counts[kind], most) for kind, most in (view.quotas or {}).items() if most > 1}
+    if shares:
+        kind, (count, most) = max(shares.items(), key=lambda item: item[1][0] / item[1][1])
+        yield f"             fullest share: {kind.name}, {count} of {most} records"
+    yield f"schedule     a snapshot with probability {view.snapshot_rate} a tick, as {view.snapshot_algorithm}"
+    for row in view.epochs[-_EPOCHS_SHOWN:]:
+        yield f"             {_epoch_line(row)}"
+    if len(view.epochs) > _EPOCHS_SHOWN:
+        yield f"             and {len(view.epochs) - _EPOCHS_SHOWN} epochs before"
+    yield f"problem      {view.problem or 'none'}"
+
+
+def log_json(name: str, view: ChipView) -> dict[str, Any]:
+    """All records of the log, each with what it says in words."""
+    return {
+        "chip": name,
+        "records": [
+            {
+                "counter": record.counter,
+                "kind": record.kind.name,
+                "boot": record.boot,
+                "tick": record.tick,
+                "busy": record.busy,
+                "run_id": record.run_id.hex(),
+                "step": record.step,
+                "op": record.op,
+                "digest": record.digest.hex(),
+                "previous": record.previous.hex(),
+                "says": _says(record),
+            }
+            for record in view.records
+        ],
+        "problem": view.problem,
+    }
+
+
+def log_lines(name: str, view: ChipView) -> Iterator[str]:
+    """The same for a person: number, time as boot:tick, busy ticks, kind, words."""
+    yield f"chip {name}"
+    for record in view.records:
+        time = f"{record.boot}:{record.tick}"
+        yield f"{record.counter:6} {time:>9} {record.busy:6}  {record.kind.name:11} {_says(record)}"
+    if view.problem is not None:
+        yield f"problem: {view.problem}"
+
+
+def quote_json(name: str, view: ChipView) -> dict[str, Any]:
+    """Each field of the quote, with what it was compared with; none of that where the evidence has a problem."""
+    quote = view.quote
+    return {
+        "chip": name,
+        "signed_by": view.identity.alias_key.key_id,
+        "fields": {
+            field.name: {
+                "value": _value(getattr(quote, field.name)),
+                "compared_with": _COMPARED.get(field.name) if view.problem is None else None,
+            }
+            for field in (() if quote is None else fields(quote))
+        },
+        "problem": view.problem,
+    }
+
+
+def quote_lines(name: str, view: ChipView) -> Iterable[str]:
+    """The same for a person."""
+    page = quote_json(name, view)
+    yield f"quote of chip {name}, signed by {page['signed_by']}"
+    for field, entry in page["fields"].items():
+        yield f"  {field:18} {entry['value']!s:72} {entry['compared_with'] or 'as the chip says'}"
+    if view.problem is not None:
+        yield f"problem: {view.problem}"
+
+
+def _says(record: LogRecord) -> str:
+    run = record.run_id.hex()[:16]
+    return _SAYS.get(record.kind, "step {step}, op {op}: {digest}").format(
+        run=run,
+        step=record.step,
+        op=record.op,
+        digest=record.digest.hex()[:16],
+        clean="" if record.op else ", and was not shut down in order before",
+        cut=f" in the snapshot of tick {record.op}" if record.op else "",
+        where="no run" if record.run_id == NO_RUN else f"step {record.step}, operator {record.op} of run {run}",
+    )
+
+
+def _epoch_json(row: EpochRow) -> dict[str, Any]:
+    return {
+        "epoch": row.epoch,
+        "boot": row.boot,
+        "first": row.first,
+        "last": row.last,
+        "due": None if row.due is None else list(row.due),
+        "taken": list(row.taken),
+        "ended": None if row.ended is None else row.ended.name,
+    }
+
+
+def _epoch_line(row: EpochRow) -> str:
+    ticks = f"ticks {row.first} to {row.last}" if row.last >= row.first else "no tick"
+    span = f"epoch {row.epoch}, boot {row.boot}, {ticks}"
+    taken = f"taken {_ticks(row.taken)}"
+    if row.ended is None:
+        return f"{span}: open, its key is secret; {taken}"
+    due = "not computed" if row.due is None else _ticks(row.due)
+    return f"{span}: due {due}; {taken}; {row.ended.name}"
+
+
+def _ticks(ticks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ticks[:_TICKS_SHOWN])) or "none"
+    return shown if len(ticks) <= _TICKS_SHOWN else f"{shown}, and {len(ticks) - _TICKS_SHOWN} more"
+
+
+def _value(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if isinstance(value, int | str) else str(value)

@@ -1,0 +1,195 @@
+"""``chip show|log|quote|verify-log``: what one chip is, has logged and has signed, for whoever writes its firmware."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, print_json, say, show_verdict
+from analysis.commands.runs import trust_path
+from firmware_sim import bounds
+from firmware_sim.errors import CallerError, EvidenceError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from firmware_sim.service import ChipView
+
+__all__ = ["register"]
+
+_PLACE = "run folder, RUN.lab, a folder of answers, or one chip's folder in any of them"
+_SHOW = (
+    "JSON: a list of chip, identity, maker, certificate, firmware, boot, tick, busy, counter, log_size, log_head, "
+    "records (used and quota of each kind), memory, snapshot_rate, snapshot_algorithm, epochs (ticks, due and taken "
+    "snapshots) and problem; exit code 1 where a chip would not boot, or its evidence does not hold together"
+)
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``chip``."""
+    group = subparsers.add_parser("chip", help="one chip's identity, log and quote: show, log, quote, verify-log")
+    actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, help_, epilog, handler in (
+        ("show", "identity, firmware, time, counters, use of memory, snapshot schedule", _SHOW, _show),
+        ("log", "the records of the log, one a line", "JSON: a list of chip, records and problem", _log),
+        (
+            "quote",
+            "the latest quote, and what each of its fields was compared with",
+            "JSON: a list of chip, signed_by, fields (value, compared_with) and problem. Whom to trust is not asked: "
+            "chip verify-log does that",
+            _quote,
+        ),
+    ):
+        parser = actions.add_parser(name, help=help_, epilog=epilog)
+        parser.add_argument("place", type=Path, metavar="RUN", help=_PLACE)
+        parser.add_argument("--chip", metavar="ID", help="this chip only (default: all)")
+        add_json(parser)
+        parser.set_defaults(handler=handler)
+
+    parser = actions.add_parser(
+        "verify-log",
+        help="verify a log by itself, against the chip's quote, certificates and epoch keys",
+        epilog="JSON keys: outcome, reasons, evidence (chip, certificate, firmware, boot, tick, epoch, counter, "
+        "log_head, records)",
+    )
+    parser.add_argument("log", type=Path, metavar="FILE", help="log.bin of a chip")
+    for flag, file in (("--chain", "chain.pem"), ("--quote", "quote.json"), ("--epoch-keys", "epochs.json")):
+        parser.add_argument(flag, type=Path, metavar="FILE", help=f"default: {file} beside the log")
+    parser.add_argument("--chip", metavar="ID", help="whose log it must be (default: the name of the log's folder)")
+    parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
+    add_json(parser)
+    parser.set_defaults(handler=_verify_log)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from analysis.commands._chip_pages import show_json, show_lines
+
+    return _print(arguments, show_json, show_lines)
+
+
+def _log(arguments: argparse.Namespace) -> int:
+    from analysis.commands._chip_pages import log_json, log_lines
+
+    return _print(arguments, log_json, log_lines)
+
+
+def _quote(arguments: argparse.Namespace) -> int:
+    from analysis.commands._chip_pages import quote_json, quote_lines
+
+    if _is_silicon(arguments.place):
+        raise CallerError(f"a chip keeps no quote: those that it gave lie in the run folder, not in {arguments.place}")
+    return _print(arguments, quote_json, quote_lines)
+
+
+def _print(
+    arguments: argparse.Namespace,
+    as_json: Callable[[str, ChipView], dict[str, Any]],
+    as_lines: Callable[[str, ChipView], Iterable[str]],
+) -> int:
+    """Print each chip; exit code 1 if there is a problem with any."""
+    pages, problems = [], 0
+    for number, (name, look) in enumerate(_chips(arguments.place, arguments.chip)):
+        if number and not arguments.json:
+            say("")
+        try:
+            view = look()
+        except EvidenceError as error:
+            problems += 1
+            pages.append({"chip": name, "problem": str(error)})
+            if not arguments.json:
+                say(f"chip {name}: {error}")
+            continue
+        problems += view.problem is not None
+        if arguments.json:
+            pages.append(as_json(name, view))
+        else:
+            for line in as_lines(name, view):
+                say(line)
+    if arguments.json:
+        print_json(pages)
+    return 1 if problems else 0
+
+
+def _chips(place: Path, only: str | None) -> Iterator[tuple[str, Callable[[], ChipView]]]:
+    """Name of each chip there, and how to look at it; CallerError if there is none."""
+    folders = _folders(place)
+    if only is not None:
+        folders = [folder for folder in folders if folder.name == only]
+    if not folders:
+        raise CallerError(f"there is no chip {only} in {place}" if only else f"there is no chip in {place}")
+    silicon = _is_silicon(place)
+    for folder in folders:
+        yield folder.name, partial(_look, folder, silicon)
+
+
+def _look(folder: Path, silicon: bool) -> ChipView:
+    from firmware_sim.checks import ChipEvidence
+    from firmware_sim.service import read_evidence, read_silicon
+    from inspector.inspection.answers import Answers
+    from monitor.transcript.layout import CHIP_FILES
+
+    if silicon:
+        return read_silicon(folder)
+    chain, epoch_keys, log, quote = (Answers([folder.parent]).read(folder.name, name) for name in CHIP_FILES)
+    return read_evidence(ChipEvidence(chain=chain, log=log, quote=quote, epoch_keys=epoch_keys), folder.name)
+
+
+def _is_silicon(place: Path) -> bool:
+    """Whether this is a lab's own folder, or a chip of it; what lies in a run folder is evidence, whatever it is."""
+    return any((place / name).is_file() for name in ("site.json", "fuses.json"))
+
+
+def _folders(place: Path) -> list[Path]:
+    """The chips' folders, in order."""
+    from monitor.lab.site import Site
+
+    marks = ("fuses.json", "chain.pem")
+    if any((place / mark).is_file() for mark in marks):
+        return [place.resolve()]
+    root = place / "chips"
+    if (place / "site.json").is_file():
+        root = Path(Site.read_config(place).silicon or root)
+    try:
+        if root.is_dir():
+            return sorted(folder for folder in root.iterdir() if folder.is_dir())
+        return sorted(folder for folder in place.iterdir() if any((folder / mark).is_file() for mark in marks))
+    except OSError as error:
+        raise CallerError(f"cannot read {place}: {error.strerror}") from None
+
+
+def _verify_log(arguments: argparse.Namespace) -> int:
+    from firmware_sim.identity import read_chain
+    from inspector.inspection.chip_log import verify_log
+    from inspector.inspection.provenance import Source
+    from inspector.inspection.trust import Trust
+    from monitor.transcript.layout import MANIFEST
+    from monitor.transcript.lengths import CHIP_FILE_BYTES
+
+    log: Path = arguments.log.absolute()
+    if not log.is_file():
+        raise CallerError(f"there is no log {arguments.log}")
+    run = log.parent.parent.parent
+    runs = [run] if (run / MANIFEST).is_file() else []
+    files = arguments.trust or [trust_path(each) for each in runs]
+    if not files:
+        raise CallerError(f"{arguments.log} lies in no run folder: say whom to trust, with --trust")
+    trust = Trust.load(files, runs)
+    given = {"log.bin": log, "chain.pem": arguments.chain, "quote.json": arguments.quote}
+    given["epochs.json"] = arguments.epoch_keys
+
+    def read(name: str) -> bytes:
+        path = given[name] or log.with_name(name)
+        try:
+            return bounds.read_file(path, CHIP_FILE_BYTES[name])
+        except OSError as error:
+            if given[name] is None:
+                raise EvidenceError(f"there is no {name} beside the log: {error.strerror}") from None
+            raise CallerError(f"cannot read {path}: {error.strerror}") from None
+
+    named = log.parent.name
+    chip = arguments.chip or (named if named in trust.chips else read_chain(read("chain.pem")).chip_id)
+    return show_verdict(arguments, verify_log(chip, Source(name=named, read=read), trust))

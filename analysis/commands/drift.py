@@ -1,0 +1,46 @@
+"""``drift``: what a run would be on other devices without control."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.commands._common import add_json, finish
+from analysis.commands.runs import DEFAULT_REPLAY_DEVICES, trust_path
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "drift",
+        help="take a run's steps without control: here, and on other devices",
+        epilog="JSON: a list of device, native_seconds, native_first_different_step, native_step_digests_equal, "
+        "native_drift_max, native_weights_different (plain FP32), policy, logged_decisions, turned_decisions, "
+        "turned_by_step and diverges_from_step_without_log (roundings decided freely)",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument(
+        "--device",
+        action="append",
+        metavar="NAME",
+        help="compare this process with it, repeatable (default: sse41 and mkl-compatible)",
+    )
+    parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
+    add_json(parser)
+    parser.set_defaults(handler=_drift)
+
+
+def _drift(arguments: argparse.Namespace) -> int:
+    from inspector.inspection.drift import drift, drift_text
+    from inspector.inspection.trust import Trust
+
+    trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
+    rows = list(drift(arguments.run, trust, arguments.device or DEFAULT_REPLAY_DEVICES))
+    return finish(arguments, rows, map(drift_text, rows))

@@ -1,0 +1,201 @@
+"""What a firmware engineer reads off a chip: from its folder while the power is off, or from the evidence that it gave.
+
+Nothing is changed by a look, and no key is shown before its epoch has ended.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from firmware_sim._silicon import Silicon, powered_down
+from firmware_sim.audit import MAX_AUDITED_TICKS, EpochSpan, epoch_spans
+from firmware_sim.checks import ChipEvidence, ChipTrust, check_chip, records_of
+from firmware_sim.errors import ChipwitnessError, EvidenceError
+from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, log_head, parse_log
+from firmware_sim.evidence.digest import Digest
+from firmware_sim.evidence.quote import Quote, open_quote
+from firmware_sim.firmware import FirmwareChip
+from firmware_sim.identity import ChipIdentity, issue_alias, read_chain
+from firmware_sim.nvram import SLOT_BYTES, PosixDisk
+from firmware_sim.profiles import FOLDED
+from firmware_sim.schedule import EpochKey, Unaudited, decode_epoch_keys, derive_epoch_key, scheduled_ticks
+
+__all__ = ["ChipView", "EpochRow", "read_evidence", "read_silicon"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRow:
+    """One epoch: its ticks `first` to `last`, those at which a snapshot was due, and those that hold one.
+
+    `due` is None where the key is not out, or the log claims more ticks than an audit looks at; `ended` is the kind of
+    the record that ended it, None while it is open.
+    """
+
+    epoch: int
+    boot: int
+    first: int
+    last: int
+    due: tuple[int, ...] | None
+    taken: tuple[int, ...]
+    ended: RecordKind | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipView:
+    """A chip as its folder or its evidence shows it.
+
+    `counter` is the monotonic counter and `tick`, `busy` the time of this boot, from the persistent state or from
+    the quote. `capacity` are the bytes of its NVRAM and `quotas` the records of each kind that the log takes: fused in,
+    so None in evidence, as `quote` is None in a chip's folder, which keeps none. `problem` is what is wrong: why the
+    chip would not boot, or why the evidence does not hold together; then `epochs` is empty.
+    """
+
+    identity: ChipIdentity
+    records: Sequence[LogRecord]
+    counter: int
+    tick: int
+    busy: int
+    snapshot_rate: Fraction
+    snapshot_algorithm: str
+    epochs: tuple[EpochRow, ...]
+    capacity: int | None
+    quotas: Mapping[RecordKind, int] | None
+    quote: Quote | None
+    problem: str | None
+
+    @property
+    def used(self) -> int:
+        """Bytes of NVRAM: two slots of the state, and the records that take a cell."""
+        return 2 * SLOT_BYTES + sum(record.kind not in FOLDED for record in self.records) * RECORD_BYTES
+
+    def counts(self) -> Counter[RecordKind]:
+        """How many records of each kind the log holds."""
+        return Counter(record.kind for record in self.records)
+
+    @property
+    def head(self) -> bytes:
+        return log_head(self.records)
+
+
+def read_silicon(folder: Path) -> ChipView:
+    """Look at the chip in `folder`, in a copy, whose start by honest firmware is tried.
+
+    Raises:
+        MailboxError: the chip is powered on.
+        NvramError: the folder's content was altered or is missing.
+    """
+    with _copied(folder) as copy:
+        silicon = Silicon(copy, PosixDisk())
+        try:
+            fuses, firmware, state, counter = silicon.fuses, silicon.firmware, silicon.state, silicon.nvram.sequence
+            records = parse_log(silicon.log.read(), chip=fuses.secrets.chip_id)
+        finally:
+            silicon.close()
+        problem = _why_not_booting(copy)
+    spans = [] if problem else epoch_spans(records)
+    keys = [
+        EpochKey(epoch=span.epoch, key=derive_epoch_key(fuses.schedule_secret, span.epoch))
+        for span in spans
+        if span.ended is not None
+    ]
+    return ChipView(
+        identity=read_chain(issue_alias(fuses.secrets, firmware)),
+        records=records,
+        counter=counter,
+        tick=state.tick,
+        busy=state.busy,
+        snapshot_rate=fuses.snapshot_rate,
+        snapshot_algorithm=fuses.algorithm,
+        epochs=_rows(spans, keys, fuses.snapshot_rate),
+        capacity=fuses.nvram.capacity,
+        quotas=fuses.nvram.quotas,
+        quote=None,
+        problem=problem,
+    )
+
+
+def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
+    """Look at the evidence of chip `chip_id`, which is compared with itself: whom to trust is another question.
+
+    Raises:
+        EvidenceError: chain, quote or log cannot be opened.
+    """
+    identity = read_chain(evidence.chain)
+    quote = open_quote(evidence.quote, identity.alias_key)
+    records = parse_log(evidence.log, chip=identity.chip_id)
+    trust = ChipTrust(
+        ca_digests=[identity.maker_digest],
+        measurements={Digest("sha256", record.digest) for record in records_of(records, RecordKind.BOOT)},
+        minimum_security_version=0,
+        snapshot_rate=quote.snapshot_rate,
+        snapshot_algorithm=quote.snapshot_algorithm,
+    )
+    try:
+        check_chip(evidence, chip_id=chip_id, trust=trust, nonce=quote.nonce, verifier_id=quote.verifier_id, last=None)
+        problem = None
+    except Unaudited:
+        problem = None  # the last check, of a chip that is merely old: its epochs show nothing as due
+    except ChipwitnessError as error:
+        problem = str(error)
+    rows = () if problem else _rows(epoch_spans(records), decode_epoch_keys(evidence.epoch_keys), quote.snapshot_rate)
+    return ChipView(
+        identity=identity,
+        records=records,
+        counter=quote.counter,
+        tick=quote.tick,
+        busy=records[-1].busy,
+        snapshot_rate=quote.snapshot_rate,
+        snapshot_algorithm=quote.snapshot_algorithm,
+        epochs=rows,
+        capacity=None,
+        quotas=None,
+        quote=quote,
+        problem=problem,
+    )
+
+
+@contextmanager
+def _copied(folder: Path) -> Iterator[Path]:
+    """A copy of a chip's folder; taking it needs the lock that a chip which runs holds."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / "chip"
+        with powered_down(folder):
+            try:
+                shutil.copytree(folder, copy)
+            except (OSError, shutil.Error):
+                raise EvidenceError(f"the chip folder {folder} can't be read") from None
+        yield copy
+
+
+def _why_not_booting(folder: Path) -> str | None:
+    try:
+        FirmwareChip.power_on(folder).cut_power()
+    except ChipwitnessError as error:
+        return str(error)
+    return None
+
+
+def _rows(spans: Sequence[EpochSpan], keys: Sequence[EpochKey], rate: Fraction) -> tuple[EpochRow, ...]:
+    revealed = {key.epoch: key.key for key in keys}
+    few = sum(max(span.end - span.start, 0) for span in spans) <= MAX_AUDITED_TICKS
+    return tuple(
+        EpochRow(
+            epoch=span.epoch,
+            boot=span.boot,
+            first=span.start + 1,
+            last=span.end,
+            due=tuple(scheduled_ticks(revealed[span.epoch], span.boot, span.start, span.end, rate))
+            if few and span.epoch in revealed
+            else None,
+            taken=tuple(record.tick for record in span.snapshots),
+            ended=None if span.ended is None else span.ended.kind,
+        )
+        for span in spans
+    )

@@ -1,0 +1,40 @@
+"""A chip's log by itself, against its quote and certificates: what holds whatever any run declares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Settings
+from inspector.inspection.provenance import Source, is_listed, is_sound, open_case
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Verdict
+
+__all__ = ["verify_log"]
+
+_SCOPE = "not covered: whether declared runs explain the log, and what the chip was not told"
+
+
+def verify_log(chip: str, source: Source, trust: Trust) -> Verdict:
+    """Check one chip's log, quote, certificates and epoch keys under the trust file, and nothing of a run."""
+    findings = Findings(Settings(samples=0, seed=None, devices=()))
+    evidence: dict[str, Any] = {"chip": chip}
+    if is_listed(chip, trust, findings):
+        case = findings.read(partial(open_case, chip, source, trust, None), chip=chip)
+        if case is not None:
+            is_sound(case, trust, findings)
+            evidence |= {
+                "certificate": str(case.identity.certificate_digest),
+                "firmware": case.identity.firmware,
+                "boot": case.quote.boot,
+                "tick": case.quote.tick,
+                "epoch": case.quote.epoch,
+                "counter": case.quote.counter,
+                "log_head": case.quote.log_head.hex(),
+                "records": dict(Counter(record.kind.name for record in case.records)),
+            }
+    size = sum(evidence.get("records", {}).values())
+    text = f"the log of chip {chip} with {size} records is whole, and the one that the chip quoted to {trust.verifier}"
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=_SCOPE)

@@ -1,0 +1,108 @@
+"""A look at a chip's folder: what it shows, and that it changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import pytest
+
+from firmware_sim import EvidenceError, FirmwareChip, MailboxError, RecordKind, collect_evidence
+from firmware_sim.nvram import NvramError
+from firmware_sim.service import read_evidence, read_silicon
+
+RUN = bytes(range(32))
+RATE = Fraction(1, 3)
+
+
+@pytest.fixture
+def chip(world, tmp_path):
+    """A chip that worked through 20 ticks of one epoch and 5 of the next."""
+    made = FirmwareChip.manufacture(
+        tmp_path / "chip", maker=world.maker, chip_id="chip-1", seed=b"seed", snapshot_rate=RATE
+    )
+    for step in range(20):
+        made.tick(RUN, step)
+    made.close_epoch()
+    for step in range(5):
+        made.tick(RUN, step)
+    return made
+
+
+def _bytes(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_look_shows_the_chip_and_changes_nothing(chip, tmp_path):
+    counter, log, due = chip.changes, chip.log_bytes(), chip.reveal()
+    chip.cut_power()
+    before = _bytes(tmp_path / "chip")
+    view = read_silicon(tmp_path / "chip")
+    assert _bytes(tmp_path / "chip") == before
+    assert (view.identity.chip_id, view.counter, view.tick, view.busy) == ("chip-1", counter, 25, 25)
+    assert b"".join(record.to_bytes() for record in view.records) == log
+    assert view.problem is None
+    assert view.quote is None
+    closed, still_open = view.epochs
+    assert closed.due == closed.taken
+    assert (closed.first, closed.last, closed.ended) == (1, 20, RecordKind.CLOSE_EPOCH)
+    assert still_open.due is None
+    assert still_open.ended is None
+    assert view.counts()[RecordKind.SNAPSHOT] == len(closed.taken) + len(still_open.taken)
+    assert [key.epoch for key in due] == [0]
+    assert view.used == 1024 + len(log) < view.capacity
+
+
+def test_evidence_and_folder_show_the_same(chip, tmp_path):
+    evidence = collect_evidence(chip, bytes(16), "v")
+    chip.cut_power()
+    folder, given = read_silicon(tmp_path / "chip"), read_evidence(evidence, "chip-1")
+    for name in ("identity", "records", "counter", "tick", "busy", "snapshot_rate", "snapshot_algorithm", "epochs"):
+        assert getattr(folder, name) == getattr(given, name), name
+    assert given.problem is None
+    assert given.quote.verifier_id == "v"
+
+
+def test_a_chip_that_runs_is_left_alone(chip, tmp_path):
+    with pytest.raises(MailboxError, match="is powered on already"):
+        read_silicon(tmp_path / "chip")
+    chip.tick(RUN, 21)
+
+
+def test_a_folder_that_is_none_and_an_altered_one_are_named(chip, tmp_path):
+    chip.cut_power()
+    with pytest.raises(NvramError, match="can't be opened"):
+        read_silicon(tmp_path)
+    log = tmp_path / "chip" / "log.bin"
+    content = bytearray(log.read_bytes())
+    content[100] ^= 1
+    log.write_bytes(content)
+    view = read_silicon(tmp_path / "chip")
+    assert "log record" in view.problem
+    assert view.epochs == ()
+    (tmp_path / "chip" / "fuses.json").write_bytes(b"{}")
+    with pytest.raises(NvramError, match="fuses are malformed"):
+        read_silicon(tmp_path / "chip")
+
+
+def test_evidence_that_contradicts_itself_is_named(chip):
+    evidence = collect_evidence(chip, bytes(16), "v")
+    assert "presents the identity of chip chip-1" in read_evidence(evidence, "chip-2").problem
+    shorter = dataclasses.replace(evidence, log=evidence.log[:-142])
+    assert "its quote says" in read_evidence(shorter, "chip-1").problem
+    assert (
+        "the key of epoch 0 is missing"
+        in read_evidence(dataclasses.replace(evidence, epoch_keys=b"[]"), "chip-1").problem
+    )
+    for change in ({"quote": b"{}"}, {"chain": b""}, {"log": b""}):
+        with pytest.raises(EvidenceError):
+            read_evidence(dataclasses.replace(evidence, **change), "chip-1")
+
+
+def test_a_schedule_too_long_to_audit_is_no_fault(chip, monkeypatch):
+    evidence = collect_evidence(chip, bytes(16), "v")
+    for module in ("audit", "service"):
+        monkeypatch.setattr(f"firmware_sim.{module}.MAX_AUDITED_TICKS", 3)
+    view = read_evidence(evidence, "chip-1")
+    assert view.problem is None
+    assert [row.due for row in view.epochs] == [None, None, None]
