@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
@@ -49,6 +50,16 @@ class Gate:
             _refuse(self._chip_id, ErrorCode.BUSY, "another command of this thread is under way")
         self._busy = True
 
+    @contextmanager
+    def passed(self, seconds: float) -> Iterator[bool]:
+        """Enter if the gate becomes free in time, and say whether; for a thread of the chip's own."""
+        inside = self._lock.acquire(timeout=seconds)
+        try:
+            yield inside
+        finally:
+            if inside:
+                self._lock.release()
+
     def leave(self) -> None:
         """Let the next command in."""
         self._busy = False
@@ -61,6 +72,8 @@ class _Commanded(Protocol):
     @property
     def changes(self) -> int: ...
 
+    def settle(self) -> None: ...
+
     def lose_power(self) -> None: ...
 
 
@@ -72,6 +85,8 @@ def command(
 ) -> Callable[Concatenate[_Chip, _Arguments], _Result]:
     """Make a method a command: it goes through the chip's gate, and is done, refused or the end of this boot.
 
+    It starts when a snapshot that is under way has been recorded.
+
     A refusal has changed nothing. Whatever else stops a command, an interrupt too, may have come between two changes
     that belong together, so the chip loses its power: the next boot finds out from the storage what was done.
     """
@@ -81,8 +96,10 @@ def command(
         gate = self.gate
         gate.check_process()
         gate.enter()
-        before = self.changes
+        before = -1
         try:
+            self.settle()
+            before = self.changes
             return method(self, *args, **kwargs)
         except BaseException as error:
             if not isinstance(error, (MailboxError, ChipFailure)) or self.changes != before:

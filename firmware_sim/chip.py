@@ -2,7 +2,9 @@
 
 Time is (boot, tick). A tick is one draw of the snapshot schedule; the host advances it with `tick` while it trains and
 with `idle` while it does not. Whatever a method records is in NVRAM before the method returns, and so is the time to
-which it has advanced: taking the power hides no tick.
+which it has advanced: taking the power hides no tick. The one exception is a snapshot of much memory: its copy is taken
+before the method returns, and NVRAM says that it is under way; its record follows once the copy is hashed, before
+anything else is recorded.
 
 Arguments are of exact types. A refusal is a `MailboxError` with a number and has changed nothing.
 """
@@ -10,6 +12,7 @@ Arguments are of exact types. A refusal is a `MailboxError` with a number and ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from firmware_sim.evidence.chiplog import LogRecord
@@ -24,7 +27,7 @@ EMPTY_MEMORY = digest_list("device-memory", [], allow_empty=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEvent:
-    """A snapshot that is in the chip's log as record number `record`."""
+    """A snapshot that is record number `record` of the chip's log once its copy of the memory is hashed."""
 
     chip_id: str
     record: int
@@ -33,8 +36,13 @@ class SnapshotEvent:
     run_id: bytes
     step: int
     op: int
-    digest: Digest
     bytes_hashed: int
+    hashing: Future[Digest]
+
+    @property
+    def digest(self) -> Digest:
+        """The memory's digest, as soon as it is known."""
+        return self.hashing.result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,13 +99,12 @@ class _SwapWeights(FirmwareChip):
 
     decoy: DeviceMemory | None = None
 
-    def _memory_digest(self) -> tuple[Digest, int]:
+    def _freeze(self) -> MemoryCopy | None:
         if self._memory is None:
-            return super()._memory_digest()
+            return None
         if self.decoy is not None:
-            return self.decoy.copy().digest(self.algorithm), self.decoy.byte_count
-        blank = MemoryCopy([part._replace(data=np.zeros_like(part.data)) for part in self._memory.slices()])
-        return blank.digest(self.algorithm), blank.byte_count
+            return self.decoy.copy()
+        return MemoryCopy([part._replace(data=np.zeros_like(part.data)) for part in self._memory.slices()])
 
 
 class _HideRegion(FirmwareChip):
@@ -121,13 +120,13 @@ class _HideRegion(FirmwareChip):
 class _ReplaySnapshot(FirmwareChip):
     """Finds its first snapshot in its own log, so that it goes on lying after a boot."""
 
-    def _memory_digest(self) -> tuple[Digest, int]:
-        digest, size = super()._memory_digest()
-        if self._memory is None:
-            return digest, size
+    def _digest(self, frozen: MemoryCopy | None) -> Digest:
+        digest = super()._digest(frozen)
+        if frozen is None:
+            return digest
         taken = (record for record in self._read_log() if record.kind is RecordKind.SNAPSHOT)
         first = next((record for record in taken if record.run_id != NO_RUN), None)
-        return digest if first is None else Digest(digest.algorithm, first.digest), size
+        return digest if first is None else Digest(digest.algorithm, first.digest)
 
 
 class _RollBackLog(FirmwareChip):

@@ -7,6 +7,7 @@ import hashlib
 import weakref
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -27,7 +28,6 @@ from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import (
     NO_RUN,
-    RECORD_BYTES,
     ZERO_DIGEST,
     LogRecord,
     RecordKind,
@@ -43,12 +43,16 @@ from firmware_sim.evidence.quote import Quote
 from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, IdentityError, MakerCA, check_image, issue_alias
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.memory import DeviceMemory, MemoryCopy
-from firmware_sim.nvram import SLOT_BYTES, Disk, NvramError, PosixDisk
+from firmware_sim.nvram import Disk, NvramError, PosixDisk
 from firmware_sim.profiles import BENCH, FOLDED, NvramProfile, NvramStatus
 from firmware_sim.schedule import EpochKey, commit_epoch, derive_epoch_key, is_scheduled, threshold
 
 __all__ = ["ChipOrder", "FirmwareChip", "quote_request_digest"]
 
+_HASHED_AT_ONCE = 1 << 20
+"""Bytes of memory: a thread costs more than hashing as much."""
+_PATIENCE = 0.01
+"""Seconds after which a thread that waits for the gate looks whether it still must."""
 _NO_GAP = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP, RecordKind.SPENT})
 _BOOT_NEEDS = {RecordKind.BOOT: 1, RecordKind.EPOCH: 1, RecordKind.CLOSE_EPOCH: 1}
 _SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223"
@@ -97,6 +101,8 @@ class FirmwareChip(Chip):
         self._finalizer = weakref.finalize(self, silicon.close)
         self._memory: DeviceMemory | None = None
         self._copy: MemoryCopy | None = None
+        self._hasher: ThreadPoolExecutor | None = None
+        self._under_way: SnapshotEvent | None = None
         self._coordinate = (NO_RUN, 0, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
@@ -228,14 +234,8 @@ class FirmwareChip(Chip):
         return self._nvram_status()
 
     def _nvram_status(self) -> NvramStatus:
-        kept = {kind: count for kind, count in self._counts.items() if kind not in FOLDED}
-        written = self._silicon.state.released + sum(kept.values())
-        return NvramStatus(
-            capacity=self._fuses.nvram.capacity,
-            used=2 * SLOT_BYTES + RECORD_BYTES * sum(kept.values()),
-            records=kept,
-            slot_writes=-(-self.changes // 2),
-            cell_writes=-(-written // self._fuses.nvram.cells),
+        return self._fuses.nvram.status(
+            self._counts, released=self._silicon.state.released, changes=self._silicon.nvram.sequence
         )
 
     @command
@@ -244,6 +244,9 @@ class FirmwareChip(Chip):
         memory = self._own_memory(memory)
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
         self._memory, self._copy = memory, None
+        if self._hasher is None and memory.byte_count >= _HASHED_AT_ONCE:
+            self._hasher = ThreadPoolExecutor(1)
+            self._hasher.submit(bytes)  # starts its thread, which no tick then waits for
         self._coordinate = (run_id, step, 0)
         return record
 
@@ -382,19 +385,32 @@ class FirmwareChip(Chip):
             self._require_space(RecordKind.POWER_OFF)
             self._end_epoch()
             self._append(RecordKind.POWER_OFF)
-        self._finalizer()
+        self.lose_power()
 
     @command
     def cut_power(self) -> None:
-        self._finalizer()
+        self.lose_power()
 
     @property
     def changes(self) -> int:
         """The monotonic counter: how often the persistent state has changed."""
         return self._silicon.nvram.sequence
 
+    def settle(self) -> None:
+        """Record the snapshot that is under way, once it is hashed."""
+        event, self._under_way = self._under_way, None
+        if event is None:
+            return
+        digest = event.digest
+        self._append(RecordKind.SNAPSHOT, run_id=event.run_id, step=event.step, op=event.op, digest=digest.value)
+        self._snapshots += 1
+        self._bytes_hashed += event.bytes_hashed
+
     def lose_power(self) -> None:
         """End at once, in the middle of a command; a snapshot under way shows as a power gap that names its tick."""
+        self._under_way = None
+        if self._hasher is not None:
+            self._hasher.shutdown(wait=False)
         self._finalizer()
 
     def _advance(self, ticks: int, *, busy: int) -> SnapshotEvent | None:
@@ -402,6 +418,7 @@ class FirmwareChip(Chip):
 
         Time is in NVRAM before anything else happens, so that a power cut hides no tick that has begun.
         """
+        self.settle()
         state = self._silicon.state
         end = state.tick + ticks
         due = next((tick for tick in range(state.tick + 1, end + 1) if self._is_due(tick)), None)
@@ -416,29 +433,51 @@ class FirmwareChip(Chip):
         return is_scheduled(self._epoch_key, self._boot, tick, self._limit)
 
     def _snapshot(self) -> SnapshotEvent:
-        digest, hashed = self._memory_digest()
-        run_id, step, op = self._coordinate
-        record = self._append(RecordKind.SNAPSHOT, run_id=run_id, step=step, op=op, digest=digest.value)
-        self._snapshots += 1
-        self._bytes_hashed += hashed
-        return SnapshotEvent(
+        """Copy the memory; hash the copy at once, or beside the training if much memory was attached."""
+        frozen = self._freeze()
+        state, (run_id, step, op) = self._silicon.state, self._coordinate
+        event = self._under_way = SnapshotEvent(
             chip_id=self._fused_id,
-            record=record.counter,
-            boot=record.boot,
-            tick=record.tick,
+            record=state.log_size,
+            boot=self._boot,
+            tick=state.tick,
             run_id=run_id,
             step=step,
             op=op,
-            digest=digest,
-            bytes_hashed=hashed,
+            bytes_hashed=0 if frozen is None else frozen.byte_count,
+            hashing=Future(),
         )
+        if self._hasher is None:
+            event.hashing.set_result(self._digest(frozen))
+            self.settle()
+        else:
+            self._hasher.submit(self._hash, frozen, event)
+        return event
 
-    def _memory_digest(self) -> tuple[Digest, int]:
-        """Return the digest of an owned copy of the memory and its size in bytes."""
-        if self._memory is None:
-            return EMPTY_MEMORY, 0
-        self._copy = self._memory.copy(self._copy)
-        return self._copy.digest(self._fuses.algorithm), self._copy.byte_count
+    def _freeze(self) -> MemoryCopy | None:
+        """Return an owned copy of the memory, in the buffers of the last one; None where none is attached."""
+        self._copy = None if self._memory is None else self._memory.copy(self._copy)
+        return self._copy
+
+    def _digest(self, frozen: MemoryCopy | None) -> Digest:
+        return EMPTY_MEMORY if frozen is None else frozen.digest(self._fuses.algorithm)
+
+    def _hash(self, frozen: MemoryCopy | None, event: SnapshotEvent) -> None:
+        """Hash a copy while the host goes on, and record it unless a command does so first.
+
+        A command that holds the gate may be waiting for the next hash, which this thread makes: it is not waited for.
+        """
+        try:
+            event.hashing.set_result(self._digest(frozen))
+        except BaseException as error:
+            event.hashing.set_exception(error)
+        while self._under_way is event:
+            with self.gate.passed(_PATIENCE) as inside:
+                if inside and self._under_way is event:
+                    try:
+                        self.settle()
+                    except Exception:
+                        self.lose_power()  # as the next command will find out
 
     def _alias_key(self) -> SigningKey:
         return self._fuses.secrets.alias_key(self._firmware)

@@ -51,6 +51,18 @@ class NvramProfile:
         """Records that the NVRAM has room for."""
         return (self.capacity - 2 * SLOT_BYTES) // RECORD_BYTES
 
+    def status(self, counts: Mapping[RecordKind, int], *, released: int, changes: int) -> NvramStatus:
+        """Return what a log of these records uses, after `released` other cells and so many changes of the state."""
+        kept = {kind: count for kind, count in counts.items() if kind not in FOLDED}
+        cells = sum(kept.values())
+        return NvramStatus(
+            capacity=self.capacity,
+            used=2 * SLOT_BYTES + RECORD_BYTES * cells,
+            records=kept,
+            slot_writes=-(-changes // 2),
+            cell_writes=-(-(released + cells) // self.cells),
+        )
+
     def with_quotas(self, overrides: Mapping[RecordKind, int]) -> NvramProfile:
         """Return the same memory shared out in another way."""
         return NvramProfile(capacity=self.capacity, quotas={**self.quotas, **overrides})

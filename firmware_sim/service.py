@@ -18,13 +18,13 @@ from firmware_sim._silicon import Silicon, powered_down
 from firmware_sim.audit import MAX_AUDITED_TICKS, EpochSpan, epoch_spans
 from firmware_sim.checks import ChipEvidence, ChipTrust, check_chip, records_of
 from firmware_sim.errors import ChipwitnessError, EvidenceError
-from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, log_head, parse_log
+from firmware_sim.evidence.chiplog import LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.quote import Quote, open_quote
 from firmware_sim.firmware import FirmwareChip
 from firmware_sim.identity import ChipIdentity, issue_alias, read_chain
-from firmware_sim.nvram import SLOT_BYTES, PosixDisk
-from firmware_sim.profiles import FOLDED
+from firmware_sim.nvram import PosixDisk
+from firmware_sim.profiles import NvramStatus
 from firmware_sim.schedule import EpochKey, Unaudited, decode_epoch_keys, derive_epoch_key, scheduled_ticks
 
 __all__ = ["ChipView", "EpochRow", "read_evidence", "read_silicon"]
@@ -51,37 +51,32 @@ class EpochRow:
 class ChipView:
     """A chip as its folder or its evidence shows it.
 
-    `counter` is the monotonic counter and `tick`, `busy` the time of this boot, from the persistent state or from
-    the quote. `capacity` are the bytes of its NVRAM and `quotas` the records of each kind that the log takes: fused in,
-    so None in evidence, as `quote` is None in a chip's folder, which keeps none. `problem` is what is wrong: why the
-    chip would not boot, or why the evidence does not hold together; then `epochs` is empty.
+    `log_size` and `log_head` are of the whole log, `records` those that the chip holds or handed over. `counter` is the
+    monotonic counter and `tick`, `busy` the time of this boot. `memory` says how much of its NVRAM is in use, `quotas`
+    how many records of each kind it takes: None in evidence, as `quote` is None in a chip's folder, which keeps none.
+    `problem` is what is wrong: why the chip would not boot, or why the evidence does not hold together; then `epochs`
+    is empty.
     """
 
     identity: ChipIdentity
     records: Sequence[LogRecord]
+    log_size: int
+    log_head: bytes
     counter: int
+    boot: int
     tick: int
     busy: int
     snapshot_rate: Fraction
     snapshot_algorithm: str
     epochs: tuple[EpochRow, ...]
-    capacity: int | None
+    memory: NvramStatus | None
     quotas: Mapping[RecordKind, int] | None
     quote: Quote | None
     problem: str | None
 
-    @property
-    def used(self) -> int:
-        """Bytes of NVRAM: two slots of the state, and the records that take a cell."""
-        return 2 * SLOT_BYTES + sum(record.kind not in FOLDED for record in self.records) * RECORD_BYTES
-
     def counts(self) -> Counter[RecordKind]:
-        """How many records of each kind the log holds."""
+        """How many of `records` are of each kind."""
         return Counter(record.kind for record in self.records)
-
-    @property
-    def head(self) -> bytes:
-        return log_head(self.records)
 
 
 def read_silicon(folder: Path) -> ChipView:
@@ -95,11 +90,12 @@ def read_silicon(folder: Path) -> ChipView:
         silicon = Silicon(copy, PosixDisk())
         try:
             fuses, firmware, state, counter = silicon.fuses, silicon.firmware, silicon.state, silicon.nvram.sequence
-            records = parse_log(silicon.log.read(), chip=fuses.secrets.chip_id)
+            log = silicon.log.read()
+            records = parse_log(log, chip=fuses.secrets.chip_id) if log else []
         finally:
             silicon.close()
         problem = _why_not_booting(copy)
-    spans = [] if problem else epoch_spans(records)
+    spans = epoch_spans(records, state.checkpoint) if records and not problem else []
     keys = [
         EpochKey(epoch=span.epoch, key=derive_epoch_key(fuses.schedule_secret, span.epoch))
         for span in spans
@@ -108,13 +104,16 @@ def read_silicon(folder: Path) -> ChipView:
     return ChipView(
         identity=read_chain(issue_alias(fuses.secrets, firmware)),
         records=records,
+        log_size=state.log_size,
+        log_head=state.log_head,
         counter=counter,
+        boot=records[-1].boot if records else state.checkpoint.boot,
         tick=state.tick,
         busy=state.busy,
         snapshot_rate=fuses.snapshot_rate,
         snapshot_algorithm=fuses.algorithm,
         epochs=_rows(spans, keys, fuses.snapshot_rate),
-        capacity=fuses.nvram.capacity,
+        memory=fuses.nvram.status(Counter(record.kind for record in records), released=state.released, changes=counter),
         quotas=fuses.nvram.quotas,
         quote=None,
         problem=problem,
@@ -148,13 +147,16 @@ def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
     return ChipView(
         identity=identity,
         records=records,
+        log_size=quote.log_size,
+        log_head=quote.log_head,
         counter=quote.counter,
+        boot=quote.boot,
         tick=quote.tick,
         busy=records[-1].busy,
         snapshot_rate=quote.snapshot_rate,
         snapshot_algorithm=quote.snapshot_algorithm,
         epochs=rows,
-        capacity=None,
+        memory=None,
         quotas=None,
         quote=quote,
         problem=problem,

@@ -11,7 +11,7 @@ import base64
 import binascii
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -33,8 +33,10 @@ from firmware_sim.evidence import (
     subtrees,
 )
 
-__all__ = ["Layout", "ShardedMemory", "Slice", "StateDigest"]
+__all__ = ["PROOF", "Layout", "ShardedMemory", "Slice", "StateDigest"]
 
+PROOF = "proof"
+"""Name, among a checkpoint's tensors, of the hashes that stand for those that it leaves out; no tensor has such one."""
 _HASH_BYTES = 32
 
 
@@ -51,7 +53,7 @@ class Layout:
     """Which blocks of a state lie on which chips, by names, types, shapes and cuts alone.
 
     Attributes:
-        places: number of each tensor's first block in the tree.
+        blocks: numbers of each tensor's blocks in the tree.
         shards: what each chip holds.
         subtrees: first leaf and size of each subtree that a state's digest opens: the largest ones between any two
             edges of what chips hash.
@@ -59,8 +61,12 @@ class Layout:
 
     def __init__(self, tensors: Mapping[TensorKey, TensorType], shards: Sequence[Sequence[Slice]]) -> None:
         """EvidenceError if there are more blocks or edges than are read; CallerError if a shard holds nothing."""
-        self.places, count = block_places(tensors)
+        places, count = block_places(tensors)
         bounds.STATE_BLOCKS.check(count)
+        self.blocks = {
+            key: range(place, place + len(blocks_of(*tensors[key], 0, prod(tensors[key][1]))))
+            for key, place in places.items()
+        }
         self.shards = tuple(map(tuple, shards))
         self._ranges = [self._reached(tensors, slices) for slices in self.shards]
         edges = sorted({0, count, *(edge for ranges in self._ranges for pair in ranges for edge in pair)})
@@ -109,7 +115,7 @@ class Layout:
         runs: list[tuple[int, int]] = []
         for each in sorted(slices, key=lambda item: (item.key, item.offset)):
             reached = blocks_of(*tensors[each.key], each.offset, each.elements)
-            start, stop = (self.places[each.key] + edge for edge in (reached.start, reached.stop))
+            start, stop = (self.blocks[each.key].start + edge for edge in (reached.start, reached.stop))
             if runs and start <= runs[-1][1]:
                 start, stop = runs[-1][0], max(stop, runs.pop()[1])
             runs.append((start, stop))
@@ -119,6 +125,27 @@ class Layout:
         """Those of a state's opened subtrees that a shard's chip hashes."""
         edges = ((bisect_left(self._starts, edge) for edge in pair) for pair in self._ranges[shard])
         return [node for low, high in edges for node in nodes[low:high]]
+
+    def left_out(self, keys: Collection[TensorKey]) -> list[tuple[int, int]]:
+        """First leaf and size of the largest subtrees of some tensors' blocks alone, each inside an opened one."""
+        runs: list[tuple[int, int]] = []
+        for key in sorted(keys):
+            start, stop = self.blocks[key].start, self.blocks[key].stop
+            if runs and runs[-1][1] == start:
+                start = runs.pop()[0]
+            runs.append((start, stop))
+        found: list[tuple[int, int]] = []
+        for start, stop in runs:
+            inside = self._starts[bisect_right(self._starts, start) : bisect_left(self._starts, stop)]
+            for low, high in pairwise([start, *inside, stop]):
+                found += subtrees(low, high)
+        return found
+
+    def opened(self, nodes: Sequence[Node]) -> list[Node]:
+        """The opened subtrees, from nodes for all blocks in order, none of which reaches over an opened one's edge."""
+        starts = [node.start for node in nodes]
+        cuts = [bisect_left(starts, start) for start in self._starts] + [len(nodes)]
+        return [merge(nodes[low:high])[0] for low, high in pairwise(cuts)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,6 +203,7 @@ class StateDigest:
 
 
 _HOST = torch.device("cpu")
+_NO_PROOF = torch.empty(0, _HASH_BYTES, dtype=torch.uint8)
 
 
 class ShardedMemory:
@@ -204,8 +232,12 @@ class ShardedMemory:
             self._lay_out({key: tensors[key] for key in keys})
         types = {key: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for key, each in tensors.items()}
         self.layout = Layout.even(types, shards) if isinstance(shards, int) else shards
-        self.shards = [DeviceMemory(self._region(each) for each in slices) for slices in self.layout.shards]
-        self._whole = DeviceMemory(self._region(Slice(key, 0, prod(shape))) for key, (_, shape) in types.items())
+        self.shards = [
+            DeviceMemory(self._region(each, self.tensors[each.key]) for each in slices) for slices in self.layout.shards
+        ]
+        self._whole = DeviceMemory(
+            self._region(Slice(key, 0, each.numel()), each) for key, each in self.tensors.items()
+        )
 
     def _lay_out(self, members: Mapping[TensorKey, Tensor]) -> None:
         """Copy tensors of one dtype one after another into a flat buffer on each device that has some."""
@@ -220,8 +252,7 @@ class ShardedMemory:
             with torch.no_grad():
                 self.tensors[key].copy_(member)
 
-    def _region(self, part: Slice) -> Region:
-        tensor = self.tensors[part.key]
+    def _region(self, part: Slice, tensor: Tensor) -> Region:
         return Region(
             name=part.key[1],
             kind=part.key[0],
@@ -230,29 +261,79 @@ class ShardedMemory:
             offset=part.offset,
             elements=part.elements,
             tensor=tensor,
-            place=self.layout.places[part.key],
+            place=self.layout.blocks[part.key].start,
         )
 
     def digest(self) -> StateDigest:
         """Hash every block once, whoever holds it."""
-        leaves = self._whole.leaves()
-        tops = [merge(leaves[start : start + size])[0].hash for start, size in self.layout.subtrees]
-        return StateDigest(self.layout, tuple(tops))
+        return self._digest_of(self._whole.leaves())
 
     def export(self) -> dict[str, Tensor]:
-        """Return all tensors under ``kind/name``: the full state W of a checkpoint (weights, optimizer, gradients)."""
-        return {f"{kind}/{name}": tensor for (kind, name), tensor in self.tensors.items()}
+        """Return all tensors under ``kind/name``: the full state W (weights, optimizer, gradients)."""
+        return {_name(key): tensor for key, tensor in self.tensors.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite all memory from an exported state; EvidenceError unless names, shapes and dtypes match exactly."""
+        if absent := self._missing_from(state):
+            raise EvidenceError(f"a checkpoint does not hold exactly the declared tensors (first: {min(absent)})")
+        self._fill(state)
+
+    def trimmed(self, state: Mapping[str, Tensor], without: Collection[str]) -> dict[str, Tensor]:
+        """A state of this layout as the checkpoint that leaves some tensors out: ``restore`` is the inverse.
+
+        Hashes stand for the blocks of those, under ``PROOF``: one of 32 bytes for each subtree (``Layout.left_out``).
+        """
+        kept = {name: tensor for name, tensor in state.items() if name not in without}
+        absent = [key for key in self.tensors if _name(key) in without]
+        if absent:
+            held = ((key, state[_name(key)]) for key in absent)
+            leaves = DeviceMemory(self._region(Slice(key, 0, each.numel()), each) for key, each in held).leaves()
+            starts = [leaf.start for leaf in leaves]
+            firsts = [(bisect_left(starts, start), size) for start, size in self.layout.left_out(absent)]
+            hashes = b"".join(merge(leaves[first : first + size])[0].hash for first, size in firsts)
+            kept[PROOF] = torch.frombuffer(bytearray(hashes), dtype=torch.uint8).view(-1, _HASH_BYTES)
+        return kept
+
+    def restore(self, checkpoint: Mapping[str, Tensor]) -> tuple[frozenset[str], StateDigest]:
+        """Overwrite all memory from a checkpoint, with zeros where it leaves tensors out.
+
+        Returns the names of those, and the digest of the state that it is a checkpoint of.
+
+        Raises:
+            EvidenceError: other tensors than declared, or other hashes than for the blocks of those left out.
+        """
+        state = {name: tensor for name, tensor in checkpoint.items() if name != PROOF}
+        absent = self._missing_from(state)
+        left_out = self.layout.left_out([key for key in self.tensors if _name(key) in absent])
+        proof = checkpoint.get(PROOF, _NO_PROOF)
+        if proof.dtype != torch.uint8 or proof.shape != (len(left_out), _HASH_BYTES):
+            raise EvidenceError(
+                f"a checkpoint leaves {len(absent)} tensors out, and not the hashes that stand for them"
+            )
+        self._fill(state)
+        nodes = [Node(*tree, row.tobytes()) for tree, row in zip(left_out, proof.numpy(), strict=True)]
+        present = [region for region in self._whole.regions if _name((region.kind, region.name)) not in absent]
+        leaves = DeviceMemory(present).leaves() if present else []
+        return absent, self._digest_of(sorted([*leaves, *nodes]))
+
+    def _digest_of(self, nodes: Sequence[Node]) -> StateDigest:
+        return StateDigest(self.layout, tuple(node.hash for node in self.layout.opened(nodes)))
+
+    def _missing_from(self, state: Mapping[str, Tensor]) -> frozenset[str]:
+        """The tensors that a state lacks; EvidenceError if it has others, or of another type or shape."""
         mine = self.export()
-        if set(state) != set(mine):
-            odd = sorted(set(state) ^ set(mine))[0]
-            raise EvidenceError(f"a checkpoint does not hold exactly the declared tensors (first: {odd})")
-        for name, tensor in mine.items():
-            given = state[name]
-            if given.dtype != tensor.dtype or given.shape != tensor.shape:
+        if odd := sorted(state.keys() - mine.keys()):
+            raise EvidenceError(f"a checkpoint does not hold exactly the declared tensors (first: {odd[0]})")
+        for name, given in state.items():
+            if given.dtype != mine[name].dtype or given.shape != mine[name].shape:
                 raise EvidenceError(f"checkpoint tensor {name} is {given.dtype}{list(given.shape)}, not as declared")
+        return frozenset(mine.keys() - state.keys())
+
+    def _fill(self, state: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, tensor in mine.items():
-                tensor.copy_(state[name])
+            for name, tensor in self.export().items():
+                tensor.copy_(state[name]) if name in state else tensor.zero_()
+
+
+def _name(key: TensorKey) -> str:
+    return "/".join(key)

@@ -79,6 +79,11 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
     "verified manifest": (("inspector.inspection.session.verified_manifest", _nothing),),
+    # law 4: what a checkpoint leaves out
+    "left out unread": (
+        ("monitor.replay.replaying.check_absent", _nothing),
+        ("inspector.inspection.transcripts.check_absent", _nothing),
+    ),
     # law 5: declared numbers
     "agreed data": (("inspector.inspection.transcripts.check_agreed_data", lambda *_: True),),
     "numbers bound": (("inspector.inspection.execution._check_bound", _nothing),),

@@ -25,6 +25,8 @@ from typing import Any
 from analysis.bench._origin import hardware
 from firmware_sim.errors import CallerError
 from inspector.devices import device
+from inspector.inspection.drift import executable_run
+from inspector.inspection.trust import Trust
 from inspector.replay.curve import CONTROL
 from inspector.replay.pool import DevicePool
 from monitor.presets import preset
@@ -96,11 +98,13 @@ def run(
     steps: int = STEPS,
     seeds: int = SEEDS,
     out: Path | None = None,
+    recorded: tuple[Path, Trust] | None = None,
     progress: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Train what ``out`` does not hold yet, each run in the process of its device; return what all runs come to.
 
     Args:
+        recorded: a run folder, whose steps and their losses are compared instead of presets; with one seed, its own.
         seeds: number of seeds, counted from 0; a seed decides initial weights and data order.
         out: file that is written after each run.
         progress: called after each run.
@@ -111,6 +115,8 @@ def run(
     """
     for name in presets:
         preset(name)
+    if recorded is not None and out is not None:
+        raise CallerError("a file keeps runs of presets; leave --out away with --run")
     if steps < 2 or seeds < 1:
         raise CallerError(f"--steps must be at least 2 and --seeds at least 1, not {steps} and {seeds}")
     wanted = [
@@ -119,11 +125,20 @@ def run(
         for seed in range(seeds)
         for mode, name in COLUMNS
     ]
+    named: dict[str, str] = {}
+    if recorded is not None:
+        opened, named = executable_run(*recorded)
+        if not opened.leaf(1).loss:
+            raise CallerError(f"{opened.folder.name} commits to no losses, so that there is nothing to compare")
+        head = {"work": opened.folder.name, "steps": opened.committed, "seed": opened.declared.seed}
+        wanted = [{**head, "mode": mode, "device": name} for mode, name in COLUMNS]
     done = {_key(row): row for row in _kept_rows(out)}
     with DevicePool() as pool:
         for row in wanted:
             if _key(row) not in done:
-                job = {"action": "curve", "preset": row["work"], **{key: row[key] for key in ("mode", "steps", "seed")}}
+                job = {"action": "curve", "mode": row["mode"], **named}
+                if recorded is None:
+                    job |= {"preset": row["work"], "steps": row["steps"], "seed": row["seed"]}
                 found = pool.run(device(str(row["device"])).name, job)
                 losses = [float(f"{loss:.9g}") for loss in found["losses"]]  # 9 digits hold an FP32 value
                 done[_key(row)] = {**row, "losses": losses, "seconds": round(found["seconds"], 2)}

@@ -50,7 +50,7 @@ _COMPARED = {
 
 def show_json(name: str, view: ChipView) -> dict[str, Any]:
     """Identity, firmware, time, counters, memory and schedule."""
-    identity, counts, quotas = view.identity, view.counts(), view.quotas
+    identity, counts, quotas, memory = view.identity, view.counts(), view.quotas, view.memory
     return {
         "chip": name,
         "identity": identity.chip_id,
@@ -61,16 +61,23 @@ def show_json(name: str, view: ChipView) -> dict[str, Any]:
             "measurement": str(identity.measurement),
             "security_version": identity.security_version,
         },
-        "boot": view.records[-1].boot,
+        "boot": view.boot,
         "tick": view.tick,
         "busy": view.busy,
         "counter": view.counter,
-        "log_size": len(view.records),
-        "log_head": view.head.hex(),
+        "log_size": view.log_size,
+        "log_head": view.log_head.hex(),
         "records": {
             kind.name: {"used": counts[kind], "quota": None if quotas is None else quotas[kind]} for kind in RecordKind
         },
-        "memory": {"used_bytes": view.used, "capacity_bytes": view.capacity},
+        "memory": None
+        if memory is None
+        else {
+            "used_bytes": memory.used,
+            "capacity_bytes": memory.capacity,
+            "slot_writes": memory.slot_writes,
+            "cell_writes": memory.cell_writes,
+        },
         "snapshot_rate": str(view.snapshot_rate),
         "snapshot_algorithm": view.snapshot_algorithm,
         "epochs": [_epoch_json(row) for row in view.epochs],
@@ -92,10 +99,14 @@ def show_lines(name: str, view: ChipView) -> Iterator[str]:
     yield f"time         boot {page['boot']}, tick {view.tick}, of which {view.busy} busy"
     yield f"counter      {view.counter} changes of the persistent state"
     yield f"log          {page['log_size']} records, head {page['log_head']}"
-    used = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
-    yield f"records      {', '.join(used)}"
-    full = f" of {view.capacity}" if view.capacity is not None else ""
-    yield f"memory       {view.used}{full} bytes"
+    held = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
+    gone = view.log_size - len(view.records)
+    released = f"; {gone} more behind a checkpoint" if gone else ""
+    yield f"records      {', '.join(held)}{released}"
+    if view.memory is not None:
+        memory = view.memory
+        yield f"memory       {memory.used} of {memory.capacity} bytes"
+        yield f"             written most: a slot {memory.slot_writes} times, a cell {memory.cell_writes} times"
     shares = {kind: (counts[kind], most) for kind, most in (view.quotas or {}).items() if most > 1}
     if shares:
         kind, (count, most) = max(shares.items(), key=lambda item: item[1][0] / item[1][1])

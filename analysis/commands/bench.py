@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, print_json
+from analysis.commands.runs import trust_path
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -26,7 +27,7 @@ _SIMPLE = {
     "registry": "imports and censuses of a large registry",
 }
 _ON_NATIVE = ("demo", "accuracy", "replay")
-_UNITS = {"adversary": "sequence", "storage": "step", "faults": "life"}
+_UNITS = {"adversary": "sequence", "storage": "step", "faults": "life", "chip": "part"}
 """Works whose progress is a number of these."""
 
 
@@ -88,6 +89,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--steps", type=int, metavar="N", help="default: 300")
     one.add_argument("--seeds", type=int, metavar="N", help="seeds, counted from 0 (default: 5)")
     one.add_argument("--out", type=Path, metavar="FILE", help="keep runs here and run only others")
+    one.add_argument("--run", type=Path, metavar="RUN", help="compare a recorded run's own steps instead")
+    one.add_argument("--trust", type=Path, action="append", metavar="FILE", help="with --run (default: RUN.trust.json)")
 
     one = _add(
         works,
@@ -157,6 +160,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "chip",
+        "what a chip costs: freezes, digests, memory, audits, and ten years in 64 KiB under a flood",
+        "JSON: a list of rows with work (freeze, digest, tiny-gpt, chips, audit or decade), mode, seconds, ratio (to a "
+        "plain copy, SHA-256 in one thread, a plain step, the youngest log) and what else was measured; exit code 1 "
+        "where a target is missed",
+    )
+    one.add_argument("--chips", type=int, metavar="N", help="chips in one process (default: 1000)")
+    one.add_argument("--megabytes", type=int, metavar="M", help="memory that is frozen and hashed (default: 512)")
+    one.add_argument("--years", type=int, metavar="Y", help="of a chip in the field (default: 10)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "faults",
         "a chip's life with one write that goes wrong, for each write and each way to go wrong",
         "JSON: a list of rows with work (raise, short, lost, flip or kill), mode (what the chip was doing), seconds, "
@@ -164,7 +180,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "not go on) and problems; exit code 1 where anything is lost",
     )
     one.add_argument(
-        "--faults", type=int, metavar="N", help="at least so many; from 420 on in whole rounds (default: 1000)"
+        "--faults",
+        type=int,
+        metavar="N",
+        help="at least so many; in whole rounds where they are more than there are writes (default: 1000)",
     )
     one.add_argument("--seed", type=int, metavar="S", help="which bits flip and where writes end (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
@@ -203,11 +222,17 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
-    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults"]
+    names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
+    names += ["megabytes", "years"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work in ("equality", "quality", "evasions", "honest", "fuzz"):
         if arguments.work in ("equality", "quality"):
             options["out"] = arguments.out
+        if arguments.work == "quality" and arguments.run is not None:
+            from inspector.inspection.trust import Trust
+
+            trust = arguments.trust or [trust_path(arguments.run)]
+            options["recorded"] = (arguments.run, Trust.load(trust, [arguments.run]))
         with tqdm(desc=arguments.work, unit="run", disable=not sys.stderr.isatty(), leave=False) as bar:
             found = module.run(progress=lambda _: bar.update() and None, **options)
     elif arguments.work in _UNITS:

@@ -21,9 +21,10 @@ from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.replay.drift import DRIFT_POLICY, native_weights, record_decisions
 from inspector.replay.pool import run_worker
+from monitor.transcript import RunFolder
 from monitor.transcript.state import decode_state
 
-__all__ = ["drift", "drift_text"]
+__all__ = ["drift", "drift_text", "executable_run"]
 
 
 def drift(
@@ -43,26 +44,18 @@ def drift(
     """
     for name in devices:
         device(name)
-    run = open_run(folder, trust)
-    leaves, _ = run.load_steps()
-    if len(leaves) < 2:
-        raise CallerError(f"{folder.name} has no step yet")
-    findings = Findings(Settings(samples=0, seed=None, devices=tuple(devices)))
-    if not examine_execution(run, leaves, agreement_of(run, trust), findings).executable:
-        raise EvidenceError((findings.found + findings.doubts)[0].text)
+    run, named = executable_run(folder, trust)
     started = time.perf_counter()
     mine, digests = native_weights(run)
     seconds = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as scratch:
-        logs = [Path(scratch, f"step-{step}.log") for step in range(1, len(leaves))]
+        logs = [Path(scratch, f"step-{step}.log") for step in range(1, run.committed + 1)]
         for path, log in zip(logs, record_decisions(run), strict=True):
             path.write_bytes(log)
         weights = Path(scratch, "weights")
         job = {
+            **named,
             "action": "drift",
-            "run": str(folder.resolve()),
-            "manifest": verified_manifest(run),
-            "lab_key": trust.key_of(run.metadata.lab).raw.hex(),
             "logs": [str(path) for path in logs],
             "weights": str(weights),
         }
@@ -84,6 +77,24 @@ def drift(
                 "turned_by_step": decisions["turned"],
                 "diverges_from_step_without_log": decisions["first_turned_step"],
             }
+
+
+def executable_run(folder: Path, trust: Trust) -> tuple[RunFolder, dict[str, str]]:
+    """Open a run whose programs devices may execute; returns also how a job names it (``inspector.replay.work``).
+
+    Raises:
+        CallerError: it has no step, or nobody countersigned what its lab declares.
+        EvidenceError: its programs are not those that were agreed on.
+    """
+    run = open_run(folder, trust)
+    leaves, _ = run.load_steps()
+    if len(leaves) < 2:
+        raise CallerError(f"{folder.name} has no step yet")
+    findings = Findings(Settings(samples=0, seed=None, devices=()))
+    if not examine_execution(run, leaves, agreement_of(run, trust), findings).executable:
+        raise EvidenceError((findings.found + findings.doubts)[0].text)
+    key = trust.key_of(run.metadata.lab).raw.hex()
+    return run, {"run": str(folder.resolve()), "manifest": verified_manifest(run), "lab_key": key}
 
 
 def drift_text(row: Mapping[str, Any]) -> str:

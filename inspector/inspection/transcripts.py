@@ -17,7 +17,8 @@ from inspector.inspection.guards import Guard
 from inspector.inspection.trust import Trust
 from monitor.environment import accelerator
 from monitor.recording.derivation import meta_batch
-from monitor.replay.steps import check_size
+from monitor.replay.replaying import check_absent
+from monitor.replay.steps import check_size, execution_of
 from monitor.sharding import ShardedMemory
 from monitor.transcript import Batches, Leaf, RunFolder, parse_time
 from monitor.transcript.layout import batch_path
@@ -103,7 +104,7 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     memory = findings.read(lambda: _memory(run), **where)
     if memory is None:
         return None
-    findings.read(lambda: _check_checkpoints(run, leaves, memory), **where)
+    findings.read(lambda: _check_checkpoints(run, leaves, agreed, findings, memory), **where)
     findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
     report = examine_execution(run, leaves, agreed, findings)
     findings.read(lambda: _check_logs(run, leaves), **where)
@@ -142,18 +143,24 @@ def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
         findings.doubt(f"{text}; its declared end is {end}", run=run.folder.name)
 
 
-def _check_checkpoints(run: RunFolder, leaves: list[Leaf], memory: ShardedMemory) -> None:
-    """Each W_i is there and is the state that its leaf commits to; an open-ended run has its last when it ends."""
+def _check_checkpoints(
+    run: RunFolder, leaves: list[Leaf], agreed: Agreement, findings: Findings, memory: ShardedMemory
+) -> None:
+    """Each W_i is there and is the state that its leaf commits to, but for what the step after it overwrites.
+
+    It comes with that step. The first and the last are whole; of a program that nobody agreed to, no step is replayed.
+    """
     last = len(leaves) - 1
-    due = set(range(0, last + 1, run.declared.checkpoint_every)) | {0}
-    if run.finished or run.declared.length is not None:
-        due.add(run.declared.steps)
+    due = {*range(0, last, run.declared.checkpoint_every), 0, *([last] if run.finished else [])}
     for step in sorted(due):
-        if step > last:
-            break
-        memory.load(run.checkpoint(step))
-        if memory.digest() != leaves[step].state:
+        absent, digest = memory.restore(run.checkpoint(step))
+        if digest != leaves[step].state:
             raise EvidenceError(f"the checkpoint of step {step} is not the state that the step commits to")
+        if absent and step in (0, last):
+            raise EvidenceError(f"the checkpoint of step {step} leaves {min(absent)!a} out, and has to be whole")
+        following = execution_of(leaves[step + 1]).program if absent else ""
+        if absent and agreed.may_decode(following, findings):
+            check_absent(absent, step + 1, run.program(following))
 
 
 def _check_samples(run: RunFolder, data: Batches) -> bool:

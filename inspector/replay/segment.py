@@ -104,7 +104,6 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
     steps = ProgramSteps(run, segment.start, bound=Bound(check=check_rounding))
-    start_state = steps.training.memory.digest()
     start = None if segment.start else run.initialisation
     initial_state = None if start is None else initialised_memory(run.declared, start).digest()
     leaves: list[Leaf] = []
@@ -131,7 +130,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
         leaves.append(leaf)
     return SegmentReplay(
         segment=segment,
-        start_state=start_state,
+        start_state=steps.start,
         initial_state=initial_state,
         leaves=tuple(leaves),
         contradiction=contradiction,

@@ -45,6 +45,7 @@ _DTYPES = {
     "F8_E4M3": ("float8_e4m3fn", 1, ""), "F8_E5M2": ("float8_e5m2", 1, ""),
 }  # fmt: skip
 """safetensors' name of a type; the project's, its bytes and NumPy's."""
+_WIDTHS = {name: width for name, width, _ in _DTYPES.values()}
 _CHIP_RECORD = struct.Struct(">QHIQQ32sQQ32s32s")
 _COMMIT = 8
 
@@ -190,33 +191,37 @@ def sample_root(salt: bytes, samples: Mapping[str, RawTensor], rows: Sequence[in
     return frontier.root()
 
 
-def opened_state(declared: Sequence[Sequence[Any]], state: Mapping[str, RawTensor], shares: Sequence[int]) -> str:
+def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTensor], shares: Sequence[int]) -> str:
     """What a step states of a checkpoint: hashes of the largest subtrees of its blocks between any two chips' edges.
+
+    Where a tensor is left out, ``proof`` has the hashes of the largest subtrees of such blocks, in order.
 
     Args:
         declared: kind, name, type and shape of each tensor; chips share those of one kind and type by elements.
         shares: how many equal parts each chip holds.
     """
-    need(
-        {f"{kind}/{name}" for kind, name, _, _ in declared} == set(state), "does not hold exactly the declared tensors"
-    )
+    state = {name: tensor for name, tensor in found.items() if name != "proof"}
+    names = {f"{kind}/{name}" for kind, name, _, _ in declared}
+    need(names == set(state) or ("proof" in found and names > set(state)), "does not hold exactly the declared tensors")
     total: Counter[tuple[str, str]] = Counter()
     for kind, name, dtype, shape in declared:
-        tensor = state[f"{kind}/{name}"]
-        need(
-            (_DTYPES[tensor.kind][0], list(tensor.shape)) == (dtype, shape), f"has another {kind}/{name} than declared"
-        )
+        tensor = state.get(f"{kind}/{name}")
+        same = tensor is None or (_DTYPES[tensor.kind][0], list(tensor.shape)) == (dtype, shape)
+        need(same, f"has another {kind}/{name} than declared")
         total[kind, dtype] += math.prod(shape)
-    blocks: list[bytes] = []
+    blocks: list[bytes | None] = []
     done: Counter[tuple[str, str]] = Counter()
     need(all(type(share) is int and share > 0 for share in shares), "declares impossible shares")
     parts = list(accumulate(shares, initial=0))
     ends = [-1] * len(shares)
     edges: set[int] = set()
     for kind, name, dtype, shape in sorted(declared, key=lambda entry: (entry[0], entry[1])):
-        data, size, first = state[f"{kind}/{name}"].data, math.prod(shape), len(blocks)
-        step = _block_elements(shape, len(data) // max(size, 1))
-        blocks += _blocks(kind, name, dtype, shape, step, data)
+        tensor, size, first = state.get(f"{kind}/{name}"), math.prod(shape), len(blocks)
+        step = _block_elements(shape, _WIDTHS[dtype] if size else 0)
+        if tensor is None:
+            blocks += [None] * max(-(-size // step), 1)
+        else:
+            blocks += _blocks(kind, name, dtype, shape, step, tensor.data)
         for shard in range(len(shares)):
             cuts = parts[shard : shard + 2]
             low, high = (total[kind, dtype] * part // parts[-1] - done[kind, dtype] for part in cuts)
@@ -227,7 +232,9 @@ def opened_state(declared: Sequence[Sequence[Any]], state: Mapping[str, RawTenso
                 ends[shard] = first - -min(high, size) // step
         done[kind, dtype] += size
     sides = sorted({0, len(blocks), *edges, *ends} - {-1})
-    opened = [_root(blocks[low:high]) for low, high in _aligned(sides)]
+    proof = _Proof(found.get("proof"))
+    opened = [proof.root(blocks[low:high]) for low, high in _aligned(sides)]
+    need(not proof.rest, "has more hashes for what it leaves out than there are blocks")
     return base64.b64encode(b"".join(opened)).decode()
 
 
@@ -294,11 +301,22 @@ def _aligned(cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
             low += size
 
 
-def _root(hashes: Sequence[bytes]) -> bytes:
-    """Root of a complete subtree."""
-    while len(hashes) > 1:
-        hashes = [
-            hashlib.sha256(b"\x01" + left + right).digest()
-            for left, right in zip(hashes[::2], hashes[1::2], strict=True)
-        ]
-    return hashes[0]
+class _Proof:
+    """Hashes that stand for blocks which a checkpoint leaves out, taken in order."""
+
+    def __init__(self, tensor: RawTensor | None) -> None:
+        self.rest: list[bytes] = []
+        if tensor is not None:
+            need(tensor.kind == "U8" and tensor.shape[1:] == (32,), "has a malformed proof")
+            self.rest = [bytes(tensor.data[at : at + 32]) for at in range(0, len(tensor.data), 32)]
+
+    def root(self, hashes: Sequence[bytes | None]) -> bytes:
+        """Root of a complete subtree, some or all of whose leaves may be left out."""
+        first = hashes[0]
+        if not any(hashes):
+            need(self.rest, "leaves blocks out for which it has no hash")
+            return self.rest.pop(0)
+        if len(hashes) == 1 and first is not None:
+            return first
+        half = len(hashes) // 2
+        return hashlib.sha256(b"\x01" + self.root(hashes[:half]) + self.root(hashes[half:])).digest()

@@ -42,7 +42,7 @@ _LONGEST_ORDER = 32 << 20
 _LONGEST_RECORD = 8 << 20
 _SHOWN = 200
 _SHA256 = re.compile("[0-9a-f]{64}")
-_STEP_FILE = re.compile(r"(logs/\d{8}\.rlog|(checkpoints|batches)/\d{8}\.safetensors)", re.ASCII)
+_STEP_FILE = re.compile(r"(logs/\d{8}\.rlog|batches/\d{8}\.safetensors)", re.ASCII)
 _FIXED = ("metadata.json", "data/salt.bin", "data/samples.safetensors", "data/order.safetensors")
 _CHIP_FILES = ("chain.pem", "epochs.json", "log.bin", "quote.json")
 _MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, struct.error)
@@ -124,7 +124,7 @@ class _Run:
         self._named: set[str] = set()
         self._task: Mapping[str, Any] = {}
         self._rows: list[list[int]] = []
-        self._last: Any = None
+        self._states: dict[int, str] = {}
 
     def check(self) -> None:
         """Check the journal, all files that it lists, and that there are no others."""
@@ -181,7 +181,7 @@ class _Run:
                 self._roots.append(self._log.root())
                 if leaf.get("execution") is not None:
                     self._named.add(leaf["execution"]["program"])
-                self._last = leaf
+                self._states = {step - 1: self._states.get(step - 1, ""), step: leaf["state"]}
             else:
                 need(not leaf_bytes, "has a leaf, but is no step's")
         for path, entry in files.items():
@@ -197,13 +197,15 @@ class _Run:
 
     def _belongs(self, path: str, number: int) -> bool:
         step = number - 1
+        before = f"checkpoints/{step - 1:08d}.safetensors" if step > 1 else ""
         if number == 0:
             return path in _FIXED
         if step > self._head["steps"]:
             chip, _, name = path.removeprefix("chips/").partition("/")
-            last = f"checkpoints/{step - 1:08d}.safetensors"
             plain = re.fullmatch("[a-z0-9][a-z0-9-]{0,63}", chip)
-            return path == last or (path.startswith("chips/") and plain is not None and name in _CHIP_FILES)
+            return path == before or (path.startswith("chips/") and plain is not None and name in _CHIP_FILES)
+        if path.startswith("checkpoints/"):
+            return path == (before if step else "checkpoints/00000000.safetensors")
         if re.fullmatch(r"programs/[0-9a-f]{64}\.json", path):
             self._programs.add(path[9:-5])
             return True
@@ -248,10 +250,11 @@ class _Run:
             need(hashlib.sha256(data).hexdigest() == path[9:-5], "has another digest than its name")
             read_json(data)
         elif kind == "checkpoints":
-            found, declared = tensors(data), self._task.get("state")
+            found, declared, at = tensors(data), self._task.get("state"), int(path[12:20])
+            need("proof" not in found or 0 < at < self._head["steps"], "leaves something out, and is the first or last")
             if declared is not None:
                 opened = opened_state(declared, found, self._task["shares"])
-                need(opened == (leaf or self._last)["state"], "is not the state that its leaf commits to")
+                need(opened == self._states[at], "is not the state that its leaf commits to")
                 report.states += 1
         elif path == "data/order.safetensors":
             order = tensors(data)["order"]

@@ -172,6 +172,10 @@ class Declaration:
         """Bytes of the whole state."""
         return sum(entry.byte_count for entry in self.state)
 
+    def checkpoint_before(self, step: int) -> int:
+        """The newest step before this one that has a checkpoint; of the initial state, that step itself."""
+        return max(step - 1, 0) // self.checkpoint_every * self.checkpoint_every
+
     @property
     def layout(self) -> Layout:
         """Which blocks of the state lie on which chips; EvidenceError if it cannot be spread over the shards."""

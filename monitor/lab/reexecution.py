@@ -115,8 +115,7 @@ class Reexecution:
         )
 
     def _steps_to(self, step: int) -> LabSteps:
-        every = self._run.declared.checkpoint_every
-        steps = LabSteps(self._run, step // every * every, self._behaviour)
+        steps = LabSteps(self._run, self._run.declared.checkpoint_before(step), self._behaviour)
         while steps.step < step:
             steps.take()
         return steps

@@ -230,17 +230,17 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = find(func)
         if found is not None and found.row.kind == "exact" and found.spelling != "out":
             return lambda index, args, kwargs: func(*args, **kwargs)
-        fused = self._fused.get(func)
-        if fused is None:
-            return numbered
-        backend, name = self._backend, _name(func)
+        backend, name, fused, apply = self._backend, _name(func), self._fused.get(func), self._apply
+        if found is not None and found.spelling == "functional":
+            apply = functools.partial(self._functional, found.row)
 
-        def in_one(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def controlled(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.statistics.calls = index + 1
             backend.begin_call(index, name)
-            out = fused(args, kwargs)
-            return numbered(index, args, kwargs) if out is NotImplemented else out
+            out = NotImplemented if fused is None else fused(args, kwargs)
+            return apply(func, args, kwargs) if out is NotImplemented else out
 
-        return in_one
+        return controlled
 
     def __enter__(self) -> Self:
         self._open()

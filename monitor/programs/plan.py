@@ -268,11 +268,14 @@ class _Planner:
 
     def _result(self, layout: Mapping[str, Any], spot: Spot, access: Access) -> Result:
         register = -1
+        kind: torch.dtype = getattr(torch, layout["dtype"])
+        shape, stride = tuple(layout["shape"]), tuple(layout["stride"])
         if not access.is_view:
             register = self._regions[spot.region]
             self._last[register] = access.number
-        kind: torch.dtype = getattr(torch, layout["dtype"])
-        return Result(register, kind, torch.Size(layout["shape"]), tuple(layout["stride"]), layout)
+            # Who reads all of it needs no cut: the register of the region holds this very tensor.
+            self._cuts[(spot.region, kind, shape, stride, 0)] = Cut(register, register, kind, shape, stride, 0)
+        return Result(register, kind, torch.Size(shape), stride, layout)
 
     def _argument(self, value: Any, lists: list[tuple[int, Callable[[Registers], Any]]]) -> int:
         """The register that holds an argument when the call begins."""

@@ -28,6 +28,7 @@ from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.plan import Plan, plan_of
+from monitor.programs.unread import unread
 
 __all__ = [
     "ITEM",
@@ -130,6 +131,11 @@ class Program:
     def flop(self) -> int:
         """Multiply-adds of products, times two; EvidenceError on shapes that fit no call."""
         return self.compute.flop
+
+    @cached_property
+    def unread(self) -> frozenset[str]:
+        """The tensors of the state, ``kind/name``, that it overwrites before it reads them; EvidenceError as above."""
+        return unread(self)
 
     @cached_property
     def _plans(self) -> dict[tuple[torch.device, bool], Plan]:

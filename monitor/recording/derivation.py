@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.declaration.numbers import declared_numbers
 from monitor.declaration.statement import Declaration
@@ -105,6 +106,8 @@ class DerivedSteps:
 
     def take_under(self, control: Control, *, batch: Mapping[str, Tensor] | None = None) -> tuple[Session, str]:
         """Take the next step, on the preset's batch or another one; returns also the bits of its loss."""
+        if self.training.step >= len(self._order):
+            raise CallerError(f"the task has {len(self._order)} steps, and all of them are taken")
         if batch is None:
             batch = to_batch(self._samples, self._order[self.training.step])
         session, _, loss = self.training.run(self._program, next(self._numbers), batch, control)

@@ -34,6 +34,7 @@ from monitor.programs.interpreter import loss_bits
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
+from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
 from monitor.recording.initialising import start_again, with_start
@@ -50,7 +51,7 @@ from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
-from monitor.transcript.layout import checkpoint_path, log_path, program_path
+from monitor.transcript.layout import log_path, program_path
 from monitor.transcript.state import decode_state
 
 __all__ = ["Recorder"]
@@ -323,11 +324,9 @@ class Recorder:
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
         self._held.require_untouched()
-        files = {}
-        if steps % declared.checkpoint_every and steps != declared.length:
-            if self._is_checked:
-                self._held.repeat_segment(RunFolder(self.folder, self._site.key.verifying), steps)
-            files[checkpoint_path(steps)] = encode_state(self._loop.memory.export())
+        if self._is_checked and steps % declared.checkpoint_every and steps != declared.length:
+            self._held.repeat_segment(RunFolder(self.folder, self._site.key.verifying), steps)
+        files = self._checkpoints.whole(steps)
         self._conduct.before_evidence(self._host)
         evidence = chip_evidence(self._site, self._host.hand_over)
         write_answers(self._site, self.folder)
@@ -430,6 +429,7 @@ class Recorder:
             self._conduct,
             self._run_id,
         )
+        self._checkpoints = Checkpoints(self._declared, self._loop.memory, self._held.before)
 
     def _step_programs(self, start: Mapping[str, Tensor]) -> StepPrograms:
         return StepPrograms(self._declared, self._groups, self._options, checked=self._is_checked, start=start)
@@ -467,6 +467,8 @@ class Recorder:
         if leaves:
             repeat_committed(run, leaves, self._host, self._loop, self._conduct)
             self._held.remember()
+            if len(leaves) > 1:
+                self._checkpoints.reached(leaves[-1].step, run.program(execution_of(leaves[-1]).program))
         else:
             self._commit_start()
 
@@ -479,7 +481,7 @@ class Recorder:
         flop = 0 if start is None else start.flop
         leaf = Leaf(step=0, batch="", state=self._loop.memory.digest(), log="", loss="", flop=flop)
         files = {} if start is None else {program_path(start.digest): start.encoded}
-        self._host.commit(leaf, {**files, checkpoint_path(0): encode_state(self._loop.memory.export())})
+        self._host.commit(leaf, {**files, **self._checkpoints.whole(0)})
 
     def _watch_gradient(self, name: str, parameter: Tensor) -> None:
         """Called when a gradient has been accumulated, also outside steps."""
@@ -587,19 +589,19 @@ class Recorder:
                 execution=execution,
             )
         )
-        is_checkpoint = step % self._declared.checkpoint_every == 0 or step == self._declared.length
+        is_kept = step % self._declared.checkpoint_every == 0 or step == self._declared.length
         is_new = program.digest not in self._programs.known
-        is_due = is_new or is_checkpoint or _is_picked(self._declared.seed, step, self._options.one_in)
+        is_due = is_new or is_kept or _is_picked(self._declared.seed, step, self._options.one_in)
         if self._is_checked and is_due:
             self._held.repeat(self._declared, program, leaf, batch, root, log)
         files = {log_path(step): log, **self._source.step_files(step, opened.content)}
+        files |= self._checkpoints.of_past(step, program)
         if is_new:
             self._programs.known[program.digest] = program
             self._agree()
             files[program_path(program.digest)] = program.encoded
-        if is_checkpoint:
-            files[checkpoint_path(step)] = encode_state(self._loop.memory.export())
         self._held.remember()
+        self._checkpoints.reached(step, program)
         self._log_bytes += len(log)
         if self._host_state is not None:
             self._host_state.keep(step)

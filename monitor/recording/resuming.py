@@ -50,24 +50,22 @@ def require_start(declared: Declaration, leaves: Sequence[Leaf], loop: LoopState
 
 
 def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: LoopState, conduct: Conduct) -> None:
-    """Show the chips the last checkpoint and the steps since again; model and optimizer then hold that state.
+    """Show the chips the steps since the last checkpoint again; model and optimizer then hold the last one's state.
 
     Raises:
         EvidenceError: a committed step does not lead to its committed state again.
     """
-    every = run.declared.checkpoint_every
-    start = (len(leaves) - 1) // every * every
-    for leaf in leaves[: start + 1]:
+    start = run.declared.checkpoint_before(leaves[-1].step)
+    first = start + (start > 0)  # the first that is whole again: a checkpoint holds what its next step reads
+    for leaf in leaves[:first]:
         host.keep(leaf)
     steps = LabSteps(run, start, conduct, device=loop.memory.place)
-    loop.memory.load(steps.memory.export())
-    host.attach_memory(start)
-    host.announce(start)
-    for leaf in leaves[start + 1 :]:
-        reached, _ = steps.take()
-        if reached != leaf:
+    for leaf in leaves[first:]:
+        if leaf.step and steps.take()[0] != leaf:
             raise EvidenceError(f"step {leaf.step} does not lead to its committed state; this run cannot be resumed")
         loop.memory.load(steps.memory.export())
+        if leaf.step == first:
+            host.attach_memory(first)
         host.keep(leaf)
         host.announce(leaf.step)
     if len(leaves) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,10 +17,10 @@ from monitor.programs.capture import digest_reads
 from monitor.programs.interpreter import Prepared, Watch
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program, parse_hex
-from monitor.sharding import ShardedMemory
+from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript.leaf import Execution, Leaf
 
-__all__ = ["Control", "ProgramTraining", "scalars_of"]
+__all__ = ["Control", "ProgramTraining", "check_absent", "scalars_of"]
 
 Control = Callable[..., numerics.Session]
 """Makes the session of a step, given ``keys`` of its random operators; such as ``partial(recording, "exact")``."""
@@ -34,6 +34,7 @@ class ProgramTraining:
     Attributes:
         step: number of the last step taken.
         memory: the state in the layout that the run declares.
+        absent: tensors that the checkpoint leaves out, until a step has overwritten them.
     """
 
     def __init__(
@@ -43,7 +44,14 @@ class ProgramTraining:
         self.task = task
         self.step = 0
         self.memory = task.empty_memory(accelerator() if device is None else device) if memory is None else memory
+        self.absent: frozenset[str] = frozenset()
         self._ready: dict[str, Prepared] = {}
+
+    def restore(self, checkpoint: Mapping[str, Tensor], step: int) -> StateDigest:
+        """Go on from the checkpoint of a step; returns the digest of the whole state, left-out tensors included."""
+        self.absent, digest = self.memory.restore(checkpoint)
+        self.step = step
+        return digest
 
     def take_step(
         self,
@@ -91,12 +99,13 @@ class ProgramTraining:
         """Execute the next step under any numerics; returns also what it read and the bits of its loss.
 
         Raises:
-            EvidenceError: the program cannot be executed.
+            EvidenceError: the program cannot be executed, or reads what the checkpoint leaves out.
         """
+        check_absent(self.absent, self.step + 1, program)
         keys = RepeatedKeys(self.task.seed, self.step + 1)
         session = control(keys=keys)
         reads, loss = self._prepared(program).run(batch, scalars, session, keys, watch)
-        self.step += 1
+        self.step, self.absent = self.step + 1, frozenset()
         return session, reads, loss
 
     def _prepared(self, program: Program) -> Prepared:
@@ -104,6 +113,12 @@ class ProgramTraining:
         if program.digest not in self._ready:
             self._ready[program.digest] = Prepared(program, self.memory)
         return self._ready[program.digest]
+
+
+def check_absent(absent: Collection[str], step: int, program: Program) -> None:
+    """EvidenceError if a step reads what the checkpoint before it leaves out."""
+    if absent and (read := sorted(set(absent) - program.unread)):
+        raise EvidenceError(f"step {step} reads {read[0]!a}, which the checkpoint of step {step - 1} leaves out")
 
 
 def scalars_of(program: Program, execution: Execution) -> list[float]:

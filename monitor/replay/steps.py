@@ -40,6 +40,7 @@ class ProgramSteps:
 
     Attributes:
         training: the state and how far it came.
+        start: digest of the state that it began with.
     """
 
     def __init__(
@@ -52,8 +53,7 @@ class ProgramSteps:
         self._programs: dict[str, Program] = {}
         self._bound = bound
         self.training = ProgramTraining(run.declared, device=device)
-        self.training.memory.load(run.checkpoint(start))
-        self.training.step = start
+        self.start = self.training.restore(run.checkpoint(start), start)
 
     def program(self, step: int) -> Program:
         """The program that a step runs."""

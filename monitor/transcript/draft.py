@@ -8,7 +8,7 @@ from typing import Self
 
 from firmware_sim.evidence import MerkleTree, SigningKey
 from monitor.transcript.journal import Journal
-from monitor.transcript.layout import CREATION, JOURNAL, MANIFEST, closing_record, step_of, step_record
+from monitor.transcript.layout import CREATION, JOURNAL, MANIFEST, closing_record, record_of, step_record
 from monitor.transcript.manifest import Extent, Manifest
 from monitor.transcript.record import Entry, Record
 
@@ -98,9 +98,7 @@ class Draft:
     def _record_of(self, path: str, steps: int) -> int:
         if path in self.places:
             return self.places[path]
-        step = step_of(path)
         if path.startswith("programs/"):
             return step_record(1)
-        if step is not None:
-            return step_record(step)
-        return closing_record(steps) if path.startswith("chips/") else CREATION
+        index = closing_record(steps) if path.startswith("chips/") else record_of(path)
+        return CREATION if index is None else index

@@ -9,15 +9,16 @@ A run folder holds {M, D, W} of Shavit 2023, section 4.1, the rounding logs and 
     data/samples.safetensors         D: the samples that were used, data/order.safetensors their order
     data/salt.bin                    key of the salts of the sample digests
     logs/00000012.rlog               rounding log of step 12
-    checkpoints/00000012.safetensors W_12
+    checkpoints/00000012.safetensors W_12, without what step 13 overwrites before it reads it
     batches/00000012.safetensors     of a run without a preset, in place of data/: the batch of step 12
     programs/<sha256>.json           a program that steps execute
     chips/<id>/log.bin …             what each chip says: log, quote, certificate chain, revealed epoch keys
 
 The journal's record 0 lists M and D, record s + 1 what step s added, and one after the last step what came when the run
-was closed: the chips' evidence, and the last checkpoint unless its step had one. So the record of a path follows
-from the path, but for programs, which stand in the record of the first step that runs them. A file of no bytes, such as
-the log of a step under exact numerics, is listed and not stored.
+was closed. A checkpoint comes with the record after its step's own, when it is known what is read of it: the last with
+the chips' evidence, and only W_0 with its step. So the record of a path follows from the path, but for programs, which
+stand in the record of the first step that runs them. A file of no bytes, such as the log of a step under exact
+numerics, is listed and not stored.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ __all__ = [
     "is_allowed",
     "log_path",
     "program_path",
+    "record_of",
     "step_of",
     "step_record",
 ]
@@ -58,7 +60,8 @@ CREATION = 0
 MAXIMUM_STEP = 99_999_999
 _ALLOWED = re.compile(
     r"metadata\.json|data/(samples\.safetensors|order\.safetensors|salt\.bin)"
-    r"|logs/(?P<log>\d{8})\.rlog|(checkpoints|batches)/(?P<tensors>\d{8})\.safetensors|programs/[0-9a-f]{64}\.json"
+    r"|logs/(?P<log>\d{8})\.rlog|batches/(?P<batch>\d{8})\.safetensors|programs/[0-9a-f]{64}\.json"
+    r"|checkpoints/(?P<checkpoint>\d{8})\.safetensors"
     r"|chips/[a-z0-9][a-z0-9-]{0,63}/(chain\.pem|epochs\.json|log\.bin|quote\.json)",
     re.ASCII,
 )
@@ -80,7 +83,7 @@ def log_path(step: int) -> str:
 
 
 def checkpoint_path(step: int) -> str:
-    """Path of the full state after a step."""
+    """Path of the state after a step."""
     return f"checkpoints/{_number(step)}.safetensors"
 
 
@@ -107,8 +110,16 @@ def is_allowed(path: str) -> bool:
 def step_of(path: str) -> int | None:
     """The step whose file that is; None for a file of no single step, or none that a run may hold."""
     match = _ALLOWED.fullmatch(path)
-    number = match and (match["log"] or match["tensors"])
+    number = match and (match["log"] or match["batch"] or match["checkpoint"])
     return int(number) if number else None
+
+
+def record_of(path: str) -> int | None:
+    """Number of the journal's record that lists a step's file; None for a file of no single step."""
+    step = step_of(path)
+    if step is None:
+        return None
+    return step_record(step + 1 if step and path.startswith("checkpoints/") else step)
 
 
 def _number(step: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from firmware_sim.errors import EvidenceError
 from monitor.programs.program import MAXIMUM_PROGRAMS
 from monitor.transcript.journal import Journal
-from monitor.transcript.layout import CREATION, checkpoint_path, closing_record, is_allowed, step_of, step_record
+from monitor.transcript.layout import CREATION, closing_record, is_allowed, record_of
 from monitor.transcript.record import Entry
 
 __all__ = ["Listing"]
@@ -52,18 +52,13 @@ class Listing(Mapping[str, Entry]):
         """Number of the one record in which a path may be listed; None if the run has no such record."""
         if not is_allowed(path):
             return None
-        step, closing = step_of(path), closing_record(self._steps)
+        index, closing = record_of(path), closing_record(self._steps)
         if path.startswith("programs/"):
             index = self.programs.get(path, closing)
         elif path.startswith("chips/"):
             index = closing
-        elif step is None:
+        elif index is None:
             index = CREATION
-        else:
-            index = step_record(step)
-            is_last = step == self._steps and path == checkpoint_path(step) and closing < len(self._journal)
-            if is_last and path not in self._journal.record(index).files:
-                index = closing
         return index if index < len(self._journal) else None
 
     @property

@@ -38,6 +38,7 @@ from monitor.transcript.layout import (
     chip_path,
     log_path,
     program_path,
+    step_of,
     step_record,
 )
 from monitor.transcript.leaf import Leaf
@@ -189,17 +190,14 @@ class RunFolder:
 
     def _is_expected(self, path: str, index: int) -> bool:
         """Tell whether a run of this declaration and these chips may hold a path in that record of its journal."""
-        last, every = self.manifest.steps, self.declared.checkpoint_every
-        has_recipe, has_end = self.declared.recipe is not None, self.declared.length is not None
+        last, has_recipe = self.manifest.steps, self.declared.recipe is not None
         if index == CREATION:
             return path in ((METADATA, SALT, SAMPLES, ORDER) if has_recipe else (METADATA, SALT))
-        step = index - step_record(0)
+        step, at = index - step_record(0), step_of(path)
         if step > last:  # the run was closed
-            if last != self.declared.steps:
-                return False
-            return (not has_end and path == checkpoint_path(last)) or path in self._chip_paths
-        if path == checkpoint_path(step):
-            return step % every == 0 or (has_end and step == self.declared.steps)
+            return last == self.declared.steps and (path in self._chip_paths or path == checkpoint_path(last))
+        if at is not None and path == checkpoint_path(at):
+            return at % self.declared.checkpoint_every == 0
         begun = self.declared.origin.initialisation
         if path.startswith("programs/"):
             return step > 0 or (begun is not None and path == program_path(begun.program))
@@ -288,7 +286,7 @@ class RunFolder:
         return self.read(log_path(step))
 
     def checkpoint(self, step: int) -> dict[str, Tensor]:
-        """Return the full state W_step."""
+        """Return the state W_step, without what the next step overwrites (``ShardedMemory.trimmed``)."""
         path = checkpoint_path(step)
         with torch.no_grad():
             return decode_state(self.read(path), path)

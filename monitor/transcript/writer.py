@@ -11,7 +11,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SigningKey, canonical
 from monitor.transcript import _files
 from monitor.transcript.journal import Journal
-from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, ORDER, SALT, SAMPLES, step_of
+from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, ORDER, SALT, SAMPLES, record_of, step_record
 from monitor.transcript.leaf import Leaf
 from monitor.transcript.manifest import Extent, Manifest
 from monitor.transcript.record import Entry, Record
@@ -104,12 +104,12 @@ class TranscriptWriter:
         return self._manifest.is_closing
 
     def append(self, leaf: Leaf, files: Mapping[str, bytes]) -> bytes:
-        """Commit a step with its rounding log and checkpoint; return the root of the log with it, 32 bytes."""
+        """Commit a step with its files and the checkpoint before it; return the root of the log with it, 32 bytes."""
         if leaf.step != self.steps + 1 or self.tree.size != leaf.step:
             raise ValueError(f"step {leaf.step} does not follow step {self.steps}")
         for path in files:
-            if step_of(path) != leaf.step and not path.startswith("programs/"):
-                raise ValueError(f"{path} is no file of step {leaf.step}")
+            if record_of(path) != step_record(leaf.step) and not path.startswith("programs/"):
+                raise ValueError(f"{path} does not come with step {leaf.step}")
             if path in self._programs:
                 raise ValueError(f"{path} is written already")
         encoded = leaf.encoded()

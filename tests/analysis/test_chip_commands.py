@@ -52,9 +52,7 @@ def test_show_of_a_run_and_of_its_lab_agree(run, ask):
             assert given[key] == own[key], key
         assert given["epochs"][0] == own["epochs"][0]
         assert own["log_size"] > given["log_size"]  # the lab shut its chips down after they had answered
-        assert own["memory"]["used_bytes"] == given["memory"]["used_bytes"] + RECORD_BYTES * (
-            own["log_size"] - given["log_size"]
-        )
+        assert given["memory"] is None
         assert own["memory"]["used_bytes"] < own["memory"]["capacity_bytes"]
         assert given["problem"] is None
 

@@ -36,6 +36,7 @@ from firmware_sim import (
     seal_beacon,
     seal_log_checkpoint,
 )
+from firmware_sim.service import read_silicon
 
 K = RecordKind
 RUN = hashlib.sha256(b"run").digest()
@@ -299,3 +300,18 @@ def test_shortened_log_of_a_pruned_chip_is_refused_at_boot(chip, world):
     path.write_bytes(b"")
     with pytest.raises(NvramError, match="fewer than its 2 acknowledged records"):
         boot(world)
+
+
+def test_a_look_at_a_pruned_chip(chip, world):
+    world.train(chip, 20)
+    checkpoint = inspect(world, chip).checkpoint()
+    kept = sum(chip.nvram.records.values())
+    prune(world, chip, checkpoint)
+    chip.power_off()
+    view = read_silicon(world.folder / "chip-1")
+    assert view.problem is None
+    assert [record.kind for record in view.records] == [K.CLOSE_EPOCH, K.POWER_OFF]
+    assert (view.since, view.end.size) == (checkpoint, checkpoint.size + 2)
+    assert view.used == 2 * SLOT_BYTES + 2 * RECORD_BYTES
+    assert view.wear == (-(-view.counter // 2), 1)
+    assert kept > 2

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from firmware_sim import EvidenceError, FirmwareChip, MailboxError, RecordKind, collect_evidence
+from firmware_sim import EvidenceError, FirmwareChip, MailboxError, RecordKind, collect_evidence, seal_log_checkpoint
 from firmware_sim.nvram import NvramError
 from firmware_sim.service import read_evidence, read_silicon
 
@@ -34,7 +34,7 @@ def _bytes(folder):
 
 
 def test_a_look_shows_the_chip_and_changes_nothing(chip, tmp_path):
-    counter, log, due = chip.changes, chip.log_bytes(), chip.reveal()
+    counter, log, due, memory = chip.changes, chip.log_bytes(), chip.reveal(), chip.nvram
     chip.cut_power()
     before = _bytes(tmp_path / "chip")
     view = read_silicon(tmp_path / "chip")
@@ -50,17 +50,49 @@ def test_a_look_shows_the_chip_and_changes_nothing(chip, tmp_path):
     assert still_open.ended is None
     assert view.counts()[RecordKind.SNAPSHOT] == len(closed.taken) + len(still_open.taken)
     assert [key.epoch for key in due] == [0]
-    assert view.used == 1024 + len(log) < view.capacity
+    assert view.memory == memory
 
 
 def test_evidence_and_folder_show_the_same(chip, tmp_path):
     evidence = collect_evidence(chip, bytes(16), "v")
     chip.cut_power()
     folder, given = read_silicon(tmp_path / "chip"), read_evidence(evidence, "chip-1")
-    for name in ("identity", "records", "counter", "tick", "busy", "snapshot_rate", "snapshot_algorithm", "epochs"):
+    for name in (
+        "identity",
+        "records",
+        "log_size",
+        "log_head",
+        "counter",
+        "boot",
+        "tick",
+        "busy",
+        "snapshot_rate",
+        "snapshot_algorithm",
+        "epochs",
+    ):
         assert getattr(folder, name) == getattr(given, name), name
     assert given.problem is None
     assert given.quote.verifier_id == "v"
+
+
+def test_a_chip_that_released_records_shows_what_is_left(world):
+    chip = world.make(beacon_key=world.beacon_key.verifying)
+    world.train(chip, 30)
+    checked = world.check(world.collect(chip, 0), number=0)
+    chip.prune(seal_log_checkpoint("chip-1", checked.checkpoint(), world.beacon_key))
+    chip.cut_power()
+    bare = read_silicon(world.folder / "chip-1")
+    assert (len(bare.records), bare.log_size, bare.log_head) == (0, len(checked.records), checked.quote.log_head)
+    assert (bare.boot, bare.tick, bare.problem, bare.epochs) == (1, 30, None, ())
+    chip = FirmwareChip.power_on(world.folder / "chip-1")
+    world.train(chip, 5, start=30)
+    memory = chip.nvram
+    chip.cut_power()
+    view = read_silicon(world.folder / "chip-1")
+    assert view.problem is None
+    assert view.memory == memory
+    assert view.log_size == len(checked.records) + len(view.records)
+    assert [row.epoch for row in view.epochs] == [1, 2]
 
 
 def test_a_chip_that_runs_is_left_alone(chip, tmp_path):

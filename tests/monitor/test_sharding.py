@@ -16,7 +16,8 @@ from firmware_sim.bounds import Bound
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Node, merge, part_digest
 from inspector.storage._fsck_formats import RawTensor, opened_state
-from monitor.sharding import Layout, ShardedMemory, Slice, StateDigest
+from monitor.programs.bits import same_bytes
+from monitor.sharding import PROOF, Layout, ShardedMemory, Slice, StateDigest
 from tests.guards import off
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "uint8", "bool")
@@ -96,8 +97,43 @@ def test_shares_open_what_the_second_opinion_computes(state, seed, shares):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("inspector.storage._fsck_formats._CHUNK", 32)
         assert opened_state(declared, raw, shares) == memory.digest().to_json()
+        absent = sorted(raw)[seed % 3 :: 2]
+        proof = memory.trimmed(memory.export(), absent).get(PROOF)
+        if proof is not None:
+            left = {name: tensor for name, tensor in raw.items() if name not in absent}
+            left["proof"] = RawTensor("U8", tuple(proof.shape), memoryview(proof.numpy().tobytes()))
+            assert opened_state(declared, left, shares) == memory.digest().to_json()
     held = sum(region.elements for shard in memory.shards for region in shard.regions)
     assert held == sum(math.prod(shape) for _, shape in state.values())
+
+
+@given(STATES, st.integers(0, 99), st.data())
+def test_a_checkpoint_that_leaves_tensors_out_proves_the_whole_state(state, seed, data):
+    layout = data.draw(cut_anywhere(state))
+    if layout is None:
+        return
+    memory = ShardedMemory(tensors_of(state, seed), layout)
+    digest, names = memory.digest(), sorted(memory.export())
+    absent = frozenset(data.draw(st.sets(st.sampled_from(names))))
+    held = {name: tensor.clone() for name, tensor in memory.trimmed(memory.export(), absent).items()}
+    assert set(held) == set(names) - absent | ({PROOF} if absent else set())
+    other = ShardedMemory(tensors_of(state, seed + 1), layout)
+    assert other.restore(held) == (absent, digest)
+    assert all(same_bytes(tensor, held.get(name, tensor * 0)) for name, tensor in other.export().items())
+    for name, tensor in held.items():
+        if tensor.numel():
+            changed = tensor.clone()
+            changed.view(-1).view(torch.uint8)[0] ^= 1
+            assert other.restore({**held, name: changed})[1] != digest
+    for name in sorted(absent):
+        with pytest.raises(EvidenceError, match="not the hashes that stand for them"):
+            other.restore({name: tensor for name, tensor in held.items() if name != PROOF})
+        with pytest.raises(EvidenceError, match="not the hashes that stand for them"):
+            other.restore({**held, PROOF: torch.cat([held[PROOF], held[PROOF][:1]])})
+        with pytest.raises(EvidenceError, match="does not hold exactly"):
+            other.load(held)
+    with pytest.raises(EvidenceError, match="does not hold exactly the declared tensors"):
+        other.restore({**held, "weight/stranger": torch.ones(1)})
 
 
 @given(STATES, st.integers(0, 99), st.data())

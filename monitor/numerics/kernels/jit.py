@@ -17,7 +17,8 @@ from firmware_sim.errors import DeviceError
 
 __all__ = ["compiled", "contracted", "guarded", "inlined", "reordered"]
 
-_PROBE = np.ones(1, dtype=np.uint32)
+_PROBE = 2.0**-149
+"""The smallest FP32 number: neither its conversion nor a product may make it zero."""
 
 
 def _helpers(function: Callable[..., Any]) -> set[str]:
@@ -74,8 +75,7 @@ def reordered(function: Callable[..., Any]) -> Any:
 
 @compiled
 def _keeps_subnormals(probe: Any) -> Any:
-    value = probe.view(np.float32)
-    return value[0] * np.float32(1.0) != np.float32(0.0)
+    return np.float32(probe) * np.float32(1.0) != np.float32(0.0)
 
 
 def guarded(kernel: Callable[..., Any], begin: int, end: int, arguments: tuple[Any, ...]) -> Any:

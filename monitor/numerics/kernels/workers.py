@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -97,7 +98,9 @@ def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any
         DeviceError: a thread flushes subnormal numbers to zero.
     """
     threads = 1 if work < 2 * _GRAIN else min(torch.get_num_threads(), rows, work // _GRAIN)
-    pieces = 1 if threads <= 1 else min(rows, _PIECES * threads)
+    if threads <= 1:
+        return [guarded(kernel, 0, rows, arguments)]
+    pieces = min(rows, _PIECES * threads)
     cuts = [rows * i // pieces for i in range(pieces + 1)]
     return _shared(pieces, threads, lambda i: guarded(kernel, cuts[i], cuts[i + 1], arguments))
 
@@ -126,7 +129,7 @@ def run_tiles(count: int, work: int, task: Callable[[int], Any]) -> list[Any]:
 
     own = torch.get_num_threads()
     threads = workers(work)
-    with torch.no_grad():
+    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
         if not _is_watched():
             torch.set_num_threads(1)
         try:

@@ -16,9 +16,10 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
-from firmware_sim import Beacon, seal_beacon
+from firmware_sim import Beacon, LogCheckpoint, seal_beacon, seal_log_checkpoint
 from firmware_sim.beacon import BEACON_PAYLOAD_TYPE
 from firmware_sim.evidence import QUOTE_PAYLOAD_TYPE, Digest, SigningKey, VerifyingKey
+from firmware_sim.evidence.pruning import LOG_CHECKPOINT_TYPE
 from firmware_sim.identity import read_chain
 from inspector.inspection.registry_trust import trust_of
 from inspector.registry import (
@@ -99,10 +100,11 @@ def test_run_folder_and_trust_file(honest):
     assert len(found) >= 5
 
 
-def test_beacon():
+def test_what_a_verifier_signs_for_a_chip():
     key = SigningKey.generate()
-    found = list(envelopes(seal_beacon(Beacon(number=1, time=2), key)))
-    assert kinds_opened(found, {key.verifying.key_id: key.verifying}) == {BEACON_PAYLOAD_TYPE}
+    signed = (seal_beacon(Beacon(number=1, time=2), key), seal_log_checkpoint("chip-1", LogCheckpoint(size=1), key))
+    found = [envelope for each in signed for envelope in envelopes(each)]
+    assert kinds_opened(found, {key.verifying.key_id: key.verifying}) == {BEACON_PAYLOAD_TYPE, LOG_CHECKPOINT_TYPE}
 
 
 def test_registry_and_what_it_gives_out(sqlite_world, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from analysis.bench import quality
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.drift import drift, drift_text
@@ -133,6 +134,16 @@ def test_the_command(loop, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drift", str(loop[0] / "nothing")]) == 2
 
 
+def test_whether_a_loop_learns_under_control(loop, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "quality", "--run", str(loop[0]), "--json"]) in (0, 1)
+    rows = {(row["mode"], row["device"]): row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == set(quality.COLUMNS)
+    assert {(row["work"], row["steps"], row["seeds"]) for row in rows.values()} == {("run", STEPS, 1)}
+    exact, control = (rows[mode, "native-1"]["early_gap"] for mode in ("exact", CONTROL))
+    assert 0 < exact < 1e-5 < control
+    assert main(["bench", "quality", "--run", str(loop[0]), "--out", "x.json"]) == 2
+
+
 def test_a_run_without_losses_has_no_curve(record_loop) -> None:
     model = nn.Linear(3, 2)
 
@@ -145,5 +156,7 @@ def test_a_run_without_losses_has_no_curve(record_loop) -> None:
     run = open_run(recorded.run, recorded.trust)
     steps = ProgramSteps(run, 0)
     assert steps.take_under(partial(numerics.recording, "native"))[1] == ""
+    with pytest.raises(CallerError, match="commits to no losses"):
+        quality.run(recorded=(recorded.run, recorded.trust))
     with pytest.raises(CallerError, match="commits to no loss"):
         run_curve(job_of(run, recorded.trust, mode="native"))

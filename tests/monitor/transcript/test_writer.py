@@ -64,12 +64,13 @@ class Killed(BaseException):
 
 
 def files_of(step: int) -> dict[str, bytes]:
-    """Files of a step: an empty log every other time, a checkpoint every other time."""
+    """Files that come with a step: an empty log every other time, a checkpoint every other time."""
     files = {} if step == 0 else {log_path(step): b"log" * (step % 2), batch_path(step): b"batch %d" % step}
     if step == 1:
         files[program_path(EXECUTION.program)] = PROGRAM
-    if step % TASK.checkpoint_every == 0:
-        files[checkpoint_path(step)] = b"state %d" % step
+    before = step and step - 1  # a checkpoint comes with the next step, but for the first
+    if before % TASK.checkpoint_every == 0 and (step == 0 or before > 0):
+        files[checkpoint_path(before)] = b"state %d" % before
     return files
 
 
@@ -234,7 +235,7 @@ def test_a_step_out_of_order_a_stray_file_and_a_program_twice_are_refused(tmp_pa
     with pytest.raises(ValueError, match="does not follow"):
         writer.append(leaf_of(1), files_of(1))
     writer.append(leaf_of(0), files_of(0))
-    with pytest.raises(ValueError, match="no file of step 1"):
+    with pytest.raises(ValueError, match="does not come with step 1"):
         writer.append(leaf_of(1), {log_path(2): b"log"})
     program = f"programs/{'0' * 64}.json"
     writer.append(leaf_of(1), {program: b"{}"})

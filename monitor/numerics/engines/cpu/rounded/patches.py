@@ -13,7 +13,7 @@ from torch import Tensor
 from monitor.numerics.engines.cpu.rounded import patch_kernels as kernels
 from monitor.numerics.engines.cpu.rounded.settle_kernels import POWERS
 from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, flat, settle, settle_whole
-from monitor.numerics.engines.results import Integers, Near, Reals, Rounding, Settled
+from monitor.numerics.engines.results import Integers, Near, Piece, Reals, Rounding, Settled
 from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import edges, run_pieces, run_tiles, workers
@@ -144,31 +144,44 @@ def forward(x: Tensor, weight: Tensor, shape: ConvolutionShape, factor: float, r
         for samples, lines in _sample_tiles(plan, terms)
     ]  # fmt: skip
 
-    def tile(i: int) -> list[Any]:
+    def tile(i: int) -> Piece:
         group, samples, lines = tasks[i]
         channels = (group * plan.channels // plan.groups, (group + 1) * plan.channels // plan.groups)
         columns = _columns(array, plan.window, samples, channels, lines, "patches")
         v = scratch("product", (own, columns.shape[1]), torch.float64)
         torch.mm(filters[group], columns, out=v)
-        memory, count = flat(v), (lines[1] - lines[0]) * plan.width
-        pieces = []
-        for sample in range(*samples):
-            here = slice(lines[0] * plan.width, lines[1] * plan.width)
-            bounds = Bounds(
-                left=filter_norms[group] * factor,
-                left_spans=filter_spans[group],
-                right=norms[sample, group : group + 1, here],
-                right_spans=np.full((1, count), spans[sample]),
-                rows_per_right=own,
-            )
-            pieces.append(settle(
-                memory, own, count, bounds, rounding, target,
-                v_base=(sample - samples[0]) * count, v_stride=columns.shape[1],
-                out_base=(sample * plan.outputs + group * own) * plan.places + here.start, out_stride=plan.places,
-            ))  # fmt: skip
-        return pieces
+        here = slice(lines[0] * plan.width, lines[1] * plan.width)
+        bounds = _bounds_of_samples(
+            filter_norms[group] * factor, filter_spans[group], norms, spans, samples, group, here
+        )
+        return settle(
+            flat(v), len(bounds.left), here.stop - here.start, bounds, rounding, target,
+            v_stride=columns.shape[1], v_jump=here.stop - here.start,
+            out_base=(samples[0] * plan.outputs + group * own) * plan.places + here.start,
+            out_stride=plan.places, out_jump=plan.outputs * plan.places,
+        )  # fmt: skip
 
-    return Settled(out=out, near=Near.joined(p for pieces in run_tiles(len(tasks), plan.work, tile) for p in pieces))
+    return Settled(out=out, near=Near.joined(run_tiles(len(tasks), plan.work, tile)))
+
+
+def _bounds_of_samples(
+    left: Reals,
+    left_spans: Integers,
+    norms: Reals,
+    spans: Integers,
+    samples: tuple[int, int],
+    group: int,
+    places: slice,
+) -> Bounds:
+    """Of a tile with the same rows for each sample: ``left`` by row, ``norms`` by sample, group and place."""
+    right, count = np.ascontiguousarray(norms[slice(*samples), group, places]), samples[1] - samples[0]
+    return Bounds(
+        left=np.tile(left, count),
+        left_spans=np.tile(left_spans, count),
+        right=right,
+        right_spans=np.repeat(spans[slice(*samples)], right.shape[1]).reshape(right.shape),
+        rows_per_right=len(left),
+    )
 
 
 def _sample_tiles(plan: _Plan, terms: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -202,38 +215,31 @@ def grad_input(grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: Co
         for channels in edges(own, _TILE_ELEMENTS // per_channel)
     ]
 
-    def tile(i: int) -> list[Any]:
+    def tile(i: int) -> Piece:
         group, samples, (first, last) = tasks[i]
         gradients = _columns(
             array, (plan.places, _PLAIN), samples, (group * outputs, (group + 1) * outputs), (0, 1), "gradients"
         )
-        left = filters[group].reshape(own * plan.taps, outputs)[first * plan.taps : last * plan.taps]
-        columns = scratch("product", (len(left), gradients.shape[1]), torch.float64)
-        torch.mm(left, gradients, out=columns)
-        pieces = []
-        for sample in range(*samples):
-            at = (sample - samples[0]) * plan.places
-            if plan.direct:
-                memory, stride = flat(columns), gradients.shape[1]
-            else:
-                v = scratch("spread", (last - first, plan.height, plan.wide), torch.float64)
-                kernels.add_patches(columns.numpy(), at, plan.lines, plan.width, plan.geometry, v.numpy())
-                memory, stride, at = flat(v), size, 0
-            bounds = Bounds(
-                left=filter_norms[group, first:last] * factor,
-                left_spans=filter_spans[group, first:last],
-                right=norms[sample, group : group + 1],
-                right_spans=np.full((1, size), spans[sample]),
-                rows_per_right=last - first,
-            )
-            base = (sample * plan.channels + group * own + first) * size
-            pieces.append(settle(
-                memory, last - first, size, bounds, rounding, target,
-                v_base=at, v_stride=stride, out_base=base, out_stride=size,
-            ))  # fmt: skip
-        return pieces
+        chosen = filters[group].reshape(own * plan.taps, outputs)[first * plan.taps : last * plan.taps]
+        columns = scratch("product", (len(chosen), gradients.shape[1]), torch.float64)
+        torch.mm(chosen, gradients, out=columns)
+        memory, stride, jump = columns, gradients.shape[1], plan.places
+        if not plan.direct:
+            shape = (samples[1] - samples[0], last - first, plan.height, plan.wide)
+            memory, stride, jump = scratch("spread", shape, torch.float64), size, (last - first) * size
+            for number, v in enumerate(memory.numpy()):
+                kernels.add_patches(columns.numpy(), number * plan.places, plan.lines, plan.width, plan.geometry, v)
+        some = slice(first, last)
+        left, left_spans = filter_norms[group, some] * factor, filter_spans[group, some]
+        bounds = _bounds_of_samples(left, left_spans, norms, spans, samples, group, slice(size))
+        return settle(
+            flat(memory), len(bounds.left), size, bounds, rounding, target,
+            v_stride=stride, v_jump=jump,
+            out_base=(samples[0] * plan.channels + group * own + first) * size,
+            out_stride=size, out_jump=plan.channels * size,
+        )  # fmt: skip
 
-    return Settled(out=out, near=Near.joined(p for pieces in run_tiles(len(tasks), plan.work, tile) for p in pieces))
+    return Settled(out=out, near=Near.joined(run_tiles(len(tasks), plan.work, tile)))
 
 
 def grad_weight(grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: ConvolutionShape, factor: float,

@@ -60,6 +60,7 @@ def settle_tile(
     bits: Any,
     v_base: Any,
     v_stride: Any,
+    v_jump: Any,
     rows: Any,
     width: Any,
     left: Any,
@@ -75,9 +76,11 @@ def settle_tile(
     out: Any,
     out_base: Any,
     out_stride: Any,
+    out_jump: Any,
 ) -> Any:
     """Round a tile of flat FP64 ``v`` (with its int64 view) into flat FP32 ``out`` and list elements in reach.
 
+    Rows lie a stride apart, and groups of rows_per_right rows a jump.
     β of element (r, j), with g = r ÷ rows_per_right, is 0 where left_spans[r] + right_spans[g, j] ≤ exact_bits, and
     left[r]·right[g, j] + relative·|v| elsewhere.
 
@@ -92,10 +95,13 @@ def settle_tile(
     found = 0
     plain = grid_bits == 24
     for row in range(rows):
-        scale, bounds, spans = left[row], right[row // rows_per_right], right_spans[row // rows_per_right]
+        group, member = row // rows_per_right, row % rows_per_right
+        scale, bounds, spans = left[row], right[group], right_spans[group]
+        v_row = v_base + group * v_jump + member * v_stride
+        out_row = out_base + group * out_jump + member * out_stride
         for begin in range(0, width, _BLOCK):
             count = min(_BLOCK, width - begin)
-            at, to = v_base + row * v_stride + begin, out_base + row * out_stride + begin
+            at, to = v_row + begin, out_row + begin
             if plain:
                 values_here, bits_here = v[at : at + count], bits[at : at + count]
                 bounds_here, out_here = bounds[begin : begin + count], out[to : to + count]

@@ -37,14 +37,16 @@ def flat(x: Tensor) -> npt.NDArray[Any]:
 
 def settle(
     v: Reals, rows: int, width: int, bounds: Bounds, rounding: Rounding, out: npt.NDArray[np.float32],
-    *, v_base: int = 0, v_stride: int = 0, out_base: int = 0, out_stride: int = 0,
+    *, v_base: int = 0, v_stride: int = 0, v_jump: int = 0, out_base: int = 0, out_stride: int = 0, out_jump: int = 0,
 ) -> Piece:  # fmt: skip
-    """Round a tile of flat ``v`` into flat ``out``; strides default to the width."""
+    """Round a tile of flat ``v`` into flat ``out``; strides default to the width, jumps to what a group's rows take."""
+    v_stride, out_stride = v_stride or width, out_stride or width
     found: Piece = settle_tile(
         v,
         v.view(np.int64),
         v_base,
-        v_stride or width,
+        v_stride,
+        v_jump or bounds.rows_per_right * v_stride,
         rows,
         width,
         bounds.left,
@@ -59,7 +61,8 @@ def settle(
         POWERS,
         out,
         out_base,
-        out_stride or width,
+        out_stride,
+        out_jump or bounds.rows_per_right * out_stride,
     )
     return found
 

@@ -1,0 +1,58 @@
+"""Which tensors of the state a step overwrites before it reads them, so that nobody needs them to repeat it."""
+
+from __future__ import annotations
+
+from firmware_sim.errors import EvidenceError
+from monitor.programs.memory import Access, Form, Memory
+from monitor.programs.parts import parts_of
+
+__all__ = ["unread"]
+
+_MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_OVERWRITING = frozenset({"zero", "fill", "copy"})
+"""In place, they give every element of their first argument a new value, whatever it was."""
+
+
+def unread(program: Form) -> frozenset[str]:
+    """Names, ``kind/name``, of the tensors of the state whose old values no call, commit or loss of a program reads.
+
+    A view reads nothing by itself. A call that writes a whole tensor and does not read it ends what the tensor was; any
+    other call on its memory counts as reading it.
+
+    Raises:
+        EvidenceError: a call names memory that is not its own, or has other arguments than its operator.
+    """
+    try:
+        return _unread(program, Memory(program))
+    except _MISFITS:
+        raise EvidenceError("a program's call has other arguments than its operator") from None
+
+
+def _unread(program: Form, memory: Memory) -> frozenset[str]:
+    read: set[int] = set()
+    overwritten: set[int] = set()
+    for access in memory.accesses:
+        if access.is_view and not access.written:
+            continue
+        over = _overwritten(access)
+        read |= {spot.region for slot, spot in enumerate(access.inputs) if slot not in over} - overwritten
+        overwritten |= {access.inputs[slot].region for slot in over} - read
+    ends = [*memory.commit.values(), None if program.loss is None else memory.spot(program.loss)]
+    read |= {spot.region for spot in ends if spot is not None} - overwritten
+    used = {memory.regions[number].source for number in read}
+    return frozenset(name for name in program.commit if f"state:{name}" not in used)
+
+
+def _overwritten(access: Access) -> frozenset[int]:
+    """Which inputs of a call are whole tensors that it gives new values without reading them."""
+    written = {slot for slot in access.written if access.inputs[slot].whole}
+    if not written:
+        return frozenset()
+    targets: set[int] = set()
+    sources: set[int] = set()
+    for part in parts_of(access):
+        if part.name not in _OVERWRITING:
+            return frozenset()
+        targets |= set(part.slots.get("self", ()))
+        sources |= {slot for name, slots in part.slots.items() if name != "self" for slot in slots}
+    return frozenset(slot for slot in targets & written - sources)
