@@ -8,6 +8,7 @@ declared step by step, and each that changes is listed.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,10 +31,22 @@ from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["NOT_REVIEWED", "ExecutionReport", "check_numbers", "examine_execution", "numbers_text"]
+__all__ = [
+    "MOST_TEXT",
+    "NOT_REVIEWED",
+    "ExecutionReport",
+    "brings",
+    "check_numbers",
+    "examine_execution",
+    "numbers_text",
+]
 
 NOT_REVIEWED = ("a model delivered through a linear loss, or number by number",)
 """What a review of programs does not show."""
+MOST_TEXT = 1024
+"""Bytes of an initialisation's compressed text for each tensor that it makes.
+
+Those of PyTorch's own modules and of common models take 50 to 140, a truncated normal that draws ten times 750."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +56,7 @@ class ExecutionReport:
     Attributes:
         executable: its programs are agreed, so that replay devices may run them.
         programs: steps that run each program; an initialisation is run by step 0.
-        tables: bytes of constants of more than one value in the initialisation; None where it is not known.
+        brings: what the initialisation knows without having computed it, in words; None where it is not known.
         constant_bytes: bytes of constants in all programs together.
         slots: (operator, what explains it) of the numbers that change from step to step, with how many there are.
         rates: lowest and highest learning rate of each parameter group, over the steps that update.
@@ -59,7 +72,7 @@ class ExecutionReport:
 
     executable: bool = False
     programs: Counter[str] = field(default_factory=Counter)
-    tables: int | None = None
+    brings: str | None = None
     constant_bytes: int = 0
     slots: Counter[tuple[str, str]] = field(default_factory=Counter)
     rates: list[list[float]] = field(default_factory=list)
@@ -76,7 +89,7 @@ class ExecutionReport:
         """Return JSON-able values."""
         return {
             "programs": dict(self.programs),
-            "initialisation_table_bytes": self.tables,
+            "initialisation_brings": self.brings,
             "constant_bytes": self.constant_bytes,
             "slots": [
                 {"operator": operator, "explained_by": explained, "count": count}
@@ -111,7 +124,7 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
         return report
     report.constant_bytes = sum(len(each.data) for program in programs.values() for each in program.constants)
     if begun is not None and begun.program in programs:
-        report.tables = table_bytes(programs[begun.program])
+        report.brings = brings(programs[begun.program])
     report.executable = agreed.may_load(leaves[0], findings)
     strangers = strangers_of(report.programs, agreed)
     if strangers and findings.is_on(Guard.PROGRAM):
@@ -152,9 +165,20 @@ def _cost(cost: Admitted) -> str:
     return f"{cost.flop} FLOP, at most {cost.most_flop}, and {cost.bytes} bytes"
 
 
-def table_bytes(program: Program) -> int:
-    """Bytes of constants of more than one value: what a program knows without having computed it."""
-    return sum(each["bytes"] for each in facts_of(program, ()).constants if not each["uniform"])
+def brings(program: Program) -> str:
+    """What an initialisation knows without having computed it, if it may be weights that somebody trained.
+
+    These are constants of more than one value, and a text that cannot be made short: numbers, places and the order of
+    calls can hold a model, too, but no more of it than the compressed text has bytes.
+    """
+    tables = sum(each["bytes"] for each in facts_of(program, ()).constants if not each["uniform"])
+    if tables:
+        return f"{tables} bytes that no operator made"
+    tensors = sum(place is not None for place in program.commit.values())
+    size = len(zlib.compress(program.encoded))
+    if size > MOST_TEXT * tensors:
+        return f"a program of {size} bytes, compressed, more than {MOST_TEXT} for each of {tensors} tensors"
+    return ""
 
 
 def _which(agreed: Agreement, run: RunFolder) -> str:

@@ -95,9 +95,8 @@ def past_unknown(oldest: Transcript, *, replayed: bool) -> str | None:
     if origin.initialisation is not None:
         if not replayed:
             return f"nobody has executed the initialisation of {name} here; inspect does"
-        tables = oldest.execution.tables
-        known = "unknown" if tables is None else tables
-        return None if tables == 0 else f"the initialisation of {name} brings {known} bytes that no operator made"
+        brings = oldest.execution.brings
+        return None if brings == "" else f"the initialisation of {name} brings {brings or 'nobody knows what'}"
     if origin.parent is not None:
         return f"run {origin.parent.run[:16]}…, which {name} continues, is not among the inspected ones"
     return f"the weights that {name} starts from were supplied" if origin.is_supplied else None

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from firmware_sim.errors import CallerError
+from inspector.inspection.execution import MOST_TEXT, brings
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.session import inspect, verify
 from inspector.inspection.verdict import Outcome
@@ -203,8 +204,40 @@ def test_weights_that_a_program_brings_along_are_no_initialisation(record, judge
     verdict = judge(loop, trust=trust)
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "the initialisation of loop brings 1280 bytes that no operator made" in verdict.reasons[0].text
-    with off("tables shown"):
+    with off("initialisation brings nothing"):
         assert judge(loop, trust=trust).outcome is Outcome.ACCEPT
+
+
+def test_a_model_delivered_number_by_number_is_not_counted_as_initialised(record, judge):
+    """Each weight is a number among the arguments of an operator, and no table is read."""
+    numbers = [value.tolist() for value in torch.randn(3, 500, dtype=torch.float64)]
+
+    def build():
+        model = Pictures()
+        with torch.no_grad():
+            flat = torch.cat([torch.stack([torch.full((), value) for value in row]) for row in numbers])
+            model.head.weight.copy_(flat[:320].view(5, 64).float() + 0 * flat[320:].sum().float())
+        return model
+
+    loop = record(build=build)
+    verdict = judge(loop)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "the initialisation of loop brings a program of " in verdict.reasons[0].text
+    with off("initialisation brings nothing"):
+        assert judge(loop).outcome is Outcome.ACCEPT
+
+
+def test_a_rejection_loop_is_long_but_brings_nothing():
+    """PyTorch draws again what a truncated normal refuses, with the same few calls each time."""
+
+    def build():
+        model = nn.Linear(300, 300)
+        nn.init.trunc_normal_(model.weight, std=1.0)
+        return model
+
+    (program,) = [initialising._STARTS[model][1] for model in [initialised(build, seed=1)]]
+    assert len(program.encoded) > 2 * MOST_TEXT * len(program.commit)
+    assert brings(program) == ""
 
 
 def test_an_initialisation_that_nobody_countersigned_is_an_amendment(record, judge):
