@@ -88,7 +88,7 @@ class Recorder:
         chips: number of chips that the state is spread over, evenly.
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
-        checkpoint_every: steps from one full state to the next.
+        checkpoint_every: steps from one checkpoint to the next.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.
