@@ -553,6 +553,8 @@ def other_seed(world: World, pick: int) -> None:
 @action("before", "A14", kinds=PRESET)
 def other_data(world: World, pick: int) -> None:
     """Train a preset on other data, or in another order, than its seed and its name say."""
+    if world.lie == LabLie.OTHER_DATA.value:
+        return  # one of them would undo the other
 
     def declare(data: DeclaredData) -> DeclaredData:
         honest = data.with_salt(bytes(32))
@@ -601,6 +603,8 @@ def preset_lie(world: World, pick: int) -> None:
     """One of the lies that ``train`` can tell."""
     if world.chip_lie is None and world.lie is None:
         lie = list(_PRESET_LIES)[pick % len(_PRESET_LIES)]
+        if lie is LabLie.OTHER_DATA and world.declare_data is not None:
+            return  # one of them would undo the other
         world.lie = lie.value
         world.tell(_PRESET_LIES[lie], told=lambda: world.run.is_dir() and world.step >= 1)
 

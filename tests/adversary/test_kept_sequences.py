@@ -57,13 +57,18 @@ BROKEN = {
         {"chips": 1, "samples": 1, "steps": 1, "batch": 1},
         [("crooked_chip", 40403), ("restore_chip", 65334)],
     ),
+    "data exchanged twice, so that in the end it is the declared": (
+        2027125286,
+        {"kind": "preset", "model": "dropout", "optimizer": "sgd", "chips": 2, "samples": 2, "steps": 2, "batch": 3},
+        [("preset_lie", 16131), ("other_data", 60798)],
+    ),
     "a decoy that no tick has seen": (
         744165756,
         {"optimizer": "sgd", "numerics": "rounded", "chips": 1, "samples": 1, "steps": 3, "batch": 3},
         [("attach_decoy", 41569), ("reboot", 33287)],
     ),
 }
-"""What 20,000 sequences found: the first three ended in a traceback; in the others a chip forgot to lie."""
+"""What 20,000 sequences found: the first three ended in a traceback; in the others a lab forgot to lie."""
 
 HONEST = {
     "an idle chip whose lab crashes": ({"idle": 1, "samples": 3}, [("step", 0), ("crash", 0), ("step", 0)]),

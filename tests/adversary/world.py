@@ -301,8 +301,8 @@ class World:
             self.forge(recorder._loop.memory.tensors, recorder.steps)
 
         recorder._loop.settle = settle_and_forge  # type: ignore[method-assign]
-        for name in ("_repeat", "_repeat_segment", "_require_equal"):
-            setattr(recorder, name, lambda *_: None)
+        for name in ("repeat", "repeat_segment"):
+            setattr(recorder._held, name, lambda *_: None)
 
     def forge(self, tensors: Mapping[tuple[str, str], torch.Tensor], step: int) -> None:
         """Overwrite what was trained."""

@@ -311,7 +311,7 @@ def test_a_look_at_a_pruned_chip(chip, world):
     view = read_silicon(world.folder / "chip-1")
     assert view.problem is None
     assert [record.kind for record in view.records] == [K.CLOSE_EPOCH, K.POWER_OFF]
-    assert (view.since, view.end.size) == (checkpoint, checkpoint.size + 2)
-    assert view.used == 2 * SLOT_BYTES + 2 * RECORD_BYTES
-    assert view.wear == (-(-view.counter // 2), 1)
+    assert (view.log_size, view.log_head) == (checkpoint.size + 2, checkpoint.extend(view.records).head)
+    assert view.memory.used == 2 * SLOT_BYTES + 2 * RECORD_BYTES
+    assert (view.memory.slot_writes, view.memory.cell_writes) == (-(-view.counter // 2), 1)
     assert kept > 2

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,13 @@ import torch
 from inspector.inspection.guards import Settings
 from inspector.inspection.session import inspect
 from inspector.inspection.verdict import Outcome
+from monitor import initialised
 
 transformers = pytest.importorskip("transformers")
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41", "avx2"))
+CAP = 10**10
+"""FLOP that no supplied weights are accepted under."""
 
 
 def gpt2(attention: str):
@@ -83,7 +87,7 @@ def test_model_from_its_configuration_replays_on_other_kernel_families(
     record_loop, devices, numerics, build, attention, batch
 ):
     torch.manual_seed(0)
-    model = build(attention)
+    model = initialised(lambda: build(attention), seed=0)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, 2, 10)
@@ -96,7 +100,8 @@ def test_model_from_its_configuration_replays_on_other_kernel_families(
         schedule.step()
 
     recorded = record_loop(model, optimizer, [batch() for _ in range(4)], body, numerics=numerics)
-    verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=devices.run)
+    trust = replace(recorded.trust, maximum_flop=CAP)
+    verdict = inspect([recorded.run], trust, SETTINGS, now=recorded.now, worker=devices.run)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     assert [each["steps"] for each in verdict.evidence["replays"]] == [4, 4]
 
@@ -106,7 +111,7 @@ def test_model_from_its_configuration_replays_on_other_kernel_families(
 def test_gpt2_is_inspected_where_the_library_cannot_be_imported(record_loop, tmp_path):
     """Its programs travel as data: neither the inspector's process nor its devices' need the model's code."""
     torch.manual_seed(0)
-    model = gpt2("sdpa")
+    model = initialised(lambda: gpt2("sdpa"), seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def body(model, optimizer, inputs):
@@ -119,7 +124,19 @@ def test_gpt2_is_inspected_where_the_library_cannot_be_imported(record_loop, tmp
     blocked.mkdir()
     (blocked / "transformers.py").write_text("raise ImportError('this inspector has no such library')")
     trust = recorded.run.with_name(recorded.run.name + ".trust.json")
-    words = ("inspect", recorded.run, "--trust", trust, "--samples", 3, "--now", "2026-01-01T00:30:00Z", "--json")
+    words = (
+        "inspect",
+        recorded.run,
+        "--trust",
+        trust,
+        "--samples",
+        3,
+        "--maximum-flop",
+        CAP,
+        "--now",
+        "2026-01-01T00:30:00Z",
+        "--json",
+    )
     paths = os.pathsep.join([str(blocked), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
     environment = {**os.environ, "PYTHONPATH": paths}
     with pytest.raises(subprocess.CalledProcessError):
