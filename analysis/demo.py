@@ -17,14 +17,14 @@ from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Claim, settle
 from inspector.inspection.drift import drift, drift_text
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import hidden_training_detection
 from inspector.replay.pool import DevicePool
 from monitor.lab.prover import LabProver
-from monitor.lab.site import Site, SiteConfig, new_site_config
+from monitor.lab.simulated import LabConfig, SimulatedLab, new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 
@@ -151,7 +151,7 @@ def _train(demo: Demo, run: Path, inspectorate: Path, lab: Lab) -> Trust:
 
 
 def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: int) -> Trust:
-    config: SiteConfig = new_site_config(
+    config: LabConfig = new_lab_config(
         lab=lab.name,
         seed=SEED,
         chips=task.shards,
@@ -161,7 +161,7 @@ def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: i
         started=datetime.now(UTC),
         duration=timedelta(hours=1),
     )
-    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    trust = Trust.from_json(SimulatedLab.reference_values(config), "the simulated world")
     trust = registered_trust(inspectorate / "registry", config, trust)
     train(task, run, config, device="native", reference=trust.to_json())
     trust_file = inspectorate / f"{run.name}.trust.json"

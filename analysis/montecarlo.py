@@ -17,7 +17,7 @@ from numpy.random import Generator, Philox
 
 from firmware_sim.errors import CallerError
 from inspector.campaign import (
-    Bound,
+    IntervalEnd,
     Outcome,
     Plan,
     Scenario,
@@ -343,7 +343,7 @@ def _row(
     if measured and strategy is not None:
         shared = 1 - (1 - confidence) / 2 / len(measured)
         ends = []
-        for bound, source in ((Bound.LOW, lower), (Bound.HIGH, upper)):
+        for bound, source in ((IntervalEnd.LOW, lower), (IntervalEnd.HIGH, upper)):
             other = scenario.plan(strategy, bound, shared)
             found = _detection(simulate(other, trials, Generator(Philox(source)), engine=engine), own)
             rare = _rare(other, own, source.spawn(1)[0]) if miss.method == "splitting" else None

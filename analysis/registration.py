@@ -18,10 +18,10 @@ from firmware_sim.evidence import SigningKey
 from inspector import registry as reg
 from inspector.inspection.registry_trust import trust_of
 from inspector.inspection.trust import Trust
-from monitor.lab.site import Site
+from monitor.lab.simulated import SimulatedLab
 
 if TYPE_CHECKING:
-    from monitor.lab.site import SiteConfig
+    from monitor.lab.simulated import LabConfig
 
 __all__ = ["REGISTRAR_KEY", "register_lab", "registered_trust"]
 
@@ -30,7 +30,7 @@ REGISTRAR_KEY = "registrar.key"
 _MODEL = "simulated chip"
 
 
-def registered_trust(folder: Path, config: SiteConfig, trust: Trust) -> Trust:
+def registered_trust(folder: Path, config: LabConfig, trust: Trust) -> Trust:
     """Register a simulated lab and return ``trust`` as the registry's published view has it.
 
     What an inspectorate countersigns stays as ``trust`` has it.
@@ -43,7 +43,7 @@ def registered_trust(folder: Path, config: SiteConfig, trust: Trust) -> Trust:
     return replace(found, inspectorates=trust.inspectorates, countersigned=trust.countersigned)
 
 
-def register_lab(folder: Path, config: SiteConfig, trust: Trust) -> None:
+def register_lab(folder: Path, config: LabConfig, trust: Trust) -> None:
     """Bring the lab, its maker and its chips into the registry in ``folder``, made if need be, and publish a view.
 
     Repeating it changes nothing but the view.
@@ -51,7 +51,7 @@ def register_lab(folder: Path, config: SiteConfig, trust: Trust) -> None:
     Raises:
         CallerError: the registry knows the lab, its maker or a chip otherwise: as of another simulation.
     """
-    lab, maker = Site.lab_key(config), Site.maker_key(config)
+    lab, maker = SimulatedLab.lab_key(config), SimulatedLab.maker_key(config)
     (ca_digest,) = trust.chip_trust.ca_digests
     maker_name = f"maker-{ca_digest.value.hex()[:12]}"
     registrar = _registrar(folder)
@@ -67,7 +67,7 @@ def register_lab(folder: Path, config: SiteConfig, trust: Trust) -> None:
             elif known["key"] != key.raw.hex():
                 raise CallerError(f"the registry {folder} knows another {name}: take another --lab, or the same --seed")
         _give_values(registry, trust, maker_name, maker, listed.values(maker_name))
-        certificates = {chip: str(digest) for chip, digest in Site.certificates(config).items()}
+        certificates = {chip: str(digest) for chip, digest in SimulatedLab.certificates(config).items()}
         new = _new_chips(listed, certificates, folder)
         if new:
             records = [reg.ChipRecord(chip, _MODEL, certificates[chip]) for chip in new]

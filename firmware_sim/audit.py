@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.schedule import EpochKey, ScheduleError, Unaudited, commit_epoch, scheduled_ticks
@@ -21,7 +21,7 @@ __all__ = [
     "epoch_spans",
 ]
 
-MAX_AUDITED_TICKS = bounds.AUDITED_TICKS.most
+MAX_AUDITED_TICKS = limits.AUDITED_TICKS.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

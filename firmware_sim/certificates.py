@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.envelope import VerifyingKey
@@ -86,7 +86,7 @@ def load_chain(chain_pem: bytes) -> list[Certificate]:
     Raises:
         IdentityError: not three certificates, another encoding, or one that can't be parsed.
     """
-    most = bounds.CHAIN_BYTES.most
+    most = limits.CHAIN_BYTES.most
     if len(chain_pem) > most:
         raise IdentityError(f"certificate chain has {len(chain_pem)} bytes, more than {most}")
     try:

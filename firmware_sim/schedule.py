@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
@@ -110,10 +110,10 @@ def decode_epoch_keys(data: bytes) -> tuple[EpochKey, ...]:
     Raises:
         EvidenceError: malformed, out of order, or an epoch twice.
     """
-    lines = canonical.decode(data, most=bounds.EPOCH_KEYS_BYTES)
+    lines = canonical.decode(data, most=limits.EPOCH_KEYS_BYTES)
     if not isinstance(lines, list):
         raise EvidenceError("epoch keys are not a list")
-    bounds.EPOCH_KEYS.check(len(lines))
+    limits.EPOCH_KEYS.check(len(lines))
     keys = tuple(_decode_key(line) for line in lines)
     if any(following.epoch <= key.epoch for key, following in itertools.pairwise(keys)):
         raise EvidenceError("epoch keys are out of order or name an epoch twice")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monitor.lab.prover import LabProver, Prover
-    from monitor.lab.site import Site, new_site_config
+    from monitor.lab.simulated import SimulatedLab, new_lab_config
     from monitor.presets import PRESETS
     from monitor.presets.task import Task
     from monitor.recording.initialising import initialised
@@ -24,17 +24,17 @@ __all__ = [
     "Prover",
     "Recorder",
     "RunFolder",
-    "Site",
+    "SimulatedLab",
     "Task",
     "initialised",
-    "new_site_config",
+    "new_lab_config",
     "resume",
     "train",
 ]
 
 _HOMES = {
     "lab.prover": ("LabProver", "Prover"),
-    "lab.site": ("Site", "new_site_config"),
+    "lab.simulated": ("SimulatedLab", "new_lab_config"),
     "presets": ("PRESETS",),
     "presets.task": ("Task",),
     "recording.initialising": ("initialised",),

@@ -19,7 +19,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from firmware_sim import DeviceMemory, Digest, Region, bounds
+from firmware_sim import DeviceMemory, Digest, Region, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import (
     Node,
@@ -62,7 +62,7 @@ class Layout:
     def __init__(self, tensors: Mapping[TensorKey, TensorType], shards: Sequence[Sequence[Slice]]) -> None:
         """EvidenceError if there are more blocks or edges than are read; CallerError if a shard holds nothing."""
         places, count = block_places(tensors)
-        bounds.STATE_BLOCKS.check(count)
+        limits.STATE_BLOCKS.check(count)
         self.blocks = {
             key: range(place, place + len(blocks_of(*tensors[key], 0, prod(tensors[key][1]))))
             for key, place in places.items()
@@ -73,7 +73,7 @@ class Layout:
         self.subtrees: list[tuple[int, int]] = []
         for start, stop in pairwise(edges):
             self.subtrees += subtrees(start, stop)
-            bounds.STATE_NODES.check(len(self.subtrees))
+            limits.STATE_NODES.check(len(self.subtrees))
         self._starts = [start for start, _ in self.subtrees]
 
     @classmethod

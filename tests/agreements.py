@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from inspector.inspection.reviewing import read_programs
 from monitor.declaration.countersigning import Admitted, Countersigned
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 
 if TYPE_CHECKING:
     from inspector.inspection.trust import Trust
@@ -34,5 +34,5 @@ def resigned(run: Path, trust: Trust, **changes: Any) -> Trust:
     """The trust in which the run's inspectorate signs its declaration with other programs, names or data."""
     if "programs" in changes and not isinstance(changes["programs"], dict):
         changes["programs"] = costs(run, changes["programs"])
-    key = Site.inspectorate_key(Site.read_config(site_path(run)))
+    key = SimulatedLab.inspectorate_key(SimulatedLab.read_config(lab_path(run)))
     return replace(trust, countersigned=frozenset({replace(agreement(trust), **changes).sign(key)}))

@@ -56,12 +56,12 @@ def record_run(
 ) -> Recorded:
     """Train a small run; the declared end is an hour after ``STARTED``."""
     from inspector.inspection.trust import Trust
-    from monitor.lab.site import new_site_config, next_site_config
+    from monitor.lab.simulated import new_lab_config, next_lab_config
     from monitor.presets.task import Task
     from monitor.recording.recipes import train
 
     task = Task.for_preset(preset, seed=seed, steps=steps, checkpoint_every=checkpoint_every, shards=chips, **changes)
-    config = new_site_config(
+    config = new_lab_config(
         lab=lab,
         seed=seed,
         chips=chips,
@@ -74,7 +74,7 @@ def record_run(
     )
     if after is not None:
         hour = timedelta(hours=1)
-        config = next_site_config(after, lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=hour)
+        config = next_lab_config(after, lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=hour)
     train(task, run, config, device=device, shares=shares, parent=parent)
     files = [each.with_name(f"{each.name}.trust.json") for each in (after, parent, run) if each is not None]
     return Recorded(run, Trust.load(files, [run]))

@@ -19,8 +19,8 @@ from typing import Any
 from unittest import mock
 
 from firmware_sim import ScheduleError
-from firmware_sim.bounds import Bound
 from firmware_sim.errors import EvidenceError
+from firmware_sim.limits import Limit
 
 __all__ = ["GUARDS", "off"]
 
@@ -70,15 +70,15 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
-    "fresh draw": (("inspector.inspection.session.secret_of", lambda settings: settings.seed or "0"),),
-    "first segment": (("inspector.inspection.session.first_and_drawn", _draw_any),),
+    "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),
+    "first segment": (("inspector.inspection.judging.first_and_drawn", _draw_any),),
     # law 3: who is drawn, and is who it says
     "registry proof": (("inspector.registry.registered.verify_inclusion", _nothing),),
     "registered certificate": (("inspector.registry.registered.RegisteredChips.check_certificate", _nothing),),
-    "revoked chips": (("inspector.inspection.session._check_registered", _nothing),),
+    "revoked chips": (("inspector.inspection.judging._check_registered", _nothing),),
     "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
-    "verified manifest": (("inspector.inspection.session.verified_manifest", _nothing),),
+    "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
     # law 4: what a checkpoint leaves out
     "left out unread": (
         ("monitor.replay.replaying.check_absent", _nothing),
@@ -109,14 +109,14 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),
     "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),
     # law 6: bounds and printing
-    "json items": (("firmware_sim.bounds.JSON_ITEMS", Bound(_ANY, "items")),),
-    "json integers": (("firmware_sim.bounds.JSON_INTEGER_BITS", Bound(_ANY, "bits")),),
-    "state blocks": (("firmware_sim.bounds.STATE_BLOCKS", Bound(_ANY, "blocks")),),
-    "opened subtrees": (("firmware_sim.bounds.STATE_NODES", Bound(_ANY, "subtrees")),),
-    "tensor shapes": (("firmware_sim.bounds.check_shape", _unbounded_shape),),
+    "json items": (("firmware_sim.limits.JSON_ITEMS", Limit(_ANY, "items")),),
+    "json integers": (("firmware_sim.limits.JSON_INTEGER_BITS", Limit(_ANY, "bits")),),
+    "state blocks": (("firmware_sim.limits.STATE_BLOCKS", Limit(_ANY, "blocks")),),
+    "opened subtrees": (("firmware_sim.limits.STATE_NODES", Limit(_ANY, "subtrees")),),
+    "tensor shapes": (("firmware_sim.limits.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),
-    "lab names": (("firmware_sim.bounds.check_lab", _nothing),),
+    "lab names": (("firmware_sim.limits.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
     # who a chip is

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from analysis.registration import registered_trust
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.audit import audit_schedule, check_epoch_keys
 from firmware_sim.checks import check_life, check_registers
 from firmware_sim.errors import CallerError, EvidenceError
@@ -40,8 +40,8 @@ from firmware_sim.schedule import EpochKey, decode_epoch_keys
 from inspector.campaign import load_scenario
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
+from inspector.inspection.judging import judge
 from inspector.inspection.memory import load_memory
-from inspector.inspection.session import judge
 from inspector.inspection.transcripts import Transcript, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.registry import ChipRef, Publication, ReferenceValues, Revocation, Role
@@ -53,7 +53,7 @@ from inspector.replay.segment import replay_segment, segments
 from monitor import Recorder
 from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
-from monitor.lab.site import new_site_config
+from monitor.lab.simulated import new_lab_config
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import Policy, bound_named
 from monitor.presets.task import Task
@@ -94,7 +94,7 @@ def accepts(target: Target, data: bytes) -> bool:
 
 def prepare(folder: Path) -> None:
     """Record the two runs that seeds are taken from, and what an honest replay device says of the first."""
-    config = new_site_config(
+    config = new_lab_config(
         lab="lab", seed=5, chips=_SHARDS, snapshot_rate=Fraction(1), started=_STARTED, duration=timedelta(hours=1)
     )
     task = Task.for_preset("digits-cnn", seed=5, steps=2, batch_size=2, checkpoint_every=1, shards=_SHARDS)
@@ -184,7 +184,7 @@ class World:
 
     def judge_answer(self, data: bytes) -> None:
         """Compare a replay device's answer with the run."""
-        answer = canonical.parse(data, most=bounds.WORKER_BYTES)
+        answer = canonical.parse(data, most=limits.WORKER_BYTES)
         if isinstance(answer, dict):
             findings = Findings(Settings(samples=1, seed="", devices=()))
             judge("native", self.transcript, segments(self.preset.declared)[:1], answer, findings)

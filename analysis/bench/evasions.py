@@ -22,13 +22,13 @@ from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
 from inspector.campaign.rates import MeasuredRate, save_rates
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
 from inspector.replay.pool import DevicePool
 from monitor.lab.conduct import LIES
-from monitor.lab.site import SiteConfig, new_site_config, next_site_config
+from monitor.lab.simulated import LabConfig, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 
@@ -165,12 +165,12 @@ A lie that alters committed steps is caught where one of them is replayed; any o
 """
 
 
-def _config(lie: LabLie | ChipLie, scene: Scene, world: int, first: Path | None) -> SiteConfig:
+def _config(lie: LabLie | ChipLie, scene: Scene, world: int, first: Path | None) -> LabConfig:
     if first is not None:
-        return next_site_config(
+        return next_lab_config(
             first, lie=lie.value, lie_step=scene.lie_step, source=None, started=_STARTED, duration=_DURATION
         )
-    return new_site_config(
+    return new_lab_config(
         lab="lab",
         seed=world,
         chips=scene.chips,

@@ -23,7 +23,7 @@ from analysis.bench._honest_models import MODELS
 from analysis.bench._origin import write
 from firmware_sim.errors import CallerError, ChipwitnessError
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import DevicePool

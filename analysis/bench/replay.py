@@ -24,7 +24,7 @@ from analysis.bench.numerics import SMALL_PRESETS, held
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.replay.segment import replay_segment
 from monitor.environment import accelerator
-from monitor.lab.site import Site, SiteConfig, new_site_config, site_path
+from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config
 from monitor.presets import preset
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
@@ -84,9 +84,9 @@ def _task(name: str, numerics: str, steps: int) -> Task:
     )
 
 
-def _config() -> SiteConfig:
+def _config() -> LabConfig:
     started = datetime.now(UTC).replace(microsecond=0)
-    return new_site_config(lab="lab-1", seed=_SEED, chips=_CHIPS, started=started, duration=timedelta(hours=1))
+    return new_lab_config(lab="lab-1", seed=_SEED, chips=_CHIPS, started=started, duration=timedelta(hours=1))
 
 
 def _rows(name: str, numerics: str, steps: int) -> list[Row]:
@@ -149,7 +149,7 @@ def _record(begun: Begun, task: Task, number: int) -> tuple[float, float]:
 
 
 def _opened(out: Path) -> RunFolder:
-    return RunFolder(out, Site.lab_key(Site.read_config(site_path(out))).verifying)
+    return RunFolder(out, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(out))).verifying)
 
 
 def _peak(name: str, numerics: str, mode: str) -> float:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def visible(text: object) -> str:
     Everything that a command prints goes through here, since names and reasons come from evidence too.
     """
     line = str(text)
-    if len(line) > bounds.LINE_CHARACTERS.most:
-        line = line[: bounds.LINE_CHARACTERS.most] + "…"
+    if len(line) > limits.LINE_CHARACTERS.most:
+        line = line[: limits.LINE_CHARACTERS.most] + "…"
     return "".join(
         each if each == " " or unicodedata.category(each).startswith(_SHOWN_AS_IS) else ascii(each)[1:-1]
         for each in line
@@ -120,7 +120,7 @@ def show_verdict(arguments: argparse.Namespace, verdict: Verdict) -> int:
         print_json(verdict.to_json())
     else:
         say(verdict.outcome.value)
-        most = bounds.REASONS_SHOWN.most
+        most = limits.REASONS_SHOWN.most
         for reason in verdict.reasons[:most]:
             say(f"  [{reason.guard}] {reason.text}")
         if len(verdict.reasons) > most:

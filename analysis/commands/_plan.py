@@ -17,7 +17,7 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from inspector.probability.planning import Evasion, Plan, Problem, Sensitivity, Site
+    from inspector.probability.planning import Evasion, Problem, Sensitivity, Site, VisitSchedule
 
 __all__ = ["parse_evasion", "register"]
 
@@ -205,7 +205,7 @@ def _read_sites(path: Path, visit_work: float) -> list[Site]:
     return sites
 
 
-def _sensitivity(problem: Problem, plan: Plan) -> list[Sensitivity]:
+def _sensitivity(problem: Problem, plan: VisitSchedule) -> list[Sensitivity]:
     from tqdm import tqdm
 
     from inspector.probability.planning import cheapest_plan, sensitivity
@@ -262,7 +262,7 @@ def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
 
 
 def _document(
-    arguments: argparse.Namespace, problem: Problem, plan: Plan, rows: list[Sensitivity] | None
+    arguments: argparse.Namespace, problem: Problem, plan: VisitSchedule, rows: list[Sensitivity] | None
 ) -> dict[str, Any]:
     from inspector.probability.detection import CHIPS_PER_INSPECTOR
 

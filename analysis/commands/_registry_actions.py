@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.commands._common import finish, parse_now, write_new
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SignedHead, SigningKey
 from inspector import registry as reg
@@ -434,7 +434,7 @@ def _seed(text: str) -> bytes:
 
 def read_bytes(path: Path) -> bytes:
     try:
-        return bounds.read_file(path, bounds.STATEMENT_BYTES)
+        return limits.read_file(path, limits.STATEMENT_BYTES)
     except OSError as error:
         raise CallerError(f"{path}: {error.strerror or error}") from None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, print_json, say, show_verdict
 from analysis.commands.runs import trust_path
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 
 if TYPE_CHECKING:
@@ -140,19 +140,19 @@ def _look(folder: Path, silicon: bool) -> ChipView:
 
 def _is_silicon(place: Path) -> bool:
     """Whether this is a lab's own folder, or a chip of it; what lies in a run folder is evidence, whatever it is."""
-    return any((place / name).is_file() for name in ("site.json", "fuses.json"))
+    return any((place / name).is_file() for name in ("lab.json", "fuses.json"))
 
 
 def _folders(place: Path) -> list[Path]:
     """The chips' folders, in order."""
-    from monitor.lab.site import Site
+    from monitor.lab.simulated import SimulatedLab
 
     marks = ("fuses.json", "chain.pem")
     if any((place / mark).is_file() for mark in marks):
         return [place.resolve()]
     root = place / "chips"
-    if (place / "site.json").is_file():
-        root = Path(Site.read_config(place).silicon or root)
+    if (place / "lab.json").is_file():
+        root = Path(SimulatedLab.read_config(place).silicon or root)
     try:
         if root.is_dir():
             return sorted(folder for folder in root.iterdir() if folder.is_dir())
@@ -184,7 +184,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
     def read(name: str) -> bytes:
         path = given[name] or log.with_name(name)
         try:
-            return bounds.read_file(path, CHIP_FILE_BYTES[name])
+            return limits.read_file(path, CHIP_FILE_BYTES[name])
         except OSError as error:
             if given[name] is None:
                 raise EvidenceError(f"there is no {name} beside the log: {error.strerror}") from None

@@ -26,7 +26,7 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from monitor.lab.site import SiteConfig
+    from monitor.lab.simulated import LabConfig
     from monitor.presets.task import Task
 
 __all__ = ["register", "trust_path"]
@@ -171,7 +171,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         result = resume(arguments.resume, progress=progress_bar(arguments.steps, "resume", quiet=arguments.json))
     else:
-        config = _site(arguments)
+        config = _lab(arguments)
         task = _task(arguments, config.chips)
         reference = reference_of(arguments.out, config, registry=arguments.registry)
         bar = progress_bar(task.steps, f"train {task.preset}", quiet=arguments.json)
@@ -222,9 +222,9 @@ def _shares(arguments: argparse.Namespace) -> list[int] | None:
         raise CallerError(f"{arguments.shares!a:.100} is no list of shares such as 3,1,2") from None
 
 
-def _site(arguments: argparse.Namespace) -> SiteConfig:
+def _lab(arguments: argparse.Namespace) -> LabConfig:
     from monitor.lab.conduct import simulated_lie
-    from monitor.lab.site import new_site_config, next_site_config
+    from monitor.lab.simulated import new_lab_config, next_lab_config
 
     try:
         rate = Fraction(arguments.snapshot_rate)
@@ -238,10 +238,10 @@ def _site(arguments: argparse.Namespace) -> SiteConfig:
     lie_step = arguments.lie_step if arguments.lie_step is not None else max(1, arguments.steps // 2)
     started, duration = parse_now(None), timedelta(hours=arguments.hours)
     if arguments.after is not None:
-        return next_site_config(
+        return next_lab_config(
             arguments.after, lie=lie, lie_step=lie_step, source=arguments.data, started=started, duration=duration
         )
-    return new_site_config(
+    return new_lab_config(
         lab=arguments.lab,
         seed=arguments.seed,
         chips=len(_shares(arguments) or ()) or arguments.chips,
@@ -263,16 +263,16 @@ def _list_lies(arguments: argparse.Namespace) -> int:
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])
 
 
-def reference_of(run: Path, config: SiteConfig, *, registry: Path | None = None) -> dict[str, Any]:
+def reference_of(run: Path, config: LabConfig, *, registry: Path | None = None) -> dict[str, Any]:
     """What maker and registry know before the run begins: the trust file but for what will be countersigned.
 
     With a registry's folder the lab is registered there, and the trust file holds what the registry then publishes.
     """
-    from monitor.lab.site import Site
+    from monitor.lab.simulated import SimulatedLab
 
     if run.exists():
         raise CallerError(f"{run} exists already; choose another --out or resume it")
-    reference = Site.reference_values(config)
+    reference = SimulatedLab.reference_values(config)
     if registry is not None:
         from analysis.registration import registered_trust
         from inspector.inspection.trust import Trust
@@ -282,7 +282,7 @@ def reference_of(run: Path, config: SiteConfig, *, registry: Path | None = None)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.session import verify
+    from inspector.inspection.judging import verify
     from inspector.inspection.trust import Trust
 
     now = parse_now(arguments.now)
@@ -293,8 +293,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from inspector.inspection.guards import Settings
+    from inspector.inspection.judging import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
-    from inspector.inspection.session import inspect
     from inspector.inspection.trust import Trust
 
     now = parse_now(arguments.now)
@@ -317,7 +317,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.session import replay
+    from inspector.inspection.judging import replay
     from inspector.inspection.trust import Trust
 
     _require_runs([arguments.run])

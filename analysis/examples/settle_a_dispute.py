@@ -12,7 +12,7 @@ from pathlib import Path
 
 from inspector import Claim, Trust, Verdict, settle
 from inspector.inspection.transcripts import open_run
-from monitor import LabProver, Site, Task, new_site_config, train
+from monitor import LabProver, SimulatedLab, Task, new_lab_config, train
 
 STEPS, WRONG = 6, 4
 
@@ -20,11 +20,11 @@ STEPS, WRONG = 6, 4
 def claim(run: Path, *, lie: str | None = None) -> Claim:
     """Train the task in a lab of its own; what it claims is a finished run, and somebody who answers for it."""
     task = Task.for_preset("digits-cnn", seed=7, steps=STEPS, checkpoint_every=3, shards=2, batch_size=8)
-    config = new_site_config(
+    config = new_lab_config(
         lab=run.name, seed=7, chips=2, lie=lie, lie_step=WRONG, started=datetime.now(UTC), duration=timedelta(hours=1)
     )
     train(task, run, config, device="native")
-    trust = Trust.from_json(Site.reference_values(config), "the simulated world")
+    trust = Trust.from_json(SimulatedLab.reference_values(config), "the simulated world")
     return Claim(run=open_run(run, trust), prover=LabProver(run))
 
 

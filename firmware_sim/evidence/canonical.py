@@ -10,9 +10,9 @@ import json
 import math
 from typing import Any
 
-from firmware_sim import bounds
-from firmware_sim.bounds import Bound
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.limits import Limit
 
 __all__ = ["decode", "encode", "parse"]
 
@@ -26,9 +26,9 @@ def encode(obj: object) -> bytes:
 
     Raises:
         CallerError: `obj` holds another type, a non-string key, a non-finite float, a lone surrogate, an integer beyond
-            `bounds.JSON_INTEGER_BITS`, or nests deeper than `bounds.JSON_DEPTH`.
+            `limits.JSON_INTEGER_BITS`, or nests deeper than `limits.JSON_DEPTH`.
     """
-    _check(obj, bounds.JSON_DEPTH.most)
+    _check(obj, limits.JSON_DEPTH.most)
     try:
         text = json.dumps(
             obj, ensure_ascii=False, allow_nan=False, check_circular=False, sort_keys=True, separators=(",", ":")
@@ -38,18 +38,18 @@ def encode(obj: object) -> bytes:
         raise CallerError(f"value has no canonical encoding: {error}") from None
 
 
-def decode(data: bytes, *, most: Bound | None = None, items: Bound | None = None) -> Any:
+def decode(data: bytes, *, most: Limit | None = None, items: Limit | None = None) -> Any:
     """Return the value whose canonical encoding is exactly `data`.
 
     Args:
-        most: bytes that a document of this kind may have; `bounds.JSON_BYTES` by default.
-        items: values that it may hold; `bounds.JSON_ITEMS` by default.
+        most: bytes that a document of this kind may have; `limits.JSON_BYTES` by default.
+        items: values that it may hold; `limits.JSON_ITEMS` by default.
 
     Raises:
         EvidenceError: `data` is larger than these, is not JSON, or is not byte-equal to `encode` of its value (which
             covers duplicate keys, white space, a byte-order mark, other escapes and other number forms).
     """
-    value = _parse(data, most or bounds.JSON_BYTES, items or bounds.JSON_ITEMS)
+    value = _parse(data, most or limits.JSON_BYTES, items or limits.JSON_ITEMS)
     try:
         again = encode(value)
     except CallerError as error:
@@ -59,25 +59,25 @@ def decode(data: bytes, *, most: Bound | None = None, items: Bound | None = None
     return value
 
 
-def parse(data: bytes, *, most: Bound) -> Any:
+def parse(data: bytes, *, most: Limit) -> Any:
     """Return the value of a JSON document of any form, such as one that people edit.
 
     Raises:
         EvidenceError: not JSON, larger than `most` bytes, or a value that has no canonical encoding.
     """
-    value = _parse(data, most, bounds.JSON_ITEMS)
+    value = _parse(data, most, limits.JSON_ITEMS)
     try:
-        _check(value, bounds.JSON_DEPTH.most)
+        _check(value, limits.JSON_DEPTH.most)
     except CallerError as error:
         raise EvidenceError(str(error)) from None
     return value
 
 
-def _parse(data: bytes, most: Bound, items: Bound) -> Any:
+def _parse(data: bytes, most: Limit, items: Limit) -> Any:
     data = bytes(data)
     most.check(len(data))
     if not data.isascii():
-        bounds.WIDE_TEXT_BYTES.check(len(data))
+        limits.WIDE_TEXT_BYTES.check(len(data))
     values = items.check(1 + sum(data.count(mark) for mark in (b",", b":", b"[", b"{")))
     _check_depth(data, values)
     try:
@@ -96,7 +96,7 @@ def _check_depth(data: bytes, values: int) -> None:
     left = b"".join(marks.split(b'"')[::2])
     depth = 0
     while left:
-        depth = bounds.JSON_DEPTH.check(depth + 1)
+        depth = limits.JSON_DEPTH.check(depth + 1)
         shorter = left.replace(b"[]", b"").replace(b"{}", b"")
         if len(shorter) == len(left):
             raise EvidenceError("not a JSON document: its brackets do not match")
@@ -108,7 +108,7 @@ def _check(obj: object, depth: int) -> None:
     if obj is None or kind in (bool, str):
         return
     if isinstance(obj, int) and kind is int:
-        if obj.bit_length() > bounds.JSON_INTEGER_BITS.most:
+        if obj.bit_length() > limits.JSON_INTEGER_BITS.most:
             raise CallerError(f"value has no canonical encoding: an integer of {obj.bit_length()} bits")
         return
     if isinstance(obj, float) and kind is float:
@@ -116,7 +116,7 @@ def _check(obj: object, depth: int) -> None:
             raise CallerError(f"value has no canonical encoding: {obj}")
         return
     if depth == 0:
-        raise CallerError(f"value has no canonical encoding: nested deeper than {bounds.JSON_DEPTH.most}")
+        raise CallerError(f"value has no canonical encoding: nested deeper than {limits.JSON_DEPTH.most}")
     if isinstance(obj, dict) and kind is dict:
         for key, value in obj.items():
             if type(key) is not str:

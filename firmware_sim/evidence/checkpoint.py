@@ -11,7 +11,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.envelope import SignatureError, SigningKey, VerifyingKey, decode_base64
 
@@ -44,7 +44,7 @@ def open_note(data: bytes, name: str, key: VerifyingKey) -> str:
         SignatureError: another key, or the signature does not verify.
         EvidenceError: malformed.
     """
-    bounds.NOTE_BYTES.check(len(data))
+    limits.NOTE_BYTES.check(len(data))
     try:
         note = data.decode("utf-8")
     except UnicodeDecodeError:

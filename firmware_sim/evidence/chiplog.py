@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 
@@ -146,7 +146,7 @@ def parse_log(data: bytes, *, chip: str = "") -> list[LogRecord]:
     count, rest = divmod(len(data), RECORD_BYTES)
     if rest:
         raise LogError(f"{_of(chip)}log record {count}: has {rest} bytes of {RECORD_BYTES}", record=count)
-    bounds.CHIP_LOG_RECORDS.check(count)
+    limits.CHIP_LOG_RECORDS.check(count)
     records = []
     for number, fields in enumerate(_FORMAT.iter_unpack(data)):
         counter, kind, boot, tick, busy, run_id, step, op, digest, previous = fields

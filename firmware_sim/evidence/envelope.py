@@ -16,11 +16,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from firmware_sim import bounds
-from firmware_sim.bounds import Bound
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.digest import Digest, digest_bytes
+from firmware_sim.limits import Limit
 
 __all__ = [
     "STATEMENT_TYPE",
@@ -138,7 +138,7 @@ def seal(payload_type: str, payload: object, key: SigningKey) -> bytes:
     return canonical.encode(envelope)
 
 
-def open_sealed(data: bytes, payload_type: str, key: VerifyingKey, *, most: Bound | None = None) -> Any:
+def open_sealed(data: bytes, payload_type: str, key: VerifyingKey, *, most: Limit | None = None) -> Any:
     """Return the payload of an envelope that `key` signed under `payload_type`; the payload is parsed only then.
 
     Args:
@@ -149,7 +149,7 @@ def open_sealed(data: bytes, payload_type: str, key: VerifyingKey, *, most: Boun
         EvidenceError: not a canonical envelope, another payload type, not exactly one signature, or a payload that is
             not canonical JSON.
     """
-    most = most or bounds.STATEMENT_BYTES
+    most = most or limits.STATEMENT_BYTES
     envelope = canonical.decode(data, most=most)
     if not isinstance(envelope, dict) or set(envelope) != {"payload", "payloadType", "signatures"}:
         raise EvidenceError("not a DSSE envelope")

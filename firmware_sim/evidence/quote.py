@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey, open_sealed, open_statement, seal, statement
@@ -71,7 +71,7 @@ def open_quote(data: bytes, alias_key: VerifyingKey) -> Quote:
         SignatureError: signed by another key or not at all.
         EvidenceError: malformed.
     """
-    payload = open_sealed(data, QUOTE_PAYLOAD_TYPE, alias_key, most=bounds.QUOTE_BYTES)
+    payload = open_sealed(data, QUOTE_PAYLOAD_TYPE, alias_key, most=limits.QUOTE_BYTES)
     subjects, predicate = open_statement(payload, QUOTE_PREDICATE_TYPE)
     if set(predicate) != {field.name for field in fields(Quote)}:
         raise QuoteError("quote: fields are missing or unknown")

@@ -26,19 +26,19 @@ from inspector.campaign.intervals import clopper_pearson, wilson
 from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import POLICIES, Conduct, Policy, Strategy, policy_from
 from inspector.campaign.predicted import Prediction, predict
-from inspector.campaign.rates import Bound, MeasuredRate, MissingRate, RateBook, load_rates, save_rates
+from inspector.campaign.rates import IntervalEnd, MeasuredRate, MissingRate, RateBook, load_rates, save_rates
 from inspector.campaign.scenario import Catalogue, NoScheduleError, Scenario, ScenarioError, load_scenario
 from inspector.campaign.sizing import Sizing
 
 __all__ = [
     "POLICIES",
-    "Bound",
     "Catalogue",
     "Conduct",
     "CountsWorld",
     "Evidence",
     "Fleet",
     "Inspection",
+    "IntervalEnd",
     "Kind",
     "Lab",
     "LogSpan",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 
 __all__ = ["ScenarioError", "Table", "read_toml"]
@@ -172,8 +172,8 @@ class Table:
         value = self._data[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise self.fail(f"must be {what}, got {value!r:.200}", key)
-        if isinstance(value, int) and value.bit_length() > bounds.JSON_INTEGER_BITS.most:
-            raise self.fail(f"must be {what} of at most {bounds.JSON_INTEGER_BITS.most} bits", key)
+        if isinstance(value, int) and value.bit_length() > limits.JSON_INTEGER_BITS.most:
+            raise self.fail(f"must be {what} of at most {limits.JSON_INTEGER_BITS.most} bits", key)
         return value
 
     def _need(self, key: str, value: T | None) -> T:
@@ -256,7 +256,7 @@ def read_toml(path: Path) -> Table:
         ScenarioError: It cannot be read or is not TOML; the parser names the line.
     """
     try:
-        text = bounds.read_file(path, bounds.SCENARIO_BYTES).decode("utf-8")
+        text = limits.read_file(path, limits.SCENARIO_BYTES).decode("utf-8")
         data = tomllib.loads(text)
         lines = _Scan(text.replace("\r\n", "\n")).run()
     except OSError as error:

@@ -18,7 +18,7 @@ from firmware_sim.lies import LabLie
 from inspector.campaign._allocate import Share, allocate
 from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Rule, Run, Sampling, Status
 from inspector.campaign.policies import Conduct, Strategy
-from inspector.campaign.rates import Bound, RateBook
+from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.reactions import Control, Reaction
 
 __all__ = ["HIDDEN_LIE", "LossTest", "Plan", "Search", "Stratum", "Urn", "honest_plan", "make_plan"]
@@ -138,7 +138,7 @@ def make_plan(
     rates: RateBook,
     *,
     days: float,
-    bound: Bound = Bound.POINT,
+    bound: IntervalEnd = IntervalEnd.POINT,
     confidence: float = 0.95,
 ) -> Plan:
     """Place the runs on chips as the strategy says.
@@ -205,7 +205,7 @@ def make_plan(
 class _Book:
     """Looks rates up and remembers which lies were asked for."""
 
-    def __init__(self, rates: RateBook, bound: Bound, confidence: float) -> None:
+    def __init__(self, rates: RateBook, bound: IntervalEnd, confidence: float) -> None:
         self._rates, self._bound, self._confidence = rates, bound, confidence
         self.used: set[str] = set()
 

@@ -16,7 +16,7 @@ from firmware_sim.errors import CallerError
 from inspector.campaign.checks import known_lie, named, probability, whole
 from inspector.campaign.intervals import clopper_pearson
 
-__all__ = ["Bound", "MeasuredRate", "MissingRate", "RateBook", "load_rates", "save_rates"]
+__all__ = ["IntervalEnd", "MeasuredRate", "MissingRate", "RateBook", "load_rates", "save_rates"]
 
 FORMAT = "chipwitness-rates/1"
 _ROW_KEYS = ("lie", "trials", "caught", "settings", "device")
@@ -26,7 +26,7 @@ class MissingRate(CallerError):
     """No detection rate is known for a lie that a strategy tells."""
 
 
-class Bound(StrEnum):
+class IntervalEnd(StrEnum):
     """Which end of a measured rate's interval to use."""
 
     LOW = "low"
@@ -72,7 +72,7 @@ class RateBook:
             if lie in self.measured:
                 raise CallerError(f"lie {lie!r} has both a measured and an assumed rate")
 
-    def rate(self, lie: str, bound: Bound = Bound.POINT, confidence: float = 0.95) -> float:
+    def rate(self, lie: str, bound: IntervalEnd = IntervalEnd.POINT, confidence: float = 0.95) -> float:
         """Return the probability that an inspection of this lie's evidence catches it.
 
         Raises:
@@ -80,9 +80,9 @@ class RateBook:
         """
         row = self.measured.get(lie)
         if row is not None:
-            if bound is Bound.POINT:
+            if bound is IntervalEnd.POINT:
                 return row.caught / row.trials
-            return row.interval(confidence)[0 if bound is Bound.LOW else 1]
+            return row.interval(confidence)[0 if bound is IntervalEnd.LOW else 1]
         if lie not in self.assumed:
             known = ", ".join(sorted({*self.measured, *self.assumed})) or "none"
             raise MissingRate(f"no measured or assumed detection rate for the lie {lie!r}; known: {known}")

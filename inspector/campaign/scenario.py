@@ -49,7 +49,7 @@ from inspector.campaign.fleet import (
 )
 from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import Policy, Strategy, policy_from
-from inspector.campaign.rates import Bound, RateBook, load_rates
+from inspector.campaign.rates import IntervalEnd, RateBook, load_rates
 from inspector.campaign.sizing import Sizing, false_alarm, fewest_refusals, size
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.detection import CHIPS_PER_INSPECTOR, OutOfReachError
@@ -112,7 +112,7 @@ class Scenario:
         if not self.strategies:
             raise CallerError("a scenario needs at least one strategy")
 
-    def plan(self, strategy: Strategy, bound: Bound = Bound.POINT, confidence: float = 0.95) -> Plan:
+    def plan(self, strategy: Strategy, bound: IntervalEnd = IntervalEnd.POINT, confidence: float = 0.95) -> Plan:
         """Return the plan of one strategy at one end of the measured rates."""
         return make_plan(
             self.fleet,

@@ -21,7 +21,7 @@ from torch import Tensor
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical
 from inspector.dispute.disputed import Disputed, Ruling, compare, rule_on_declarations
-from inspector.dispute.messages import Failure, Party, Traffic
+from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from monitor import numerics
@@ -88,14 +88,14 @@ def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
     return _verdict(outcome, ruling.text, step, ruling, traffic)
 
 
-def _party(name: str, claim: Claim, task: Disputed, traffic: Traffic) -> Party:
+def _party(name: str, claim: Claim, task: Disputed, traffic: Traffic) -> CheckedProver:
     leaves, tree = claim.run.load_steps()
     if len(leaves) != task.steps + 1:
         raise EvidenceError(f"{claim.run.folder.name} commits to {len(leaves) - 1} of {task.steps} steps")
-    return Party(name, claim.prover, size=tree.size, root=tree.root(), layout=task.layout, traffic=traffic)
+    return CheckedProver(name, claim.prover, size=tree.size, root=tree.root(), layout=task.layout, traffic=traffic)
 
 
-def _first_difference(parties: tuple[Party, Party], task: Disputed, traffic: Traffic) -> int | None:
+def _first_difference(parties: tuple[CheckedProver, CheckedProver], task: Disputed, traffic: Traffic) -> int | None:
     """Bisect: an agreed step followed by a disputed one; None if the results and the starts are equal.
 
     Where the last states differ, states alone are compared: a lab that also states another loss somewhere before would
@@ -128,7 +128,7 @@ def _first_difference(parties: tuple[Party, Party], task: Disputed, traffic: Tra
     return different
 
 
-def _settle_step(parties: tuple[Party, Party], step: int, task: Disputed, traffic: Traffic) -> Ruling:
+def _settle_step(parties: tuple[CheckedProver, CheckedProver], step: int, task: Disputed, traffic: Traffic) -> Ruling:
     leaves = {party.name: party.leaf(step) for party in parties}
     if step == 0:
         right = {name: task.starts_right(leaf) for name, leaf in leaves.items()}
@@ -148,7 +148,7 @@ def _settle_step(parties: tuple[Party, Party], step: int, task: Disputed, traffi
     return _settle_operator(parties, step, index, task, program[index])
 
 
-def _check_trace(party: Party, step: int, leaf: Leaf, size: int) -> None:
+def _check_trace(party: CheckedProver, step: int, leaf: Leaf, size: int) -> None:
     """The trace has as many operators as the program and ends with the state that the step commits to."""
     if party.trace(step).size != size:
         raise Failure(party.name, f"its step {step} has {party.trace(step).size} operators; the program has {size}")
@@ -157,7 +157,7 @@ def _check_trace(party: Party, step: int, leaf: Leaf, size: int) -> None:
         raise Failure(party.name, f"its operators of step {step} do not end with the state that it commits to")
 
 
-def _first_operator(parties: tuple[Party, Party], step: int, size: int, traffic: Traffic) -> int | None:
+def _first_operator(parties: tuple[CheckedProver, CheckedProver], step: int, size: int, traffic: Traffic) -> int | None:
     """Bisect over prefix roots, which differ from the first different operator on."""
     same, different = 0, size
     if parties[0].trace(step).root == parties[1].trace(step).root:
@@ -173,7 +173,7 @@ def _first_operator(parties: tuple[Party, Party], step: int, size: int, traffic:
 
 
 def _settle_operator(
-    parties: tuple[Party, Party], step: int, index: int, task: Disputed, expected: dict[str, Any]
+    parties: tuple[CheckedProver, CheckedProver], step: int, index: int, task: Disputed, expected: dict[str, Any]
 ) -> Ruling:
     nodes = {party.name: party.node(step, index) for party in parties}
     operator = str(expected["operator"])
@@ -194,7 +194,7 @@ def _settle_operator(
     return _execute(parties, step, nodes, task)
 
 
-def _true_input(parties: tuple[Party, Party], step: int, place: dict[str, Any], task: Disputed) -> str:
+def _true_input(parties: tuple[CheckedProver, CheckedProver], step: int, place: dict[str, Any], task: Disputed) -> str:
     """Digest of an input whose source both agree on."""
     kind, _, name = str(place["source"]).partition(":")
     if kind == ABSENT:
@@ -214,7 +214,7 @@ def _true_input(parties: tuple[Party, Party], step: int, place: dict[str, Any], 
     raise EvidenceError(f"neither lab opens the agreed output of operator {index}")
 
 
-def _agreed_state(parties: tuple[Party, Party], step: int, task: Disputed) -> dict[str, Tensor]:
+def _agreed_state(parties: tuple[CheckedProver, CheckedProver], step: int, task: Disputed) -> dict[str, Tensor]:
     """The state that both committed to, from whoever can show it."""
     for party in parties:
         leaf = party.leaf(step)
@@ -227,7 +227,7 @@ def _agreed_state(parties: tuple[Party, Party], step: int, task: Disputed) -> di
     raise EvidenceError(f"neither lab opens the agreed state after step {step}")
 
 
-def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], task: Disputed) -> Ruling:
+def _execute(parties: tuple[CheckedProver, CheckedProver], step: int, nodes: dict[str, Node], task: Disputed) -> Ruling:
     """Case 3: equal inputs, different outputs. Each party's own rounding entries are honoured if they are lawful."""
     first = nodes[parties[0].name]
     if first.operator == _AS_STRIDED:
@@ -267,7 +267,7 @@ def _execute(parties: tuple[Party, Party], step: int, nodes: dict[str, Node], ta
     )
 
 
-def _agreed_inputs(parties: tuple[Party, Party], step: int, node: Node) -> list[Tensor]:
+def _agreed_inputs(parties: tuple[CheckedProver, CheckedProver], step: int, node: Node) -> list[Tensor]:
     for party in parties:
         try:
             inputs, _ = party.tensors(step, node.index)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical, verify_consistency, verify_inclusion
 from monitor.lab.prover import Opening, Prover, TraceHead
@@ -17,7 +17,7 @@ from monitor.programs.trace import Node
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
 
-__all__ = ["Failure", "Party", "Traffic"]
+__all__ = ["CheckedProver", "Failure", "Traffic"]
 
 Result = TypeVar("Result")
 
@@ -38,7 +38,7 @@ class Traffic:
     bytes: int = 0
 
 
-class Party:
+class CheckedProver:
     """One prover as the referee sees it: every answer is checked against what it has committed to before.
 
     Args:
@@ -87,7 +87,7 @@ class Party:
         head = self.trace(step)
         opening = self._opening(lambda: self._prover.node(step, index))
         self._check_inclusion(opening, index, head.size, head.root)
-        node = self._parsed(lambda: Node.from_json(canonical.decode(opening.leaf, most=bounds.STEP_BYTES)))
+        node = self._parsed(lambda: Node.from_json(canonical.decode(opening.leaf, most=limits.STEP_BYTES)))
         if node.index != index:
             raise Failure(self.name, f"operator {index} of its trace calls itself {node.index}")
         return node
@@ -156,7 +156,7 @@ def _checked_prefix(value: object) -> tuple[bytes, tuple[bytes, ...]]:
 def _checked_proof(value: object) -> tuple[bytes, ...]:
     if type(value) is not tuple:
         raise EvidenceError("an answer's proof is not a tuple")
-    bounds.PROOF_NODES.check(len(value))
+    limits.PROOF_NODES.check(len(value))
     return tuple(_checked_bytes(item) for item in value)
 
 
@@ -171,7 +171,7 @@ def _checked_tensors(values: object) -> list[Tensor]:
     """Dense tensors of exactly that type on the CPU, so that no code of the party runs when they are used."""
     if type(values) is not list:
         raise EvidenceError("an answer is not a list of tensors")
-    bounds.TENSORS.check(len(values))
+    limits.TENSORS.check(len(values))
     for value in values:
         if type(value) is not Tensor or value.layout is not torch.strided or value.device.type != "cpu":
             raise EvidenceError("an answer holds something that is not a dense tensor on the CPU")
@@ -187,7 +187,7 @@ def check_materialised(value: Tensor) -> None:
 
 
 def _leaf(data: bytes, step: int, layout: Layout) -> Leaf:
-    leaf = Leaf.from_json(canonical.decode(data, most=bounds.STEP_BYTES), layout)
+    leaf = Leaf.from_json(canonical.decode(data, most=limits.STEP_BYTES), layout)
     if leaf.step != step:
         raise EvidenceError(f"the leaf of step {step} calls itself {leaf.step}")
     return leaf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from firmware_sim import RECORD_BYTES, bounds
+from firmware_sim import RECORD_BYTES, limits
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import ChipIdentity
@@ -16,6 +16,6 @@ def admitted(log: bytes, identity: ChipIdentity, trust: ChipTrust, *, chip: str)
     What a maker's chip has logged is bounded by its firmware; whoever makes up a chip can make up any log.
     """
     records = len(log) // RECORD_BYTES
-    if identity.maker_digest not in trust.ca_digests and records > bounds.STRANGE_LOG_RECORDS.most:
+    if identity.maker_digest not in trust.ca_digests and records > limits.STRANGE_LOG_RECORDS.most:
         raise EvidenceError(f"chip {chip}: no trusted maker vouches for it, and its log has {records} records")
     return log

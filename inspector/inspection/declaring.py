@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
 from inspector.inspection.reviewing import read_programs
@@ -57,12 +57,12 @@ def read_proposal(path: Path) -> Proposal:
         EvidenceError: it is malformed.
     """
     if not path.is_dir():
-        signed, signer = Countersigned.read(_content(path, bounds.COUNTERSIGNED_BYTES))
+        signed, signer = Countersigned.read(_content(path, limits.COUNTERSIGNED_BYTES))
         return Proposal(
             lab=signed.lab, declaration=signed.declaration, programs=signed.programs, data={}, signer=signer
         )
-    content = _content(path / METADATA, bounds.METADATA_BYTES)
-    metadata = Metadata.from_json(canonical.decode(content, most=bounds.METADATA_BYTES))
+    content = _content(path / METADATA, limits.METADATA_BYTES)
+    metadata = Metadata.from_json(canonical.decode(content, most=limits.METADATA_BYTES))
     programs = {digest: Admitted.of(program) for digest, program in sorted(read_programs(path).items())}
     return Proposal(lab=metadata.lab, declaration=metadata.task, programs=programs, data=metadata.data)
 
@@ -84,7 +84,7 @@ def countersign(
     proposal = read_proposal(run)
     data: set[str] = set()
     if with_data:
-        files = {path: Entry.of(_content(run / path, bounds.SAMPLES_BYTES)).sha256 for path in (SAMPLES, ORDER)}
+        files = {path: Entry.of(_content(run / path, limits.SAMPLES_BYTES)).sha256 for path in (SAMPLES, ORDER)}
         data.add(agreement_digest(files))
     return Countersigned(
         lab=proposal.lab,
@@ -96,8 +96,8 @@ def countersign(
     )
 
 
-def _content(path: Path, most: bounds.Bound) -> bytes:
+def _content(path: Path, most: limits.Limit) -> bytes:
     try:
-        return bounds.read_file(path, most)
+        return limits.read_file(path, most)
     except OSError as error:
         raise CallerError(f"cannot read {path}: {error.strerror}") from None

@@ -16,7 +16,7 @@ from inspector.inspection.agreement import agreement_of
 from inspector.inspection.execution import examine_execution
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import Worker, verified_manifest
+from inspector.inspection.judging import Worker, verified_manifest
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.replay.drift import DRIFT_POLICY, native_weights, record_decisions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from firmware_sim import RECORD_BYTES, LogRecord, bounds, open_quote, parse_log
+from firmware_sim import RECORD_BYTES, LogRecord, limits, open_quote, parse_log
 from firmware_sim.checks import CloneError, check_distinct, check_log_chain, check_log_quoted
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, Quote
@@ -72,7 +72,7 @@ def examine_identities(
             impostor = first if first.chip != first.identity.chip_id else second
             said = text if isinstance(error, CloneError) else f"{text}: {error}"
             findings.add(Guard.CLONE, said, chip=impostor.chip)
-            if len(proofs) < bounds.CLONE_PROOFS.most:
+            if len(proofs) < limits.CLONE_PROOFS.most:
                 proofs.append(_proof(first, second, text, trust))
     return proofs
 
@@ -153,7 +153,7 @@ def _proof(first: _Witness, second: _Witness, text: str, trust: Trust) -> dict[s
     evidence = []
     for each in (first, second):
         log = each.source.read("log.bin")
-        short = len(log) // RECORD_BYTES <= bounds.STRANGE_LOG_RECORDS.most
+        short = len(log) // RECORD_BYTES <= limits.STRANGE_LOG_RECORDS.most
         evidence.append(
             {
                 "chip": each.chip,

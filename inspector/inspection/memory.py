@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from firmware_sim import LogPosition, bounds
+from firmware_sim import LogPosition, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from inspector.inspection.verdict import Verdict
@@ -33,7 +33,7 @@ def load_memory(path: Path) -> dict[str, LogPosition]:
             raise ValueError(f"there is no folder {path.parent}")
         if not path.exists():
             return {}
-        data: Any = canonical.parse(bounds.read_file(path, bounds.MEMORY_BYTES), most=bounds.MEMORY_BYTES)
+        data: Any = canonical.parse(limits.read_file(path, limits.MEMORY_BYTES), most=limits.MEMORY_BYTES)
         if set(data) != {"format", "chips"} or data["format"] != _FORMAT:
             raise ValueError("it has another format")
         return {str(chip): _position(entry) for chip, entry in data["chips"].items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, VerifyingKey
@@ -74,9 +74,9 @@ def _check_names(labs: Iterable[str], chips: Iterable[str]) -> None:
     """A registry takes names that no run folder can have."""
     try:
         for lab in labs:
-            bounds.check_lab(lab)
+            limits.check_lab(lab)
         for chip in chips:
-            bounds.check_chip_id(chip)
+            limits.check_chip_id(chip)
     except EvidenceError as error:
         raise CallerError(f"the registry has a name that no run can have: {error}") from None
 

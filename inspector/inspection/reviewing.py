@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.execution import NOT_REVIEWED, examine_execution
@@ -59,7 +59,7 @@ def read_programs(path: FilePath) -> dict[str, Program]:
     """Programs by digest: those of a file, or of a run folder's ``programs``."""
     files = sorted((path / "programs").glob("*.json")) if path.is_dir() else [path]
     try:
-        found = [Program.decode(bounds.read_file(file, bounds.PROGRAM_BYTES)) for file in files]
+        found = [Program.decode(limits.read_file(file, limits.PROGRAM_BYTES)) for file in files]
     except OSError as error:
         raise CallerError(f"cannot read {path}: {error.strerror}") from None
     return {program.digest: program for program in found}

@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonical
@@ -96,8 +96,8 @@ class Trust:
                         f"the trust file {path} lies inside the run {run}: a lab cannot vouch for itself"
                     )
             try:
-                content = bounds.read_file(path, bounds.TRUST_BYTES)
-                data = canonical.parse(content, most=bounds.TRUST_BYTES)
+                content = limits.read_file(path, limits.TRUST_BYTES)
+                data = canonical.parse(content, most=limits.TRUST_BYTES)
             except OSError as error:
                 raise CallerError(f"cannot read the trust file {path}: {error.strerror}") from None
             except EvidenceError as error:
@@ -213,9 +213,9 @@ class Trust:
             if not all(isinstance(text, str) for text in texts) or type(data["minimum_security_version"]) is not int:
                 raise ValueError
             for lab in data["labs"]:
-                bounds.check_lab(lab)
+                limits.check_lab(lab)
             for chip in data["chips"]:
-                bounds.check_chip_id(chip)
+                limits.check_chip_id(chip)
             if not _RATE.fullmatch(data["snapshot_rate"]):
                 raise ValueError
             most = data["maximum_flop"]

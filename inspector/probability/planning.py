@@ -4,8 +4,8 @@ The Prover knows the schedule, picks the worst evasion of the list and places it
 one placement the exponent -log(miss) is linear in the samples, so the good schedules are an intersection of half
 spaces: a linear programme chooses samples and periods, an oracle returns the placements that evade it best, these
 become constraints, and so on. The programme's optimum is a lower bound on the cost of every schedule over the same
-periods; its whole, repaired schedule, which the oracle accepts, is the plan. ``Plan.lower_bound`` shows how far apart
-the two are.
+periods; its whole, repaired schedule, which the oracle accepts, is the plan. ``VisitSchedule.lower_bound`` shows how
+far apart the two are.
 
 Law: snapshots wait in the log, so a longer period is never dearer. A plan leaves the longest period allowed only where
 a site has too few chips for it; what limits the period is how late a run may be noticed.
@@ -34,11 +34,11 @@ from inspector.probability.detection import CHIPS_PER_INSPECTOR, DAYS_PER_YEAR, 
 __all__ = [
     "AS_DECLARED",
     "Evasion",
-    "Plan",
     "Problem",
     "Response",
     "Sensitivity",
     "Site",
+    "VisitSchedule",
     "Visits",
     "best_response",
     "cheapest_plan",
@@ -52,7 +52,7 @@ _INFEASIBLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class VisitSchedule:
     """A schedule that holds against every evasion of the problem.
 
     Attributes:
@@ -100,7 +100,7 @@ class Plan:
         return math.ceil(self.work / CHIPS_PER_INSPECTOR)
 
 
-def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
+def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> VisitSchedule:
     """Return the cheapest schedule whose detection probability is at least ``confidence`` under every evasion.
 
     Only schedules that accuse an honest lab with ``problem.false_alarms`` at most are candidates.
@@ -108,7 +108,7 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
     Args:
         problem: what to plan for.
         gap: stop when the plan's work is within this share of the lower bound. The search also ends when it repeats
-            itself (whole samples may leave a wider gap on a tiny problem); ``Plan.lower_bound`` tells.
+            itself (whole samples may leave a wider gap on a tiny problem); ``VisitSchedule.lower_bound`` tells.
 
     Raises:
         ChipsTooFewError: no evasion is possible: the run does not fit the sites at all.
@@ -142,7 +142,7 @@ def cheapest_plan(problem: Problem, *, gap: float = 0.005) -> Plan:
             break
         tried.add(tuple(visits))
     ranked = sorted((best_response(problem, best, each) for each in possible), key=lambda each: each.detection)
-    return Plan(
+    return VisitSchedule(
         visits=tuple(best),
         work=_work(problem, best),
         lower_bound=bound,

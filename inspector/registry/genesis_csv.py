@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.registry._values import ChipRecord
 from inspector.registry.errors import ImportRejected, RegistryMisuse
@@ -48,7 +48,7 @@ def read_rows(
     """Yield (line number, fields in the order required + optional, "" for an absent optional column) of a CSV file."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            bounds.CSV_BYTES.check(os.fstat(file.fileno()).st_size)
+            limits.CSV_BYTES.check(os.fstat(file.fileno()).st_size)
             reader = csv.reader(file, strict=True)
             header = next(reader, None)
             if header is None:
@@ -56,7 +56,7 @@ def read_rows(
             positions = _columns(path, header, required, optional)
             width = len(header)
             for number, row in enumerate(reader, start=1):
-                bounds.CSV_ROWS.check(number)
+                limits.CSV_ROWS.check(number)
                 if len(row) != width:
                     raise ImportRejected(f"{path}: line {reader.line_num}: {len(row)} fields, the header has {width}")
                 yield reader.line_num, [row[position] if position >= 0 else "" for position in positions]

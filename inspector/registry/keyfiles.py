@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey
 
@@ -49,7 +49,7 @@ def load_public(path: Path) -> VerifyingKey:
 
 def _read(path: Path, label: str, kind: str) -> bytes:
     try:
-        words = bounds.read_file(path, bounds.KEY_FILE_BYTES).decode("ascii").split()
+        words = limits.read_file(path, limits.KEY_FILE_BYTES).decode("ascii").split()
     except OSError as error:
         raise CallerError(f"{path}: {error.strerror or error}") from None
     except (EvidenceError, UnicodeDecodeError):

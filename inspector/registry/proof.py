@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SignedHead, VerifyingKey, canonical, verify_consistency, verify_inclusion
 from inspector.registry._log import LogEntry
@@ -65,7 +65,7 @@ class ChipProof:
     @classmethod
     def from_bytes(cls, data: bytes) -> ChipProof:
         """Return the proof whose encoding is ``data``; raises EvidenceError for anything else."""
-        value = canonical.decode(data, most=bounds.STATEMENT_BYTES)
+        value = canonical.decode(data, most=limits.STATEMENT_BYTES)
         try:
             proof = cls(
                 record=ChipRecord(*value["record"]),

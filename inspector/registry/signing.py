@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey, VerifyingKey, canonical, decode_base64, open_sealed, seal
 from firmware_sim.evidence import open_statement as open_in_toto
@@ -68,7 +68,7 @@ class SignedStatement:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SignedStatement:
-        value = canonical.decode(data, most=bounds.STATEMENT_BYTES)
+        value = canonical.decode(data, most=limits.STATEMENT_BYTES)
         if not isinstance(value, dict) or set(value) != {"envelopes", "kind"}:
             raise InvalidStatement("not a signed registry statement")
         envelopes = value["envelopes"]
@@ -111,7 +111,7 @@ def countersign(signed: SignedStatement, key: SigningKey) -> SignedStatement:
 
 def signer_key_id(envelope: bytes) -> str:
     """The key id that an envelope claims, before anything is verified."""
-    value = canonical.decode(envelope, most=bounds.STATEMENT_BYTES)
+    value = canonical.decode(envelope, most=limits.STATEMENT_BYTES)
     try:
         key_id = value["signatures"][0]["keyid"]
     except (TypeError, KeyError, IndexError):
@@ -186,7 +186,7 @@ def decode_payload(signed: SignedStatement) -> Statement:
     """The statement in the first envelope, its signature not verified: for entries that the log holds already."""
     if signed.kind not in _CLASSES or not signed.envelopes:
         raise InvalidStatement(f"unknown or unsigned statement {signed.kind!r:.40}")
-    envelope = canonical.decode(signed.envelopes[0], most=bounds.STATEMENT_BYTES)
+    envelope = canonical.decode(signed.envelopes[0], most=limits.STATEMENT_BYTES)
     try:
         body = decode_base64(envelope["payload"])
     except (TypeError, KeyError):

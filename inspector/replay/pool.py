@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import IO, Any, Self
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import DeviceError, EvidenceError
 from firmware_sim.evidence import canonical
 from inspector.devices import Device, device
@@ -79,14 +79,14 @@ class _Worker:
             try:
                 process.stdin.write(json.dumps(job).encode() + b"\n")
                 process.stdin.flush()
-                line = process.stdout.readline(bounds.WORKER_BYTES.most + 1)
+                line = process.stdout.readline(limits.WORKER_BYTES.most + 1)
             except BrokenPipeError:
                 line = b""
             finally:
                 timed_out = not timer.is_alive()
                 timer.cancel()
             try:
-                result = canonical.parse(line, most=bounds.WORKER_BYTES)
+                result = canonical.parse(line, most=limits.WORKER_BYTES)
             except EvidenceError:
                 raise self._failure(timed_out) from None
             if not isinstance(result, dict):

@@ -20,11 +20,11 @@ from monitor.programs.calls import is_view, operator_of, scalar_numbers, written
 from monitor.programs.program import Program
 from monitor.programs.trace import layout_of
 
-__all__ = ["Bound", "ProgramWrites", "bind", "calls_of"]
+__all__ = ["Binding", "ProgramWrites", "bind", "calls_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class Binding:
     """Which scalars and constants of a program must equal which of the reference."""
 
     scalars: Mapping[int, int]
@@ -86,7 +86,7 @@ class ProgramWrites:
         yield from (place["source"] for place in self.program.commit.values() if place is not None)
 
 
-def bind(writes: ProgramWrites, reference: Program, task: Declaration) -> Bound:
+def bind(writes: ProgramWrites, reference: Program, task: Declaration) -> Binding:
     """Find the numbers of the program's updates in the reference.
 
     Raises:
@@ -107,7 +107,7 @@ class _Binding:
         self._partner: dict[int, int] = {}  # a call of the reference -> the program's
         self._constants: set[tuple[int, int]] = set()
 
-    def bound(self) -> Bound:
+    def bound(self) -> Binding:
         mine, theirs = _scalars_of(self._program), _scalars_of(self._reference)
         found: dict[int, int] = {}
         for (first, last), (start, stop) in zip(self._program.updates, self._reference.updates, strict=True):
@@ -124,7 +124,7 @@ class _Binding:
                 found.update(zip(mine[begin + offset], theirs[start + offset], strict=True))
         self._writes.check_elsewhere(set(self._partner.values()))
         self._check_commit()
-        return Bound(found, frozenset(self._constants))
+        return Binding(found, frozenset(self._constants))
 
     def _match(self, number: int, partner: int) -> None:
         mine, theirs = self._program.calls[number], self._reference.calls[partner]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 
-from firmware_sim import Digest, bounds
+from firmware_sim import Digest, limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import (
     SHA256,
@@ -120,7 +120,7 @@ class Countersigned:
     @classmethod
     def open(cls, envelope: bytes, key: VerifyingKey) -> Countersigned:
         """Verify and parse; EvidenceError on another signature or form, or subjects that are not what it holds."""
-        return cls._parse(open_sealed(envelope, COUNTERSIGNED, key, most=bounds.COUNTERSIGNED_BYTES))
+        return cls._parse(open_sealed(envelope, COUNTERSIGNED, key, most=limits.COUNTERSIGNED_BYTES))
 
     @classmethod
     def read(cls, envelope: bytes) -> tuple[Countersigned, str]:
@@ -129,12 +129,12 @@ class Countersigned:
         Raises:
             EvidenceError: not an envelope of this kind.
         """
-        data = decode(envelope.strip(), most=bounds.COUNTERSIGNED_BYTES)
+        data = decode(envelope.strip(), most=limits.COUNTERSIGNED_BYTES)
         try:
             signer, payload = data["signatures"][0]["keyid"], decode_base64(data["payload"])
         except (TypeError, LookupError):
             raise EvidenceError("not a countersigned declaration") from None
-        return cls._parse(decode(payload, most=bounds.COUNTERSIGNED_BYTES)), str(signer)
+        return cls._parse(decode(payload, most=limits.COUNTERSIGNED_BYTES)), str(signer)
 
     @classmethod
     def _parse(cls, payload: object) -> Countersigned:
@@ -144,7 +144,7 @@ class Countersigned:
         for name in ("programs", "free", "direct_paths", "data"):
             if not isinstance(data[name], list):
                 raise EvidenceError(f"the {name} of a countersigned declaration are no list")
-        bounds.check_lab(data["lab"])
+        limits.check_lab(data["lab"])
         found = cls(
             lab=data["lab"],
             declaration=Declaration.from_json(data["declaration"]),

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from firmware_sim import REGION_KINDS, Digest, bounds
+from firmware_sim import REGION_KINDS, Digest, limits
 from firmware_sim.errors import EvidenceError
 
 __all__ = ["TAKEN_OVER", "Initialisation", "Origin", "Parent"]
@@ -39,7 +39,7 @@ class Parent:
     def __post_init__(self) -> None:
         if not _is_digest(self.run):
             raise EvidenceError("the declared parent is not named by a run id")
-        if type(self.step) is not int or not 1 <= self.step <= bounds.STEPS.most:
+        if type(self.step) is not int or not 1 <= self.step <= limits.STEPS.most:
             raise EvidenceError("the declared parent's last step is no number of steps")
         Digest.parse(self.state)
         known = all(isinstance(kind, str) for kind in self.kinds) and set(self.kinds) <= set(REGION_KINDS)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 
 __all__ = ["KINDS", "Schedule"]
@@ -41,11 +41,11 @@ class Schedule:
         if set(given) != wanted or len(given) != len(self.numbers):
             raise CallerError(f"a {self.kind} schedule has the numbers {', '.join(sorted(wanted)) or 'none'}")
         for name in whole:
-            if type(given[name]) is not int or not 1 <= given[name] <= bounds.STEPS.most:  # type: ignore[operator]
+            if type(given[name]) is not int or not 1 <= given[name] <= limits.STEPS.most:  # type: ignore[operator]
                 raise CallerError(f"{name} of a {self.kind} schedule is a number of steps from 1 on")
         table = given.get("factors", ())
-        if not isinstance(table, tuple) or (self.kind == "table" and not 1 <= len(table) <= bounds.SCHEDULE.most):
-            raise CallerError(f"a table of factors has 1 … {bounds.SCHEDULE.most} entries")
+        if not isinstance(table, tuple) or (self.kind == "table" and not 1 <= len(table) <= limits.SCHEDULE.most):
+            raise CallerError(f"a table of factors has 1 … {limits.SCHEDULE.most} entries")
         for value in (*table, *(given[name] for name in factors)):
             if type(value) is not float or not 0 <= value < math.inf:
                 raise CallerError(f"the factors of a {self.kind} schedule are fractional numbers of at least 0")

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
-from monitor.declaration.binding import Bound, ProgramWrites, bind, calls_of
+from monitor.declaration.binding import Binding, ProgramWrites, bind, calls_of
 from monitor.declaration.reference import IMPLEMENTATION, SCHEDULES, Contradicted, NotBound, ReferenceOptimizer
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program, parse_hex
@@ -58,7 +58,7 @@ class _Known:
     writes: ProgramWrites
     slots: dict[int, str] = field(default_factory=dict)
     structure: tuple[Any, ...] | None = None
-    bound: Bound | None = None
+    bound: Binding | None = None
 
     def operator(self, number: int) -> str:
         """The operator that takes a scalar."""
@@ -111,7 +111,7 @@ class StepNumbers:
             raise EvidenceError(f"step {self.steps} runs a program whose calls have malformed arguments") from None
         self._known[program.digest] = known
         changed = {number: parse_hex(text) for text, numbers in slots.items() for number in numbers}
-        bound: Bound | None = None
+        bound: Binding | None = None
         if self._reference is not None:
             try:
                 bound = self._bind(known, changed, overlay(self._task.groups, hyper))
@@ -146,7 +146,7 @@ class StepNumbers:
         """Parameter groups none of whose weights an update wrote: their hyper-parameters govern nothing."""
         return [i for i, names in enumerate(self._task.parameters) if not self.updated & set(names)]
 
-    def _bind(self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper]) -> Bound:
+    def _bind(self, known: _Known, changed: Mapping[int, float], groups: Sequence[Hyper]) -> Binding:
         assert self._reference is not None
         writes = known.writes
         strangers = set().union(*(update.weights for update in writes.updates)) - {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from firmware_sim import REGION_KINDS, bounds
+from firmware_sim import REGION_KINDS, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor.declaration.origin import Origin
@@ -67,7 +67,7 @@ class StateEntry:
             raise EvidenceError(
                 f"the declared state has an impossible tensor: {self.kind!r:.40} {self.name!r:.100} {self.dtype!r:.40}"
             )
-        bounds.check_shape(self.shape)
+        limits.check_shape(self.shape)
 
     @property
     def byte_count(self) -> int:
@@ -113,17 +113,17 @@ class Declaration:
             raise CallerError(f"a run is recorded with exact or rounded numerics, not {self.numerics!r}")
         if self.recipe is None and self.origin.state is None:
             raise CallerError("a run without a recipe declares the digest of its initial state")
-        if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= bounds.STEPS.most):
-            raise CallerError(f"the length of a run is 1 … {bounds.STEPS.most} steps, not {self.length!r}")
+        if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= limits.STEPS.most):
+            raise CallerError(f"the length of a run is 1 … {limits.STEPS.most} steps, not {self.length!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
             raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed!r}")
-        if type(self.checkpoint_every) is not int or not 1 <= self.checkpoint_every <= bounds.STEPS.most:
-            raise CallerError(f"checkpoint_every is 1 … {bounds.STEPS.most}, not {self.checkpoint_every!r}")
+        if type(self.checkpoint_every) is not int or not 1 <= self.checkpoint_every <= limits.STEPS.most:
+            raise CallerError(f"checkpoint_every is 1 … {limits.STEPS.most}, not {self.checkpoint_every!r}")
         check_shares(self.shares)
         if self.recipe is not None and self.recipe.shards != len(self.shares):
             raise CallerError(f"the recipe is for {self.recipe.shards} chips, not {len(self.shares)}")
-        if not 1 <= len(self.state) <= bounds.TENSORS.most:
-            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {bounds.TENSORS.most} can be recorded")
+        if not 1 <= len(self.state) <= limits.TENSORS.most:
+            raise CallerError(f"the state has {len(self.state)} tensors; 1 … {limits.TENSORS.most} can be recorded")
         if not 1 <= len(self.groups) <= _MOST_GROUPS:
             raise CallerError(
                 f"the optimizer has {len(self.groups)} parameter groups; 1 … {_MOST_GROUPS} can be recorded"
@@ -137,9 +137,9 @@ class Declaration:
         if len(self.parameters) != len(self.groups) or len(set(names)) != len(names) or not set(names) <= weights:
             raise CallerError("the parameter groups do not name weights of the state, each at most once")
         values = sum(1 + _count(value) for group in self.groups for value in group.values())
-        if values > bounds.HYPER_VALUES.most:
+        if values > limits.HYPER_VALUES.most:
             raise CallerError(
-                f"the optimizer has {values} hyper-parameters; at most {bounds.HYPER_VALUES.most} can be recorded"
+                f"the optimizer has {values} hyper-parameters; at most {limits.HYPER_VALUES.most} can be recorded"
             )
 
     @classmethod

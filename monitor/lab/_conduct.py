@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from monitor.declaration.statement import Declaration
     from monitor.lab.host import Host
-    from monitor.lab.site import Site, SiteConfig
+    from monitor.lab.simulated import LabConfig, SimulatedLab
     from monitor.numerics import Observer
     from monitor.replay.moment import Moment
     from monitor.sharding import ShardedMemory
@@ -62,17 +62,17 @@ class Conduct:
         """Whether it departs from honesty, so that its recorder's own checks would find it."""
         return type(self) is not Conduct
 
-    def check(self, declared: Declaration, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: LabConfig) -> None:
         """Raise CallerError if this lie cannot be told in that run by that lab."""
 
     def declare_data(self, data: DeclaredData) -> DeclaredData:
         """Return the samples and their order that the lab declares and trains on."""
         return data
 
-    def before_run(self, site: Site) -> None:
+    def before_run(self, lab: SimulatedLab) -> None:
         """Called once before the chips hold the run's memory."""
 
-    def initialise(self, declared: Declaration, memory: ShardedMemory, site: Site) -> None:
+    def initialise(self, declared: Declaration, memory: ShardedMemory, lab: SimulatedLab) -> None:
         """Called on the initial state before it is committed."""
 
     def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
@@ -112,5 +112,5 @@ class Conduct:
         """Return the evidence files of the chip that holds a shard, as the lab hands them over."""
         return evidence
 
-    def publish(self, run: Path, site: Site) -> None:
+    def publish(self, run: Path, lab: SimulatedLab) -> None:
         """Called with the finished run folder before anybody else sees it."""

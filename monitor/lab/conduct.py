@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from monitor.declaration.statement import Declaration
     from monitor.lab.host import Host
-    from monitor.lab.site import Site, SiteConfig
+    from monitor.lab.simulated import LabConfig, SimulatedLab
     from monitor.numerics import Observer
     from monitor.replay.moment import Moment
     from monitor.sharding import ShardedMemory
@@ -72,7 +72,7 @@ class _ReorderData(Conduct):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def check(self, declared: Declaration, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.length is not None and declared.length < 2:
             raise CallerError("a run of one step has one order of data; take at least two steps")
 
@@ -123,10 +123,10 @@ class _TruncateTranscript(Conduct):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def publish(self, run: Path, site: Site) -> None:
-        draft = Draft.read(run, site.key)
+    def publish(self, run: Path, lab: SimulatedLab) -> None:
+        draft = Draft.read(run, lab.key)
         draft.cut(run, self._step - 1)
-        draft.sign(run, site.key)
+        draft.sign(run, lab.key)
 
 
 class _MakeTrust(Conduct):
@@ -135,7 +135,7 @@ class _MakeTrust(Conduct):
     def __init__(self, step: int) -> None:
         """The lie is told after the last step, whatever ``step`` is."""
 
-    def publish(self, run: Path, site: Site) -> None:
+    def publish(self, run: Path, lab: SimulatedLab) -> None:
         shutil.copy(run.with_name(f"{run.name}.trust.json"), run / "trust.json")
 
 
@@ -191,7 +191,7 @@ class _ForgeInitialisation(Conduct):
     def __init__(self, step: int) -> None:
         """The lie is told before the first step, whatever ``step`` is."""
 
-    def initialise(self, declared: Declaration, memory: ShardedMemory, site: Site) -> None:
+    def initialise(self, declared: Declaration, memory: ShardedMemory, lab: SimulatedLab) -> None:
         if declared.recipe is None:
             shuffle_weights(memory, declared.seed + 1)
             return
@@ -288,7 +288,7 @@ class EditRoundingLog(Conduct):
         self._step = step
         self._edit = edit
 
-    def check(self, declared: Declaration, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.numerics != "rounded":
             raise CallerError(
                 f"this lie edits the log of rounded numerics with worst-case bounds, not {declared.numerics}"

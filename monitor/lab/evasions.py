@@ -16,7 +16,7 @@ from firmware_sim import NO_RUN, LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from monitor.lab._conduct import Conduct, shuffle_weights, undeclared
-from monitor.lab.site import Site, SiteConfig
+from monitor.lab.simulated import LabConfig, SimulatedLab
 from monitor.replay.replaying import ProgramTraining
 from monitor.transcript import RunFolder, encode_arrays
 from monitor.transcript.layout import ORDER, SAMPLES
@@ -51,23 +51,23 @@ class _UndeclaredRun(Conduct):
         if host.moment is None:
             return
         other = _other_model(host.moment)
-        run_id = hashlib.sha256(f"chipwitness/undeclared/{host.site.config.secret}".encode()).digest()
-        for chip, shard in zip(host.site.chips, other.shards, strict=True):
+        run_id = hashlib.sha256(f"chipwitness/undeclared/{host.lab.config.secret}".encode()).digest()
+        for chip, shard in zip(host.lab.chips, other.shards, strict=True):
             chip.attach(shard, run_id, 0)
         batch = undeclared(host.moment.batch)
         for step in range(1, self._steps + 1):
             host.moment.train(other, batch)
-            for chip in host.site.chips:
+            for chip in host.lab.chips:
                 chip.tick(run_id, step)
 
 
 class _UndeclaredChips(Conduct):
-    """Trains on one chip more than the registry knows; the simulated registry leaves it out (``Site``)."""
+    """Trains on one chip more than the registry knows; the simulated registry leaves it out (``SimulatedLab``)."""
 
     def __init__(self, step: int) -> None:
         """The lie is told from the start, whatever ``step`` is."""
 
-    def check(self, declared: Declaration, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.shards < 2:
             raise CallerError("a registry without any chip has nothing to inspect; give --chips 2 or more")
 
@@ -80,7 +80,7 @@ class _TwoTranscripts(Conduct):
     def __init__(self, step: int) -> None:
         self._step = step
 
-    def check(self, declared: Declaration, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.shards < 2:
             raise CallerError("one chip hears of one transcript only; give --chips 2 or more")
 
@@ -126,15 +126,15 @@ class _ChainedRuns(Conduct):
     def __init__(self, step: int) -> None:
         """The lie is told before the first step, whatever ``step`` is."""
 
-    def check(self, declared: Declaration, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: LabConfig) -> None:
         if config.silicon is None:
             raise CallerError("a run is chained to an earlier one of the same lab; give --after RUN")
         earlier = _first_run(config).declared
         if earlier.state != declared.state or earlier.shares != declared.shares:
             raise CallerError("a run is chained to one of the same model and optimizer; that was another")
 
-    def initialise(self, declared: Declaration, memory: ShardedMemory, site: Site) -> None:
-        run = _first_run(site.config)
+    def initialise(self, declared: Declaration, memory: ShardedMemory, lab: SimulatedLab) -> None:
+        run = _first_run(lab.config)
         memory.load(run.checkpoint(run.declared.steps))
 
 
@@ -148,7 +148,7 @@ class _StaleSnapshots(Conduct):
         """The lie is told from step 2 on, whatever ``step`` is."""
         self._shown: dict[str, Tensor] = {}
 
-    def check(self, declared: Declaration, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.checkpoint_every != 1:
             raise CallerError("the first segment must end before the weights are made up; give --checkpoint-every 1")
 
@@ -176,8 +176,8 @@ class _EarlyTicks(Conduct):
         """The lie is told before the first step, whatever ``step`` is."""
         self._ticks = ticks
 
-    def before_run(self, site: Site) -> None:
-        _work_without_memory(site, self._ticks)
+    def before_run(self, lab: SimulatedLab) -> None:
+        _work_without_memory(lab, self._ticks)
 
 
 class _PausedTicks(Conduct):
@@ -189,14 +189,14 @@ class _PausedTicks(Conduct):
 
     def after_step(self, step: int, host: Host) -> None:
         if step == self._step:
-            host.site.restart()
-            _work_without_memory(host.site, self._ticks)
+            host.lab.restart()
+            _work_without_memory(host.lab, self._ticks)
             host.attach_memory(step)
             host.announce(step)
 
 
-def _work_without_memory(site: Site, ticks: int) -> None:
-    for chip in site.chips:
+def _work_without_memory(lab: SimulatedLab, ticks: int) -> None:
+    for chip in lab.chips:
         for _ in range(ticks):
             chip.tick(NO_RUN, 0)
 
@@ -207,7 +207,7 @@ class _OtherData(Conduct):
     def __init__(self, step: int) -> None:
         """The lie is told from the start, whatever ``step`` is."""
 
-    def check(self, declared: Declaration, config: SiteConfig) -> None:
+    def check(self, declared: Declaration, config: LabConfig) -> None:
         if declared.recipe is None:
             raise CallerError("only a run whose recipe names its data can declare others in their place")
 
@@ -222,11 +222,11 @@ class _OtherData(Conduct):
         return replace(data, files=files)
 
 
-def _first_run(config: SiteConfig) -> RunFolder:
+def _first_run(config: LabConfig) -> RunFolder:
     """The run for which the lab's chips were made."""
     assert config.silicon is not None
     lab = Path(config.silicon).parent
-    return RunFolder(lab.with_name(lab.name.removesuffix(".lab")), Site.lab_key(config).verifying)
+    return RunFolder(lab.with_name(lab.name.removesuffix(".lab")), SimulatedLab.lab_key(config).verifying)
 
 
 EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {

@@ -16,7 +16,7 @@ from monitor.transcript.leaf import Leaf
 if TYPE_CHECKING:
     from monitor.declaration.statement import Declaration
     from monitor.lab._conduct import Conduct
-    from monitor.lab.site import Site
+    from monitor.lab.simulated import SimulatedLab
     from monitor.transcript import Batches, TranscriptWriter
 
 __all__ = ["Host"]
@@ -37,7 +37,7 @@ class Host:
         declared: Declaration,
         memory: ShardedMemory,
         batches: Batches,
-        site: Site,
+        lab: SimulatedLab,
         writer: TranscriptWriter,
         conduct: Conduct,
         run_id: bytes,
@@ -45,7 +45,7 @@ class Host:
         self.declared = declared
         self.memory = memory
         self.batches = batches
-        self.site = site
+        self.lab = lab
         self.writer = writer
         self.leaves: list[Leaf] = []
         self.moment: Moment | None = None
@@ -54,17 +54,17 @@ class Host:
 
     def attach_memory(self, step: int) -> None:
         """Show every chip its shard of the memory, from a step on."""
-        for chip, shard in zip(self.site.chips, self.memory.shards, strict=True):
+        for chip, shard in zip(self.lab.chips, self.memory.shards, strict=True):
             chip.attach(shard, self._run_id, step)
 
     def tick_chips(self, step: int) -> None:
         """Let one tick of work pass on every chip; the host claims that memory holds the state after ``step``."""
-        for chip in self.site.chips:
+        for chip in self.lab.chips:
             chip.tick(self._run_id, step)
 
     def idle_chips(self) -> None:
         """Let one tick without work pass on every chip."""
-        for chip in self.site.chips:
+        for chip in self.lab.chips:
             chip.idle(1)
 
     def commit(self, leaf: Leaf, files: Mapping[str, bytes]) -> None:
@@ -80,10 +80,10 @@ class Host:
 
     def announce(self, step: int) -> None:
         """Tell the chips the head of the log that ends with ``step``, and let one tick pass."""
-        for shard, chip in enumerate(self.site.chips):
+        for shard, chip in enumerate(self.lab.chips):
             chip.commit(self._run_id, step, self._conduct.head(step, shard, self))
         self._conduct.tick(step, self)
-        for chip in self.site.idle:
+        for chip in self.lab.idle:
             chip.idle(1)
 
     def root(self, step: int) -> bytes:

@@ -12,7 +12,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree
 from monitor.lab.conduct import conduct
 from monitor.lab.reexecution import Reexecution, TracedStep
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.programs.trace import Node
 from monitor.transcript import RunFolder
 
@@ -71,9 +71,9 @@ class LabProver(Prover):
     """A lab in this process: its run folder, and its private side for running steps again as it did."""
 
     def __init__(self, folder: Path) -> None:
-        config = Site.read_config(site_path(folder))
+        config = SimulatedLab.read_config(lab_path(folder))
         self.folder = folder
-        self._run = RunFolder(folder, Site.lab_key(config).verifying)
+        self._run = RunFolder(folder, SimulatedLab.lab_key(config).verifying)
         self._leaves, self._tree = self._run.load_steps()
         self._reexecution = Reexecution(self._run, conduct(config.lie, config.lie_step))
         self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}

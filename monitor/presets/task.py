@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.numerics import DECLARABLE
 from monitor.presets import preset
@@ -116,7 +116,7 @@ def draw_order(task: Task, available: int) -> np.ndarray:
         raise CallerError(f"the data hold {available} samples, fewer than one batch of {task.batch_size}")
     generator = np.random.Generator(np.random.Philox(key=task.seed))
     needed = task.steps * task.batch_size
-    if needed > bounds.PLACES.most:
-        raise CallerError(f"the run takes {needed} samples; at most {bounds.PLACES.most} can be committed to")
+    if needed > limits.PLACES.most:
+        raise CallerError(f"the run takes {needed} samples; at most {limits.PLACES.most} can be committed to")
     epochs = [generator.permutation(available) for _ in range(-(-needed // available))]
     return np.concatenate(epochs)[:needed].astype(np.int64).reshape(task.steps, task.batch_size)

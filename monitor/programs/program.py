@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
@@ -165,7 +165,7 @@ class Program:
     @classmethod
     def decode(cls, data: bytes) -> Program:
         """Parse; EvidenceError on any other form, an unknown operator, or a source that does not come before."""
-        raw = canonical.decode(data, most=bounds.PROGRAM_BYTES, items=bounds.AGREED_ITEMS)
+        raw = canonical.decode(data, most=limits.PROGRAM_BYTES, items=limits.AGREED_ITEMS)
         try:
             return cls._parse(raw)
         except _MISFITS:
@@ -285,7 +285,7 @@ def _check_place(place: object, known: set[str]) -> None:
     _check_layout(place, _PLACE_KEYS)
     assert isinstance(place, dict)
     source, offset = place["source"], place["offset"]
-    if type(offset) is not int or abs(offset) > bounds.TENSOR_ELEMENTS.most:
+    if type(offset) is not int or abs(offset) > limits.TENSOR_ELEMENTS.most:
         raise EvidenceError("a place's offset is malformed")
     if not isinstance(source, str) or _SOURCE.fullmatch(source) is None:
         raise EvidenceError("a place's source is malformed")
@@ -297,10 +297,10 @@ def _check_layout(layout: object, keys: set[str]) -> None:
     if not isinstance(layout, dict) or set(layout) != keys or layout["dtype"] not in DTYPE_SIZES:
         raise EvidenceError("a tensor's layout in a program is malformed")
     lists = [layout[name] for name in ("shape", "stride") if name in keys]
-    bounds.check_shape(layout["shape"])
+    limits.check_shape(layout["shape"])
     for sizes in lists:
         if not isinstance(sizes, list) or not all(
-            type(size) is int and 0 <= size <= bounds.TENSOR_ELEMENTS.most for size in sizes
+            type(size) is int and 0 <= size <= limits.TENSOR_ELEMENTS.most for size in sizes
         ):
             raise EvidenceError("a tensor's layout in a program is malformed")
     if len({len(sizes) for sizes in lists}) != 1:

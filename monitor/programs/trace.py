@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_tensor
 from monitor.numerics import strides
@@ -139,7 +139,7 @@ def gather(source: Tensor, layout: Mapping[str, Any], place: Mapping[str, Any]) 
     offset = place["offset"]
     if offset < 0 or offset + reach(place["shape"], place["stride"]) > size:
         raise EvidenceError("an input does not lie inside its source")
-    bounds.GATHERED_BYTES.check(size * source.dtype.itemsize)
+    limits.GATHERED_BYTES.check(size * source.dtype.itemsize)
     memory = torch.zeros(size, dtype=source.dtype)
     memory.as_strided(layout["shape"], layout["stride"]).copy_(source)
     return memory.view(kind).as_strided(place["shape"], place["stride"], offset)

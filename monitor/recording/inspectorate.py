@@ -15,7 +15,7 @@ from typing import Any
 
 from monitor.declaration.countersigning import Admitted, Countersigned
 from monitor.declaration.statement import Declaration
-from monitor.lab.site import Site, SiteConfig
+from monitor.lab.simulated import LabConfig, SimulatedLab
 from monitor.programs.program import Program
 
 __all__ = ["SimulatedInspectorate"]
@@ -33,7 +33,7 @@ class SimulatedInspectorate:
     def __init__(
         self,
         run: Path,
-        config: SiteConfig,
+        config: LabConfig,
         *,
         reference: Mapping[str, Any] | None = None,
         free: frozenset[str] = frozenset(),
@@ -42,8 +42,8 @@ class SimulatedInspectorate:
     ) -> None:
         folder = run.resolve()
         self._path = folder.with_name(folder.name + ".trust.json")
-        self._key, self._lab = Site.inspectorate_key(config), config.lab
-        self._reference = Site.reference_values(config) if reference is None else reference
+        self._key, self._lab = SimulatedLab.inspectorate_key(config), config.lab
+        self._reference = SimulatedLab.reference_values(config) if reference is None else reference
         self._free, self._direct_paths, self._data = free, direct_paths, data
 
     def recall(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.origin import TAKEN_OVER, Parent
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
 
 __all__ = ["hold", "start_from"]
@@ -23,7 +23,7 @@ def start_from(model: nn.Module, folder: Path) -> Parent:
         CallerError: there is no such run, it is not finished, or its model has other tensors.
         EvidenceError: the run was altered.
     """
-    run = RunFolder(folder, Site.lab_key(Site.read_config(site_path(folder))).verifying)
+    run = RunFolder(folder, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(folder))).verifying)
     if not run.finished:
         raise CallerError(f"{folder} is not finished, so it has no final state to start from")
     step = run.declared.steps

@@ -14,7 +14,7 @@ from firmware_sim.errors import CallerError
 from monitor.environment import accelerator, check_subnormals
 from monitor.lab.conduct import conduct
 from monitor.lab.evidence import chip_evidence, write_answers
-from monitor.lab.site import Site, SiteConfig, site_path
+from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.programs.interpreter import loss_bits
@@ -44,7 +44,7 @@ class TrainResult:
 def train(
     task: Task,
     out: Path,
-    config: SiteConfig,
+    config: LabConfig,
     *,
     device: str,
     shares: Sequence[int] | None = None,
@@ -79,7 +79,7 @@ class Begun:
 def begin(
     task: Task,
     out: Path,
-    config: SiteConfig,
+    config: LabConfig,
     *,
     device: str,
     shares: Sequence[int] | None = None,
@@ -119,7 +119,7 @@ def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
     """
     if not out.is_dir():
         raise CallerError(f"there is no run folder {out}")
-    run = RunFolder(out, Site.lab_key(Site.read_config(site_path(out))).verifying)
+    run = RunFolder(out, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(out))).verifying)
     model, optimizer = build(run.task, accelerator())
     recorder = Recorder.resume(model, optimizer, out=out)
     return _train(Begun(recorder=recorder, model=model, optimizer=optimizer, data=run.data()), run.task, progress)

@@ -26,7 +26,7 @@ from monitor.environment import check_subnormals, device_name, fingerprint, sett
 from monitor.lab.conduct import conduct
 from monitor.lab.evidence import chip_evidence, write_answers
 from monitor.lab.host import Host
-from monitor.lab.site import Site, SiteConfig, new_site_config, next_site_config, site_path
+from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
@@ -153,11 +153,11 @@ class Recorder:
         begin, duration = started or datetime.now(UTC).replace(microsecond=0), timedelta(hours=hours)
         lie = checked_lie(lie, lie_step)
         if after is not None:
-            config = next_site_config(
+            config = next_lab_config(
                 Path(after), lie=lie, lie_step=lie_step, source=None, started=begin, duration=duration
             )
         else:
-            config = new_site_config(
+            config = new_lab_config(
                 lab=lab,
                 seed=seed,
                 chips=chips if shares is None else len(shares),
@@ -197,7 +197,7 @@ class Recorder:
         source: DeclaredSource,
         *,
         out: Path,
-        config: SiteConfig,
+        config: LabConfig,
         device: str,
         shares: Sequence[int] | None = None,
         parent: Parent | None = None,
@@ -255,9 +255,9 @@ class Recorder:
             EvidenceError: a committed step does not lead to its committed state again.
         """
         folder = Path(out)
-        lab_folder = site_path(folder)
-        config = Site.read_config(lab_folder)
-        key = Site.lab_key(config)
+        lab_folder = lab_path(folder)
+        config = SimulatedLab.read_config(lab_folder)
+        key = SimulatedLab.lab_key(config)
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
         writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
@@ -325,18 +325,18 @@ class Recorder:
             )
         self._held.require_untouched()
         if self._is_checked and steps % declared.checkpoint_every and steps != declared.length:
-            self._held.repeat_segment(RunFolder(self.folder, self._site.key.verifying), steps)
+            self._held.repeat_segment(RunFolder(self.folder, self._lab.key.verifying), steps)
         files = self._checkpoints.whole(steps)
         self._conduct.before_evidence(self._host)
-        evidence = chip_evidence(self._site, self._host.hand_over)
-        write_answers(self._site, self.folder)
+        evidence = chip_evidence(self._lab, self._host.hand_over)
+        write_answers(self._lab, self.folder)
         self._writer.finish({**files, **evidence})
-        self._site.power_off()
+        self._lab.power_off()
         self._updates.remove()
         for hook in self._hooks:
             hook.remove()
         self._state = "finished"
-        self._conduct.publish(self.folder, self._site)
+        self._conduct.publish(self.folder, self._lab)
         return root
 
     def _adopt(
@@ -344,7 +344,7 @@ class Recorder:
         model: nn.Module,
         optimizer: Optimizer,
         folder: Path,
-        config: SiteConfig,
+        config: LabConfig,
         shares: Sequence[int],
         options: Options,
     ) -> None:
@@ -383,14 +383,14 @@ class Recorder:
     def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
         """Keep with every step the states of the caller's objects."""
         if stateful is not None:
-            self._host_state = HostState(stateful, self._optimizer, site_path(self.folder))
+            self._host_state = HostState(stateful, self._optimizer, lab_path(self.folder))
 
-    def _begin(self, declared: Declaration, source: Source, config: SiteConfig, device: str | None) -> None:
+    def _begin(self, declared: Declaration, source: Source, config: LabConfig, device: str | None) -> None:
         """Make the lab's and the run folder, and commit the initial state."""
         self._conduct.check(declared, config)
         self._declared, self._source = declared, source
         self._programs = self._step_programs(self._held.before)
-        self._site = Site.create(site_path(self.folder), config)
+        self._lab = SimulatedLab.create(lab_path(self.folder), config)
         if self._host_state is not None:
             self._host_state.keep(0)
         self._agree()
@@ -400,7 +400,7 @@ class Recorder:
             lab=config.lab,
             task=declared,
             data=dict(source.commitment),
-            chips=tuple(chip.chip_id for chip in self._site.chips),
+            chips=tuple(chip.chip_id for chip in self._lab.chips),
             device={"name": name, "fingerprint": str(fingerprint(place))},
             versions=versions(),
             settings=settings(place),
@@ -409,8 +409,8 @@ class Recorder:
         )
         self._writer = TranscriptWriter.create(
             self.folder,
-            self._site.staging,
-            self._site.key,
+            self._lab.staging,
+            self._lab.key,
             run=metadata.run_id.hex(),
             metadata=metadata.to_json(),
             data=source.files,
@@ -424,7 +424,7 @@ class Recorder:
             self._declared,
             self._loop.memory,
             self._source.batches,
-            self._site,
+            self._lab,
             self._writer,
             self._conduct,
             self._run_id,
@@ -435,7 +435,7 @@ class Recorder:
         return StepPrograms(self._declared, self._groups, self._options, checked=self._is_checked, start=start)
 
     def _take_over(
-        self, run: RunFolder, writer: TranscriptWriter, parameters: tuple[tuple[str, ...], ...], config: SiteConfig
+        self, run: RunFolder, writer: TranscriptWriter, parameters: tuple[tuple[str, ...], ...], config: LabConfig
     ) -> None:
         """Bring memory and chips to the last committed step of an unfinished run."""
         leaves, _ = run.load_steps()
@@ -459,8 +459,8 @@ class Recorder:
             self._loop.memory.load(run.checkpoint(declared.steps))
             self._state = "quoted"
             return
-        self._site = Site.reopen(site_path(run.folder))
-        self._site.remove_staging()
+        self._lab = SimulatedLab.reopen(lab_path(run.folder))
+        self._lab.remove_staging()
         for leaf in leaves:
             writer.tree.append(leaf.encoded())
         self._make_host()
@@ -474,8 +474,8 @@ class Recorder:
 
     def _commit_start(self) -> None:
         start = self._start
-        self._conduct.before_run(self._site)
-        self._conduct.initialise(self._declared, self._loop.memory, self._site)
+        self._conduct.before_run(self._lab)
+        self._conduct.initialise(self._declared, self._loop.memory, self._lab)
         self._host.attach_memory(0)
         self._held.remember()
         flop = 0 if start is None else start.flop
@@ -552,7 +552,7 @@ class Recorder:
         finally:
             self._updates.end()
             if self._state == "failed":
-                self._site.cut_power()
+                self._lab.cut_power()
 
     def _record(self, taken: RecordedStep, opened: OpenStep) -> None:
         """Turn what was seen of a step into a committed one."""
@@ -614,7 +614,7 @@ class Recorder:
         self._inspectorate.sign(self._declared, {**start, **self._programs.known}, free_slots=self._options.free_slots)
 
 
-def lab_salt(config: SiteConfig) -> bytes:
+def lab_salt(config: LabConfig) -> bytes:
     """Key of the salts of a simulated lab's data: 32 bytes."""
     return hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
 

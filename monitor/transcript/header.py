@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 
@@ -22,13 +22,13 @@ def check_header(data: bytes, what: str) -> None:
     length = int.from_bytes(data[:_PREFIX], "little")
     if len(data) < _PREFIX or length > len(data) - _PREFIX:
         raise EvidenceError(f"{what} is not safetensors: its header is longer than the file")
-    header = canonical.parse(data[_PREFIX : _PREFIX + length], most=bounds.HEADER_BYTES)
+    header = canonical.parse(data[_PREFIX : _PREFIX + length], most=limits.HEADER_BYTES)
     if not isinstance(header, dict):
         raise EvidenceError(f"{what} is not safetensors: its header is no object")
-    bounds.TENSORS.check(len(header))
+    limits.TENSORS.check(len(header))
     for entry in header.values():
         if not isinstance(entry, dict) or set(entry) != _KEYS or not isinstance(entry["shape"], list):
             raise EvidenceError(f"{what} is not safetensors: its header is malformed")
-        bounds.check_shape(entry["shape"])
+        limits.check_shape(entry["shape"])
         if math.prod(entry["shape"]) > 8 * len(data):
             raise EvidenceError(f"{what} is not safetensors: a tensor is larger than the file")

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from monitor.transcript.layout import JOURNAL
 from monitor.transcript.manifest import Manifest
@@ -114,7 +114,7 @@ class Journal:
 
     def _line(self, index: int) -> bytes:
         start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
-        bounds.RECORD_BYTES.check(end - start)
+        limits.RECORD_BYTES.check(end - start)
         first, last = start // _PAGE, (end - 1) // _PAGE
         data = b"".join(self._page(number) for number in range(first, last + 1))
         return data[start - first * _PAGE : end - first * _PAGE]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, canonical
 from monitor.sharding import Layout, StateDigest
@@ -60,7 +60,7 @@ class Execution:
         numbers = [number for each in slots.values() if isinstance(each, list) for number in each]
         if not all(isinstance(each, list) and each for each in slots.values()) or len(set(numbers)) != len(numbers):
             raise EvidenceError("a step's slots are malformed")
-        if not all(type(number) is int and 0 <= number < bounds.SCALARS.most for number in numbers):
+        if not all(type(number) is int and 0 <= number < limits.SCALARS.most for number in numbers):
             raise EvidenceError("a step's slots are malformed")
         if not all(isinstance(changes, dict) and all(map(_is_hyper, changes.values())) for changes in hyper):
             raise EvidenceError("a step's hyper-parameters are malformed")
@@ -121,7 +121,7 @@ class Leaf:
     @classmethod
     def decode(cls, data: bytes, layout: Layout) -> Leaf:
         """Parse ``encoded``; EvidenceError on any other bytes."""
-        return cls.from_json(canonical.decode(data, most=bounds.STEP_BYTES), layout)
+        return cls.from_json(canonical.decode(data, most=limits.STEP_BYTES), layout)
 
     @classmethod
     def from_json(cls, data: object, layout: Layout) -> Leaf:

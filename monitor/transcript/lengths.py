@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from firmware_sim import RECORD_BYTES, bounds
-from firmware_sim.bounds import Bound
+from firmware_sim import RECORD_BYTES, limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
+from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
 from monitor.presets import preset
 from monitor.transcript.layout import METADATA, ORDER, SALT
@@ -18,13 +18,13 @@ from monitor.transcript.record import Entry
 __all__ = ["CHIP_FILE_BYTES", "batch_bytes", "check_lengths"]
 
 CHIP_FILE_BYTES = {
-    "chain.pem": bounds.CHAIN_BYTES,
-    "epochs.json": bounds.EPOCH_KEYS_BYTES,
-    "quote.json": bounds.QUOTE_BYTES,
-    "log.bin": Bound(RECORD_BYTES * bounds.CHIP_LOG_RECORDS.most, "bytes of a chip's log"),
+    "chain.pem": limits.CHAIN_BYTES,
+    "epochs.json": limits.EPOCH_KEYS_BYTES,
+    "quote.json": limits.QUOTE_BYTES,
+    "log.bin": Limit(RECORD_BYTES * limits.CHIP_LOG_RECORDS.most, "bytes of a chip's log"),
 }
-_BY_FOLDER = {"logs": bounds.ROUNDING_LOG_BYTES, "programs": bounds.PROGRAM_BYTES}
-_BY_PATH = {METADATA: bounds.METADATA_BYTES, SALT: bounds.SALT_BYTES}
+_BY_FOLDER = {"logs": limits.ROUNDING_LOG_BYTES, "programs": limits.PROGRAM_BYTES}
+_BY_PATH = {METADATA: limits.METADATA_BYTES, SALT: limits.SALT_BYTES}
 _SLACK = 1 << 20
 """Bytes beyond what a declaration explains: a file that is wrong by little is for the checks that say what is wrong."""
 _HEADER, _HEADER_ENTRY, _HEADER_SIZE = 64, 96, 24
@@ -40,7 +40,7 @@ def check_lengths(declared: Declaration, files: Mapping[str, Entry]) -> None:
         most = _bound(declared, path)
         if most is not None and entry.length > most.most:
             raise EvidenceError(f"{path} is signed as {entry.length} bytes long: at most {most.most} {most.what}")
-    bounds.PROGRAM_BYTES.check(sum(entry.length for path, entry in files.items() if path.startswith("programs/")))
+    limits.PROGRAM_BYTES.check(sum(entry.length for path, entry in files.items() if path.startswith("programs/")))
 
 
 def batch_bytes(layouts: Mapping[str, Mapping[str, Any]]) -> int:
@@ -48,24 +48,24 @@ def batch_bytes(layouts: Mapping[str, Mapping[str, Any]]) -> int:
     return _file_bytes((name, layout["dtype"], layout["shape"]) for name, layout in layouts.items())
 
 
-def _bound(declared: Declaration, path: str) -> Bound | None:
+def _bound(declared: Declaration, path: str) -> Limit | None:
     if path in _BY_PATH:
         return _BY_PATH[path]
     folder, _, name = path.partition("/")
     if folder == "chips":
         return CHIP_FILE_BYTES[name.rpartition("/")[2]]
     if folder == "checkpoints":
-        return Bound(_state_bytes(declared), "bytes hold the declared state")
+        return Limit(_state_bytes(declared), "bytes hold the declared state")
     if folder == "batches":
         return None
     if folder == "data":
         recipe = declared.recipe
         places = 0 if recipe is None else recipe.steps * recipe.batch_size
         if path == ORDER:
-            order = _file_bytes([("order", "int64", (min(places, bounds.PLACES.most), 1))])
-            return Bound(order, "bytes hold the declared order of samples")
-        samples = min(_samples_bytes(declared, places), bounds.SAMPLES_BYTES.most)
-        return Bound(samples, "bytes hold the declared samples")
+            order = _file_bytes([("order", "int64", (min(places, limits.PLACES.most), 1))])
+            return Limit(order, "bytes hold the declared order of samples")
+        samples = min(_samples_bytes(declared, places), limits.SAMPLES_BYTES.most)
+        return Limit(samples, "bytes hold the declared samples")
     return _BY_FOLDER[folder]
 
 

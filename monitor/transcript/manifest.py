@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import EMPTY_ROOT, SigningKey, VerifyingKey, open_sealed, seal
 from monitor.transcript.layout import MAXIMUM_STEP
@@ -83,7 +83,7 @@ class Manifest:
     @classmethod
     def open(cls, data: bytes, key: VerifyingKey) -> Manifest:
         """Verify and parse; EvidenceError on a wrong signature or any other form."""
-        payload = open_sealed(data, PAYLOAD_TYPE, key, most=bounds.MANIFEST_BYTES)
+        payload = open_sealed(data, PAYLOAD_TYPE, key, most=limits.MANIFEST_BYTES)
         if not isinstance(payload, dict) or set(payload) != _KEYS:
             raise EvidenceError("the manifest has missing or extra keys")
         if not isinstance(payload["run"], str) or type(payload["finished"]) is not bool:
@@ -121,9 +121,9 @@ def _extent(data: object) -> Extent:
     for name in ("records", "files", "bytes"):
         if type(data[name]) is not int or data[name] < 0:
             raise EvidenceError(f"the manifest's {name} of the journal is not a count")
-    bounds.JOURNAL_BYTES.check(data["bytes"])
-    bounds.JOURNAL_RECORDS.check(data["records"])
-    bounds.JOURNAL_FILES.check(data["files"])
+    limits.JOURNAL_BYTES.check(data["bytes"])
+    limits.JOURNAL_RECORDS.check(data["records"])
+    limits.JOURNAL_FILES.check(data["files"])
     return Extent(records=data["records"], files=data["files"], bytes=data["bytes"], sha256=data["sha256"])
 
 

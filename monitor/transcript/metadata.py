@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical, digest_bytes
 from monitor.declaration.statement import Declaration
@@ -81,12 +81,12 @@ class Metadata:
                 raise EvidenceError(f"the metadata's {name} is malformed")
         if set(data["device"]) != {"name", "fingerprint"}:
             raise EvidenceError("the metadata's device lacks name or fingerprint")
-        bounds.check_lab(data["lab"])
+        limits.check_lab(data["lab"])
         chips = data["chips"]
         if not isinstance(data["settings"], dict) or not isinstance(chips, list):
             raise EvidenceError("the metadata's settings or chips are malformed")
         for chip in chips:
-            bounds.check_chip_id(chip)
+            limits.check_chip_id(chip)
         task = Declaration.from_json(data["task"])
         if len(chips) != task.shards or len(set(chips)) != len(chips):
             raise EvidenceError(f"the metadata do not name {task.shards} different chips")

@@ -12,10 +12,10 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from firmware_sim import bounds
-from firmware_sim.bounds import Bound
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
+from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
 from monitor.presets.task import Task
 from monitor.programs.program import Program
@@ -73,7 +73,7 @@ class RunFolder:
         path = folder / MANIFEST
         if path.is_symlink() or not path.is_file():
             raise EvidenceError(f"{folder} holds no manifest")
-        self.manifest_bytes = _read(path, bounds.MANIFEST_BYTES.check(path.stat().st_size))
+        self.manifest_bytes = _read(path, limits.MANIFEST_BYTES.check(path.stat().st_size))
         if manifest is not None:
             _require_same(self.manifest_bytes, manifest, folder)
         self.manifest = Manifest.open(self.manifest_bytes, key)
@@ -86,7 +86,7 @@ class RunFolder:
         self.files = Listing(self.journal, self.manifest.steps, self._absent, self._check_entry)
         self._programs: dict[str, Program] = {}
         self.metadata = Metadata.from_json(
-            canonical.decode(self.read(METADATA, bounds.METADATA_BYTES), most=bounds.METADATA_BYTES)
+            canonical.decode(self.read(METADATA, limits.METADATA_BYTES), most=limits.METADATA_BYTES)
         )
         declared = self.metadata.task
         steps = max(self.manifest.steps, 0) if declared.length is None else declared.length
@@ -120,7 +120,7 @@ class RunFolder:
         """SHA-256 of the manifest in hex: through the journal, it fixes every byte of the run."""
         return hashlib.sha256(self.manifest_bytes).hexdigest()
 
-    def read(self, path: str, most: Bound | None = None) -> bytes:
+    def read(self, path: str, most: Limit | None = None) -> bytes:
         """Return a file's content; EvidenceError unless it is listed and has the listed length and digest.
 
         Args:

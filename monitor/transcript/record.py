@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from firmware_sim import bounds
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 from monitor.transcript.layout import is_allowed
@@ -49,11 +49,11 @@ class Record:
 
 def decode_line(line: bytes) -> Record:
     """Parse a record but for its leaf; EvidenceError on an unknown path or any other form."""
-    bounds.RECORD_BYTES.check(len(line))
+    limits.RECORD_BYTES.check(len(line))
     leaf, tab, rest = line.partition(b"\t")
     if not tab or not rest.endswith(b"\n"):
         raise EvidenceError("a record of the journal is malformed")
-    data = canonical.decode(rest[:-1], most=bounds.RECORD_BYTES)
+    data = canonical.decode(rest[:-1], most=limits.RECORD_BYTES)
     if not isinstance(data, dict):
         raise EvidenceError("a record's list of files is malformed")
     return Record(leaf=leaf, files={path: _entry(path, value) for path, value in data.items()})

@@ -16,10 +16,10 @@ import torch
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.evidence import SigningKey
 from firmware_sim.evidence.chiplog import RECORD_BYTES
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import Site, new_site_config
+from monitor.lab.simulated import SimulatedLab, new_lab_config
 from monitor.programs.batches import batch_root
 from monitor.transcript import Leaf, encode_state
 from monitor.transcript.layout import (
@@ -386,7 +386,7 @@ def silent_lab(world: World, pick: int) -> None:
     """Let another registered lab work, which declares nothing."""
     if world.trust is None or world.stranger_trust:
         return
-    config = new_site_config(
+    config = new_lab_config(
         lab="silent",
         seed=pick,
         chips=2,
@@ -395,7 +395,9 @@ def silent_lab(world: World, pick: int) -> None:
         duration=timedelta(hours=1),
     )
     challenge = {"verifier": world.trust.verifier, "nonce": world.trust.nonce.hex()}
-    world.stranger_trust.append(Trust.from_json({**Site.reference_values(config), **challenge}, "the silent lab's"))
+    world.stranger_trust.append(
+        Trust.from_json({**SimulatedLab.reference_values(config), **challenge}, "the silent lab's")
+    )
     world.tell("A19", told=lambda: True)
 
 

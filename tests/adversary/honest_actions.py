@@ -8,7 +8,7 @@ import torch
 
 from inspector.inspection.trust import Trust
 from monitor import Recorder
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript.layout import CHIP_FILES, chip_path
 from tests.adversary.actions import action
 from tests.adversary.evidence import Evidence
@@ -35,7 +35,7 @@ def rival(world: World, pick: int) -> None:
         model(batch).sum().backward()
         optimizer.step()
     recorder.finish()
-    files = Evidence(out, Site.lab_key(Site.read_config(site_path(out))))
+    files = Evidence(out, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(out))))
     mine = rng.choice(world.chips).chip_id
     old = files.metadata()["chips"][1]
     if rng.random() < 0.8:

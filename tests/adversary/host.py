@@ -13,16 +13,16 @@ from torch import Tensor
 
 from firmware_sim import NO_RUN, Chip, DeviceMemory
 from firmware_sim.evidence import canonical
-from monitor.lab.site import Site
+from monitor.lab.simulated import SimulatedLab
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from monitor.lab.site import SiteConfig
+    from monitor.lab.simulated import LabConfig
     from tests.adversary.lies import Lie
     from tests.adversary.world import World
 
-__all__ = ["Puppet", "View", "site_of", "slices"]
+__all__ = ["Puppet", "View", "lab_of", "slices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,31 +193,31 @@ def _hostile(memory: DeviceMemory) -> DeviceMemory:
     return DeviceMemory(regions)
 
 
-def site_of(world: World) -> type[Site]:
-    """The lab's site with all chips behind the host."""
+def lab_of(world: World) -> type[SimulatedLab]:
+    """The lab's lab with all chips behind the host."""
 
-    class LabSite(Site):
+    class LabSite(SimulatedLab):
         @classmethod
-        def create(cls, folder: Path, config: SiteConfig) -> Site:
+        def create(cls, folder: Path, config: LabConfig) -> SimulatedLab:
             if world.chips and not world.scene.is_honest:  # a later run, on the chips that are at work
                 folder.mkdir(parents=True)
-                (folder / "site.json").write_bytes(canonical.encode(asdict(config)))
-                site = cls(folder, config, list(world.chips))
+                (folder / "lab.json").write_bytes(canonical.encode(asdict(config)))
+                lab = cls(folder, config, list(world.chips))
             else:
-                site = super().create(folder, world.crooked(config))
-                site.chips = world.adopt(site.chips, site.idle)
+                lab = super().create(folder, world.crooked(config))
+                lab.chips = world.adopt(lab.chips, lab.idle)
             world.before_run()
-            return site
+            return lab
 
         @classmethod
-        def reopen(cls, folder: Path) -> Site:
-            config = Site.read_config(folder)
-            site = cls(folder, config, cls._power_on(folder, config))
-            site.chips = world.adopt(site.chips, site.idle)
-            return site
+        def reopen(cls, folder: Path) -> SimulatedLab:
+            config = SimulatedLab.read_config(folder)
+            lab = cls(folder, config, cls._power_on(folder, config))
+            lab.chips = world.adopt(lab.chips, lab.idle)
+            return lab
 
         @staticmethod
-        def read_config(folder: Path) -> SiteConfig:
-            return world.honest_looking(Site.read_config(folder))
+        def read_config(folder: Path) -> LabConfig:
+            return world.honest_looking(SimulatedLab.read_config(folder))
 
     return LabSite

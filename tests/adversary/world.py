@@ -20,7 +20,7 @@ from torch import nn
 from firmware_sim import ChipLie
 from firmware_sim.errors import ChipwitnessError, DeviceError, EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.replay._worker import _ACTIONS
@@ -29,12 +29,12 @@ from monitor.declaration.slots import StepNumbers
 from monitor.declaration.statement import hyper_of
 from monitor.lab._conduct import Conduct
 from monitor.lab.conduct import conduct
-from monitor.lab.site import Site, SiteConfig, new_site_config, next_site_config, site_path
+from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from monitor.transcript.declared_data import DeclaredData
 from tests.adversary.evidence import Evidence, contents
-from tests.adversary.host import Puppet, site_of
+from tests.adversary.host import Puppet, lab_of
 from tests.adversary.lies import Lie
 
 __all__ = ["NOW", "Scene", "World", "kept_device"]
@@ -161,13 +161,13 @@ class World:
             mine.watched, mine.history, mine.open = before.watched, before.history, before.open
         return list(self.chips)
 
-    def crooked(self, config: SiteConfig) -> SiteConfig:
+    def crooked(self, config: LabConfig) -> LabConfig:
         """The configuration with which chips are made."""
         if self.chip_lie is None:
             return config
         return replace(config, lie=self.chip_lie[0].value)
 
-    def honest_looking(self, config: SiteConfig) -> SiteConfig:
+    def honest_looking(self, config: LabConfig) -> LabConfig:
         """The configuration as the recorder is told it."""
         return replace(config, lie=None) if self.chip_lie is not None and self.scene.kind == "loop" else config
 
@@ -189,11 +189,11 @@ class World:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """The lab's own process, altered as far as the lab has altered it."""
-        site = site_of(self)
+        lab = lab_of(self)
         with ExitStack() as stack:
             modules = ("monitor.recording.recorder", "monitor.recording.recipes")
             for module in modules:
-                stack.enter_context(mock.patch(f"{module}.Site", site))
+                stack.enter_context(mock.patch(f"{module}.SimulatedLab", lab))
             for module in modules if self.scene.kind == "preset" else ():
                 stack.enter_context(mock.patch(f"{module}.conduct", self._conduct))
             if not self.scene.is_honest:
@@ -365,8 +365,10 @@ class World:
         files = [file for file in files if file.exists()]
         if files:
             return Trust.load(files, self.runs)
-        if self.scene.kind == "preset" and site_path(self.runs[0]).is_dir():
-            return Trust.from_json(Site.reference_values(Site.read_config(site_path(self.runs[0]))), "this world")
+        if self.scene.kind == "preset" and lab_path(self.runs[0]).is_dir():
+            return Trust.from_json(
+                SimulatedLab.reference_values(SimulatedLab.read_config(lab_path(self.runs[0]))), "this world"
+            )
         return None
 
     def _train_preset(self) -> None:
@@ -383,11 +385,11 @@ class World:
         lie = self.lie if self.chip_lie is None else self.chip_lie[0].value
         lie_step, duration = min(2, task.steps), timedelta(hours=1, minutes=len(self.runs))
         if len(self.runs) > 1:
-            config = next_site_config(
+            config = next_lab_config(
                 self.runs[0], lie=lie, lie_step=lie_step, source=None, started=STARTED, duration=duration
             )
         else:
-            config = new_site_config(
+            config = new_lab_config(
                 lab="lab",
                 seed=scene.seed,
                 chips=scene.chips,
@@ -438,7 +440,7 @@ class World:
     @property
     def key(self) -> Any:
         """The lab's signing key."""
-        return Site.lab_key(Site.read_config(site_path(self.runs[0])))
+        return SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(self.runs[0])))
 
     def evidence(self, run: Path | None = None) -> Evidence:
         """The run folder to be edited."""

@@ -12,12 +12,12 @@ import pytest
 from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Claim, settle
 from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
 from inspector.inspection.memory import remember
-from inspector.inspection.session import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
 from monitor.lab.prover import LabProver
-from monitor.lab.site import site_path
+from monitor.lab.simulated import lab_path
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -74,7 +74,7 @@ def test_a16_a_quote_that_was_seen_before_is_said_to_be_old(make_run, judge):
 def test_a17_chips_put_back_to_a_copy(make_run, judge):
     first = make_run("first")
     memory = remember({}, judge(first, memory={}))
-    chips = site_path(first.run) / "chips"
+    chips = lab_path(first.run) / "chips"
     shutil.copytree(chips, chips.with_name("copy"))
     make_run("hidden", after=first.run)
     shutil.rmtree(chips)
@@ -104,7 +104,7 @@ def test_a20_a_folder_swapped_after_a_rejection(make_run, judge, tmp_path):
     before = judge(cheat)
     assert before.outcome is Outcome.REJECT
     shutil.rmtree(cheat.run)
-    shutil.rmtree(site_path(cheat.run))
+    shutil.rmtree(lab_path(cheat.run))
     clean = make_run("run")
     verdict = judge(clean)
     assert verdict.evidence["runs"][0]["run_id"] == before.evidence["runs"][0]["run_id"]

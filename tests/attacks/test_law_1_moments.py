@@ -12,7 +12,7 @@ from torch import nn
 
 from firmware_sim import FirmwareChip
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from tests.guards import off
 

@@ -10,7 +10,7 @@ import pytest
 
 from firmware_sim import FirmwareChip
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from tests.guards import off
 

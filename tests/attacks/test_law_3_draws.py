@@ -12,9 +12,9 @@ import pytest
 from analysis.cli import main
 from firmware_sim import ChipLie
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.recording.recipes import chip_evidence
 from monitor.transcript.draft import Draft
 from tests.guards import off
@@ -36,16 +36,16 @@ def draw_by(seed: str, manifest: bytes) -> set[str]:
 def ground(make_run):
     """A run whose first chip skips snapshots; the lab asks for new quotes until a draw by "0" misses that chip."""
     recorded = make_run(lie=ChipLie.RUN_OLD_FIRMWARE.value, chips=CHIPS)
-    site = Site.reopen(site_path(recorded.run))
-    draft = Draft.read(recorded.run, site.key)
+    lab = SimulatedLab.reopen(lab_path(recorded.run))
+    draft = Draft.read(recorded.run, lab.key)
     for _ in itertools.count():
-        files = chip_evidence(site, lambda _, evidence: evidence)
+        files = chip_evidence(lab, lambda _, evidence: evidence)
         for name, content in files.items():
             draft.put(recorded.run, name, content)
-        draft.sign(recorded.run, site.key)
+        draft.sign(recorded.run, lab.key)
         if "lab-chip-0000" not in draw_by("0", (recorded.run / "manifest.json").read_bytes()):
             break
-    site.cut_power()
+    lab.cut_power()
     return recorded
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import new_site_config
+from monitor.lab.simulated import new_lab_config
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -33,8 +33,8 @@ def dropout(record_loop, monkeypatch):
         model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 2))
         batches = [torch.randn(4, 6, generator=torch.Generator().manual_seed(step)) for step in range(6)]
         monkeypatch.setattr(
-            "monitor.recording.recorder.new_site_config",
-            lambda **options: new_site_config(**{**options, "seed": DECLARED}),
+            "monitor.recording.recorder.new_lab_config",
+            lambda **options: new_lab_config(**{**options, "seed": DECLARED}),
         )
 
         def other_masks(recorder):

@@ -27,7 +27,7 @@ import torch
 
 from firmware_sim.evidence import canonical, digest_bytes
 from inspector.inspection.trust import Trust
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import Entry
 from monitor.transcript.draft import Draft
 from monitor.transcript.layout import METADATA, SAMPLES, program_path
@@ -149,7 +149,7 @@ class Forger:
         shutil.copytree(source, run)
         shutil.copy(source.with_name(source.name + ".trust.json"), run.with_name(run.name + ".trust.json"))
         self.run = run
-        self.key = Site.lab_key(Site.read_config(site_path(source)))
+        self.key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(source)))
         self.draft = Draft.read(run, self.key)
 
     def sign(self) -> Path:

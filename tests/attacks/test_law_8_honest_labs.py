@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.recording.recipes import write_answers
 from tests.guards import off
 
@@ -41,10 +41,10 @@ def test_c3_an_idle_chip_that_does_not_answer_is_a_refusal(with_idle_chip, devic
 
 
 def test_c3_an_idle_chip_that_worked_is_rejected(with_idle_chip, devices):
-    site = Site.reopen(site_path(with_idle_chip.run))
-    site.idle[0].tick(bytes(32), 0)
-    write_answers(site, with_idle_chip.run)
-    site.cut_power()
+    lab = SimulatedLab.reopen(lab_path(with_idle_chip.run))
+    lab.idle[0].tick(bytes(32), 0)
+    write_answers(lab, with_idle_chip.run)
+    lab.cut_power()
     verdict = judge(with_idle_chip, devices, answers=[with_idle_chip.run.with_name("run.answers")])
     assert verdict.outcome is Outcome.REJECT
     assert "1 busy ticks before it are explained by no committed step" in verdict.reasons[0].text
@@ -54,7 +54,7 @@ def test_c3_an_idle_chip_that_worked_is_rejected(with_idle_chip, devices):
 def rivals(make_run, monkeypatch):
     """An honest lab, and a rival whose signed run lists a chip of its own making under that lab's chip's name."""
     honest = make_run("honest", lab="lab", chips=2)
-    monkeypatch.setattr("monitor.lab.site.chip_ids", lambda config: ["lab-chip-0000", "rival-chip-0001"])
+    monkeypatch.setattr("monitor.lab.simulated.chip_ids", lambda config: ["lab-chip-0000", "rival-chip-0001"])
     rival = make_run("rival", lab="rival", chips=2, seed=6)
     monkeypatch.undo()
     trust = replace(

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import firmware_sim.evidence.blocks as blocks
-from firmware_sim import REGION_KINDS, DeviceMemory, Region, bounds
-from firmware_sim.bounds import Bound
+from firmware_sim import REGION_KINDS, DeviceMemory, Region, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Node, merge, part_digest
+from firmware_sim.limits import Limit
 from inspector.storage._fsck_formats import RawTensor, opened_state
 from monitor.programs.bits import same_bytes
 from monitor.sharding import PROOF, Layout, ShardedMemory, Slice, StateDigest
@@ -277,10 +277,10 @@ def test_declared_states_have_bounds(guard, state, shards):
 
 
 def test_bounds_hold_what_they_say():
-    assert isinstance(bounds.STATE_BLOCKS, Bound)
+    assert isinstance(limits.STATE_BLOCKS, Limit)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_BYTES", 1 << 20)
         blocks.block_elements.cache_clear()
         hundred_gb = {(kind, "w"): ("float32", (25 * 10**9 // 3,)) for kind in REGION_KINDS[:3]}
-        assert len(Layout.even(hundred_gb, 4096).subtrees) <= bounds.STATE_NODES.most
+        assert len(Layout.even(hundred_gb, 4096).subtrees) <= limits.STATE_NODES.most
     blocks.block_elements.cache_clear()

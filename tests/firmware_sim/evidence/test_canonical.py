@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firmware_sim import bounds
-from firmware_sim.bounds import Bound
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
+from firmware_sim.limits import Limit
 
 INTEGERS = st.integers(1 - (1 << 128), (1 << 128) - 1)
 JSON = st.recursive(
@@ -91,13 +91,13 @@ def test_depth_and_size_are_bounded():
             value = [value]
         return value
 
-    deepest = bounds.JSON_DEPTH.most
+    deepest = limits.JSON_DEPTH.most
     assert canonical.decode(canonical.encode(nest(deepest)))
     with pytest.raises(CallerError, match=f"nested deeper than {deepest}"):
         canonical.encode(nest(deepest + 1))
     with pytest.raises(EvidenceError, match=f"{deepest + 1} levels of nesting"):
         canonical.decode(b"[" * (deepest + 1) + b"]" * (deepest + 1))
-    three = Bound(3, "bytes")
+    three = Limit(3, "bytes")
     assert canonical.decode(b"[1]", most=three) == [1]
     with pytest.raises(EvidenceError, match="4 bytes; at most 3 are read"):
         canonical.decode(b"[12]", most=three)
@@ -105,8 +105,8 @@ def test_depth_and_size_are_bounded():
 
 def test_items_and_digits_are_bounded():
     with pytest.raises(EvidenceError, match="items in a JSON document"):
-        canonical.decode(b"[" + b"[]," * bounds.JSON_ITEMS.most + b"[]]")
-    largest = 2**bounds.JSON_INTEGER_BITS.most - 1
+        canonical.decode(b"[" + b"[]," * limits.JSON_ITEMS.most + b"[]]")
+    largest = 2**limits.JSON_INTEGER_BITS.most - 1
     assert canonical.decode(canonical.encode([largest, -largest])) == [largest, -largest]
     with pytest.raises(CallerError, match="an integer of 129 bits"):
         canonical.encode(largest + 1)
@@ -121,7 +121,7 @@ def test_marks_inside_texts_are_no_structure():
 
 
 def test_parse_takes_any_form_of_the_same_values():
-    most = Bound(100, "bytes")
+    most = Limit(100, "bytes")
     assert canonical.parse(b' { "b": 1, "a": [2.50] } ', most=most) == {"b": 1, "a": [2.5]}
     for data in (b"[NaN]", b"[1e999]", b"[" + b"9" * 60 + b"]", b"{", b" " * 101):
         with pytest.raises(EvidenceError):

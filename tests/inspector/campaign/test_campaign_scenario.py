@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from firmware_sim.errors import CallerError
 from inspector.campaign import (
-    Bound,
     Catalogue,
+    IntervalEnd,
     Kind,
     MeasuredRate,
     MissingRate,
@@ -275,7 +275,7 @@ def test_a_measured_table(tmp_path: Path) -> None:
     rates = load_rates(table(tmp_path, rows(ROW)))
     book = RateBook(measured=rates)
     assert book.rate("swap-weights") == 0.95
-    low, high = (book.rate("swap-weights", bound, 0.9) for bound in (Bound.LOW, Bound.HIGH))
+    low, high = (book.rate("swap-weights", bound, 0.9) for bound in (IntervalEnd.LOW, IntervalEnd.HIGH))
     assert low < 0.95 < high
     assert book.is_measured("swap-weights")
     with pytest.raises(MissingRate, match="'run-old-firmware'; known: swap-weights"):

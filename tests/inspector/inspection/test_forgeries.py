@@ -13,11 +13,11 @@ from firmware_sim import LogRecord, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.commits import BusyTicks, CommitOrder, SnapshotMoment
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
-from inspector.inspection.session import inspect, verify
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.transcript import RunData, RunFolder
 from monitor.transcript.draft import Draft
@@ -40,7 +40,7 @@ def passes_without(monkeypatch):
     def blind_check(recorded, *off: Guard) -> None:
         with monkeypatch.context() as patch:
             blind = replace(SETTINGS, guards=ALL_GUARDS - set(off))
-            patch.setattr("inspector.inspection.session.Settings", lambda **_: blind)
+            patch.setattr("inspector.inspection.judging.Settings", lambda **_: blind)
             verdict = check(recorded)
         assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
@@ -53,7 +53,7 @@ class Resigner:
     def __init__(self, recorded, run) -> None:
         shutil.copytree(recorded.run, run)
         self.run = run
-        self.key = Site.lab_key(Site.read_config(site_path(recorded.run)))
+        self.key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
 
     def sign(self, change) -> None:
         draft = Draft.read(self.run, self.key)
@@ -82,7 +82,7 @@ def test_heads_committed_late_are_rejected(make_run, monkeypatch):
     def late(self, step):
         if step == 6:
             for number in range(1, 7):
-                for chip in self.site.chips:
+                for chip in self.lab.chips:
                     chip.commit(self._run_id, number, self.root(number))
         self.tick_chips(step)
 
@@ -115,12 +115,12 @@ def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch, pas
             return
         memory = host.memory
         tensors = {key: tensor.clone() for key, tensor in memory.tensors.items()}
-        copy = ShardedMemory(tensors, len(host.site.chips))
-        for chip, shard in zip(host.site.chips, copy.shards, strict=True):
+        copy = ShardedMemory(tensors, len(host.lab.chips))
+        for chip, shard in zip(host.lab.chips, copy.shards, strict=True):
             chip.attach(shard, host._run_id, step)
         for _ in range(10):
             host.tick_chips(step)
-        for chip, shard in zip(host.site.chips, memory.shards, strict=True):
+        for chip, shard in zip(host.lab.chips, memory.shards, strict=True):
             chip.attach(shard, host._run_id, step)
 
     monkeypatch.setattr(Conduct, "after_step", decoy)

@@ -15,9 +15,9 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.identities import check_clone_proof
-from inspector.inspection.session import inspect, verify
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import site_path
+from monitor.lab.simulated import lab_path
 from monitor.transcript.layout import CHIP_FILES
 from tests.guards import off
 
@@ -110,7 +110,7 @@ def test_two_honest_chips_prove_nothing(cloned, honest, judge):
 def test_two_logs_of_one_chip_show_although_it_is_not_drawn(make_run, judge):
     """The lab copies its silicon, trains two runs from the same state, and declares all of them."""
     first = make_run("first")
-    silicon = site_path(first.run) / "chips"
+    silicon = lab_path(first.run) / "chips"
     copied = silicon.with_name("copy")
     shutil.copytree(silicon, copied)
     second = make_run("second", seed=6, after=first.run)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from inspector.inspection.execution import MOST_TEXT, brings
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
-from inspector.inspection.session import inspect, verify
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.verdict import Outcome
 from monitor import RunFolder, initialised
 from monitor.declaration.origin import Initialisation
@@ -359,7 +359,7 @@ def test_an_initialised_run_goes_on_after_a_crash(record, judge, tmp_path):
     def cut(recorder):
         for number, batch in enumerate(batches(Pictures)):
             if number == 2:
-                recorder._site.cut_power()
+                recorder._lab.cut_power()
                 raise KeyboardInterrupt
             with recorder.step(batch):
                 body(recorder._loop._model, recorder._optimizer, batch)
@@ -379,7 +379,7 @@ def test_an_initialised_run_goes_on_after_a_crash(record, judge, tmp_path):
 
 def test_a_run_killed_before_its_first_record_wants_the_same_initialisation(record, monkeypatch, tmp_path):
     def die(self):
-        self._site.cut_power()
+        self._lab.cut_power()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Recorder, "_commit_start", die)

@@ -12,7 +12,7 @@ import pytest
 from firmware_sim import ChipLie, Digest, MakerCA, SigningKey
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
-from inspector.inspection.session import draw, inspect, replay, verify
+from inspector.inspection.judging import draw, inspect, replay, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 
@@ -183,7 +183,7 @@ def test_lying_chip_is_named_by_verify_and_passes_with_its_guards_off(make_run, 
     assert {each.guard for each in verdict.reasons} <= {guard.value for guard in guards}
     assert all("chip-0000" in each.text or "maker CA" in each.text for each in verdict.reasons), verdict.reasons
     blind = replace(SETTINGS, guards=ALL_GUARDS - guards)
-    monkeypatch.setattr("inspector.inspection.session.Settings", lambda **_: blind)
+    monkeypatch.setattr("inspector.inspection.judging.Settings", lambda **_: blind)
     blinded = verify(recorded.run, recorded.trust, now=recorded.now)
     assert blinded.outcome is Outcome.ACCEPT, blinded.reasons
 

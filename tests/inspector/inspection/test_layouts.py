@@ -12,10 +12,10 @@ import torch
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from inspector.storage.fsck import fsck
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.sharding import StateDigest
 from monitor.transcript import RunFolder
 from monitor.transcript.draft import Draft
@@ -63,7 +63,7 @@ def test_snapshots_of_all_chips_are_verified_against_the_root(runs, inspect_run,
 def test_a_step_that_opens_other_subtrees_explains_no_snapshot(record, inspect_run, which):
     """All signed again: the root that the opened subtrees give is not that of what the chips held."""
     run = record(3)
-    key = Site.lab_key(Site.read_config(site_path(run.run)))
+    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(run.run)))
     leaves, _ = opened(run).load_steps()
     state = leaves[2].state
     hashes = [state.hashes[1], state.hashes[0]] if which == "exchanged" else [bytes(32), state.hashes[1]]

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect, verify
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import site_path
+from monitor.lab.simulated import lab_path
 from monitor.recording.recorder import Recorder
 from monitor.transcript import RunFolder
 from tests.guards import off
@@ -219,7 +219,7 @@ def test_what_cannot_be_continued_is_named(make_run, record, tmp_path):
     with pytest.raises(CallerError, match="half is not finished, so it has no final state to start from"):
         record("loop", parent=tmp_path / "half")
     assert not (tmp_path / "loop").exists()
-    assert not site_path(tmp_path / "loop").exists()
+    assert not lab_path(tmp_path / "loop").exists()
 
 
 @pytest.mark.parametrize("last", [0, 2])

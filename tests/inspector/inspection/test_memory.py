@@ -12,11 +12,11 @@ import pytest
 from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.judging import inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
-from inspector.inspection.session import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import site_path
+from monitor.lab.simulated import lab_path
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -35,7 +35,7 @@ def look(devices):
 def test_a_chip_put_back_to_an_earlier_state_is_found_by_who_remembers(make_run, look, tmp_path):
     """The lab copies its chips' silicon, trains a run that is inspected, puts the copy back and trains another."""
     first = make_run("first")
-    silicon, copy = site_path(first.run) / "chips", tmp_path / "copy"
+    silicon, copy = lab_path(first.run) / "chips", tmp_path / "copy"
     shutil.copytree(silicon, copy)
     second = make_run("second", seed=6, after=first.run)
     seen = look(first, second)
@@ -70,7 +70,7 @@ def test_a_chip_put_back_to_an_earlier_state_is_found_by_who_remembers(make_run,
 def test_what_a_lying_labs_sound_chips_have_shown_is_remembered(make_run, look, tmp_path):
     """A lab whose chips saw hidden steps is rejected, puts them back to before, and trains again without."""
     first = make_run("first")
-    silicon, copy = site_path(first.run) / "chips", tmp_path / "copy"
+    silicon, copy = lab_path(first.run) / "chips", tmp_path / "copy"
     shutil.copytree(silicon, copy)
     cheat = make_run("cheat", seed=6, after=first.run, lie="extra-steps")
     seen = look(first, cheat)

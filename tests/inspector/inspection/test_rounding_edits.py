@@ -20,7 +20,7 @@ import pytest
 from firmware_sim.errors import CallerError
 from inspector.dispute.dispute import Claim, settle
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome, Verdict
 from monitor.lab.adversary import EditKind, LogEdit, Rounding, Survey, apply_edit, far_additions

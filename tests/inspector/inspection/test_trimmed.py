@@ -10,11 +10,11 @@ from torch import nn
 
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect, verify
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.verdict import Outcome
 from inspector.replay.segment import replay_segment
 from inspector.storage.fsck import fsck
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.replay.steps import ProgramSteps
 from monitor.sharding import PROOF
 from monitor.transcript import RunFolder, encode_state
@@ -64,7 +64,7 @@ def rewrite(recorded, step: int, change) -> None:
         steps.take()
     memory = steps.training.memory
     absent = memory.export().keys() - run.checkpoint(step).keys()
-    key = Site.lab_key(Site.read_config(site_path(recorded.run)))
+    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
     draft = Draft.read(recorded.run, key)
     draft.put(recorded.run, checkpoint_path(step), encode_state(change(memory, absent)))
     draft.sign(recorded.run, key)
@@ -139,7 +139,7 @@ def test_hashes_stand_for_what_is_left_out(recorded, change):
 
 
 def test_a_checkpoint_that_is_due_is_there(recorded):
-    key = Site.lab_key(Site.read_config(site_path(recorded.run)))
+    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
     draft = Draft.read(recorded.run, key)
     draft.drop(recorded.run, checkpoint_path(4))
     draft.sign(recorded.run, key)
@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on_from_what_its_checkpoints_hold(recorded, tmp_path:
         for batch in batches[:killed]:
             with recorder.step(batch):
                 body(model, optimizer, batch)
-        recorder._site.cut_power()
+        recorder._lab.cut_power()
         model = Shifted()
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
         with torch.no_grad():

@@ -14,11 +14,11 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, SigningKey
 from inspector import registry as reg
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.registry_trust import trust_of
-from inspector.inspection.session import inspect, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -28,7 +28,7 @@ SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 def world(honest, tmp_path_factory):
     """The registry's folder and the trust of its view, for the honest run."""
     folder = tmp_path_factory.mktemp("registry") / "world"
-    return folder, registered_trust(folder, Site.read_config(site_path(honest.run)), honest.trust)
+    return folder, registered_trust(folder, SimulatedLab.read_config(lab_path(honest.run)), honest.trust)
 
 
 @pytest.fixture
@@ -154,13 +154,13 @@ def test_another_form_is_the_inspectors_mistake(world, change, message):
 
 def test_a_chip_under_another_certificate_than_the_registered_one(honest, devices, judge, tmp_path, monkeypatch):
     """The maker registered one piece of silicon and issued a second certificate in its name to another."""
-    genuine = Site.certificates
+    genuine = SimulatedLab.certificates
     monkeypatch.setattr(
-        Site,
+        SimulatedLab,
         "certificates",
         classmethod(lambda cls, config: genuine(config) | {"lab-chip-0002": Digest("sha256", b"\xab" * 32)}),
     )
-    trust = registered_trust(tmp_path / "world", Site.read_config(site_path(honest.run)), honest.trust)
+    trust = registered_trust(tmp_path / "world", SimulatedLab.read_config(lab_path(honest.run)), honest.trust)
     verdict = judge(trust)
     assert verdict.outcome is Outcome.REJECT
     assert [(each.guard, each.where["chip"]) for each in verdict.reasons] == [("registry", "lab-chip-0002")]
@@ -173,14 +173,14 @@ def test_a_chip_under_another_certificate_than_the_registered_one(honest, device
 @pytest.mark.parametrize("state", ["revoked", "lost"])
 def test_a_run_on_a_chip_that_the_registry_has_withdrawn(honest, judge, tmp_path, state):
     folder = tmp_path / "world"
-    config = Site.read_config(site_path(honest.run))
+    config = SimulatedLab.read_config(lab_path(honest.run))
     before = registered_trust(folder, config, honest.trust)
     assert judge(before).outcome is Outcome.ACCEPT
     with reg.Registry.open(folder / DATABASE, registrar=reg.load_private(folder / REGISTRAR_KEY)) as registry:
         if state == "revoked":
             reg.revoke(registry, ["lab-chip-0001"], reason="secrets are out")
         else:
-            registry.claim(reg.ClaimKind.LOST, ["lab-chip-0001"], holder="lab", key=Site.lab_key(config))
+            registry.claim(reg.ClaimKind.LOST, ["lab-chip-0001"], holder="lab", key=SimulatedLab.lab_key(config))
         reg.publish(registry)
     after = view_again(folder, before)
     assert sorted(after.chips) == ["lab-chip-0000", "lab-chip-0002"]
@@ -200,7 +200,7 @@ def test_a_run_on_a_chip_that_the_registry_has_withdrawn(honest, judge, tmp_path
 def test_a_registered_idle_chip_that_was_revoked_accuses_nobody(make_run, devices, tmp_path):
     recorded = make_run("run", idle_chips=1)
     folder = tmp_path / "world"
-    trust = registered_trust(folder, Site.read_config(site_path(recorded.run)), recorded.trust)
+    trust = registered_trust(folder, SimulatedLab.read_config(lab_path(recorded.run)), recorded.trust)
     with reg.Registry.open(folder / DATABASE, registrar=reg.load_private(folder / REGISTRAR_KEY)) as registry:
         reg.revoke(registry, ["lab-chip-0003"], reason="broken")
         reg.publish(registry)
@@ -217,13 +217,13 @@ def test_a_registered_idle_chip_that_was_revoked_accuses_nobody(make_run, device
 
 def test_a_lab_registers_once_and_another_world_is_refused(honest, record, tmp_path):
     folder = tmp_path / "world"
-    config = Site.read_config(site_path(honest.run))
+    config = SimulatedLab.read_config(lab_path(honest.run))
     first = registered_trust(folder, config, honest.trust)
     again = registered_trust(folder, replace(config, idle_chips=2), honest.trust)
     assert set(again.chips) - set(first.chips) == {"lab-chip-0003", "lab-chip-0004"}
     stranger = record(tmp_path / "other", seed=6)
     with pytest.raises(CallerError, match="knows another lab"):
-        register_lab(folder, Site.read_config(site_path(stranger.run)), stranger.trust)
+        register_lab(folder, SimulatedLab.read_config(lab_path(stranger.run)), stranger.trust)
     faster = replace(config, lab="lab-2", snapshot_rate=(1, 1))
     with pytest.raises(CallerError, match="other reference values"):
-        register_lab(folder, faster, Trust.from_json(Site.reference_values(faster), "here"))
+        register_lab(folder, faster, Trust.from_json(SimulatedLab.reference_values(faster), "here"))

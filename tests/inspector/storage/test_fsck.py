@@ -17,12 +17,12 @@ import torch
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
-from inspector.inspection.session import verify
+from inspector.inspection.judging import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.storage import _fsck_formats, fsck
 from monitor import Recorder
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript.draft import Draft
 from tests.conftest import NOW, STARTED
 
@@ -50,7 +50,7 @@ class World:
 def preset(tmp_path_factory, record) -> World:
     folder = tmp_path_factory.mktemp("preset")
     made = record(folder / "run", steps=3, chips=2, checkpoint_every=2, numerics="rounded", rate=Fraction(1))
-    return World(made.run, made.trust, Site.lab_key(Site.read_config(site_path(made.run))))
+    return World(made.run, made.trust, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(made.run))))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def loop(tmp_path_factory) -> World:
             optimizer.step()
     recorder.finish()
     trust = Trust.load([run.with_name("run.trust.json")])
-    return World(run, trust, Site.lab_key(Site.read_config(site_path(run))))
+    return World(run, trust, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(run))))
 
 
 @pytest.fixture(params=["preset", "loop"])

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.inspection.session import verify
+from inspector.inspection.judging import verify
 from inspector.inspection.verdict import Outcome
 from monitor.declaration.schedules import Schedule
 from monitor.presets.task import Task
-from tests.monitor.recording.test_loop_recorder import mlp, pairs, plain, sgd
+from tests.monitor.recording.test_recorder import mlp, pairs, plain, sgd
 
 RULES = [
     Schedule.of("constant"),

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
-from inspector.inspection.session import verify
+from inspector.inspection.judging import verify
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.declaration.slots import StepNumbers
@@ -201,7 +201,7 @@ def test_resumed_run_goes_on_with_its_counts(record_loop, tmp_path):
 
     def stop(recorder, step):
         if step == 6:
-            recorder._site.power_off()
+            recorder._lab.power_off()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

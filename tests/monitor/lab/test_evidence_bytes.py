@@ -12,7 +12,7 @@ import pytest
 
 from firmware_sim import RECORD_BYTES
 from firmware_sim.errors import EvidenceError
-from inspector.inspection.session import verify
+from inspector.inspection.judging import verify
 from inspector.inspection.verdict import Outcome
 
 SMALL = 4096
@@ -101,11 +101,11 @@ class Resigned:
     """A lab that edits one file of its own run and signs the manifest anew."""
 
     def __init__(self, recorded, run: Path) -> None:
-        from monitor.lab.site import Site, site_path
+        from monitor.lab.simulated import SimulatedLab, lab_path
 
         shutil.copytree(recorded.run, run)
         self.run = run
-        self.key = Site.lab_key(Site.read_config(site_path(recorded.run)))
+        self.key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
 
     def edit(self, path: str, content: bytes) -> None:
         from monitor.transcript.draft import Draft

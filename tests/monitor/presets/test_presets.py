@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect
+from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from monitor import numerics
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.numerics import exact
 from monitor.numerics.operators import functional_name, operator_table
 from monitor.presets import PRESETS, Preset, initialise, preset
@@ -279,7 +279,7 @@ def test_torch_dropout_is_no_function_of_its_inputs():
 def test_declaration_and_program_derived_without_arithmetic_are_those_of_the_run(small_gpt2, make_run, name, mode):
     options = {"warmup": 2} if name == "digits-cnn" else {}
     recorded = make_run(preset=name, steps=2, batch_size=2, numerics=mode, **options)
-    run = RunFolder(recorded.run, Site.lab_key(Site.read_config(site_path(recorded.run))).verifying)
+    run = RunFolder(recorded.run, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run))).verifying)
     derived = derive(run.task)
     assert run.declared == derived.declaration
     assert {leaf.execution.program for leaf in run.load_steps()[0][1:]} == {derived.program.digest}

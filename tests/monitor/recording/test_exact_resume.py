@@ -20,11 +20,11 @@ from torch.optim import lr_scheduler
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
-from inspector.inspection.session import verify
+from inspector.inspection.judging import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.site import Site
+from monitor.lab.simulated import SimulatedLab
 from monitor.recording.stateful import HostState, decode, encode
 
 STEPS, BATCH = 10, 4
@@ -125,7 +125,7 @@ def seeded():
 @pytest.fixture
 def killed(tmp_path, seeded, monkeypatch):
     """Makes a run whose process dies at the n-th replacement of a file."""
-    replace, left, sites, create = os.replace, -1, [], Site.__init__
+    replace, left, labs, create = os.replace, -1, [], SimulatedLab.__init__
 
     def counting(*args):
         nonlocal left
@@ -136,10 +136,10 @@ def killed(tmp_path, seeded, monkeypatch):
 
     def remember(self, *args):
         create(self, *args)
-        sites.append(self)
+        labs.append(self)
 
     monkeypatch.setattr("monitor.transcript.writer.os.replace", counting)
-    monkeypatch.setattr(Site, "__init__", remember)
+    monkeypatch.setattr(SimulatedLab, "__init__", remember)
 
     def kill(number):
         nonlocal left
@@ -148,7 +148,7 @@ def killed(tmp_path, seeded, monkeypatch):
         with pytest.raises(Killed):
             loop.train(loop.start(out))
         left = -1
-        sites[-1].cut_power()
+        labs[-1].cut_power()
         return out
 
     return kill
@@ -180,7 +180,7 @@ def test_a_run_that_keeps_nothing_gives_nothing_back(tmp_path):
     loop = Loop()
     recorder = loop.start(tmp_path / "run", stateful=None)
     loop.train(recorder, until=2)
-    recorder._site.cut_power()
+    recorder._lab.cut_power()
     again = Loop()
     with pytest.raises(CallerError, match="kept with step 2"):
         Recorder.resume(again.model, again.optimizer, out=tmp_path / "run", stateful=again.stateful)

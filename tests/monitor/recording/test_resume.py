@@ -16,11 +16,11 @@ import pytest
 
 from firmware_sim import RecordKind, parse_log
 from inspector.devices import device
-from inspector.inspection.session import verify
+from inspector.inspection.judging import verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.site import Site, site_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.recording import recipes as lab_module
 from monitor.recording.recipes import resume
 
@@ -38,15 +38,15 @@ def leaves_of(recorded):
 
 def power_cut(monkeypatch):
     """Return a function that cuts the power of all chips that this process holds."""
-    sites = []
-    create = Site.__init__
+    labs = []
+    create = SimulatedLab.__init__
 
     def remember(self, *args):
         create(self, *args)
-        sites.append(self)
+        labs.append(self)
 
-    monkeypatch.setattr(Site, "__init__", remember)
-    return lambda: [chip.cut_power() for site in sites for chip in site.chips]
+    monkeypatch.setattr(SimulatedLab, "__init__", remember)
+    return lambda: [chip.cut_power() for lab in labs for chip in lab.chips]
 
 
 @pytest.mark.parametrize("numerics", ["rounded", "exact"])
@@ -175,4 +175,4 @@ def test_finished_run_has_nothing_to_resume(honest):
 def test_only_the_lab_can_resume(honest, tmp_path):
     with pytest.raises(lab_module.CallerError, match="no run folder"):
         resume(tmp_path / "nowhere")
-    assert site_path(tmp_path / "run").name == "run.lab"
+    assert lab_path(tmp_path / "run").name == "run.lab"

@@ -30,12 +30,12 @@ from firmware_sim import (
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, SigningKey, canonical
 
-__all__ = ["Site", "SiteConfig", "chip_ids", "new_site_config", "next_site_config", "simulated_secret", "site_path"]
+__all__ = ["LabConfig", "SimulatedLab", "chip_ids", "lab_path", "new_lab_config", "next_lab_config", "simulated_secret"]
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
-def site_path(run: Path) -> Path:
+def lab_path(run: Path) -> Path:
     """The private folder beside a run folder."""
     run = run if run.name else run.resolve()
     return run.with_name(run.name + ".lab")
@@ -47,7 +47,7 @@ def simulated_secret(seed: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteConfig:
+class LabConfig:
     """Configuration of a simulated lab besides its task.
 
     Attributes:
@@ -76,7 +76,7 @@ class SiteConfig:
     idle_chips: int = 0
 
 
-def new_site_config(
+def new_lab_config(
     *,
     lab: str,
     seed: int,
@@ -88,7 +88,7 @@ def new_site_config(
     source: Path | None = None,
     started: datetime,
     duration: timedelta,
-) -> SiteConfig:
+) -> LabConfig:
     """Describe a simulated lab whose secrets all derive from a seed.
 
     Raises:
@@ -103,7 +103,7 @@ def new_site_config(
     if not 0 <= seed < 1 << 63:
         raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed}")
     secret = simulated_secret(seed)
-    return SiteConfig(
+    return LabConfig(
         lab=lab,
         secret=secret,
         chips=chips,
@@ -119,16 +119,16 @@ def new_site_config(
     )
 
 
-def next_site_config(
+def next_lab_config(
     run: Path, *, lie: str | None, lie_step: int, source: Path | None, started: datetime, duration: timedelta
-) -> SiteConfig:
+) -> LabConfig:
     """Describe the same lab's next run, on the chips of an earlier one.
 
     Raises:
         CallerError: the earlier run's lab folder is not there.
     """
-    earlier = Site.read_config(site_path(run))
-    silicon = earlier.silicon or str((site_path(run) / "chips").absolute())
+    earlier = SimulatedLab.read_config(lab_path(run))
+    silicon = earlier.silicon or str((lab_path(run) / "chips").absolute())
     return replace(
         earlier,
         lie=lie,
@@ -140,17 +140,17 @@ def next_site_config(
     )
 
 
-def chip_ids(config: SiteConfig) -> list[str]:
+def chip_ids(config: LabConfig) -> list[str]:
     """Ids of the chips that a lab trains on, bound to the lab so that no two labs of a simulation share one."""
     return [f"{config.lab}-chip-{index:04d}" for index in range(config.chips)]
 
 
-def idle_chip_ids(config: SiteConfig) -> list[str]:
+def idle_chip_ids(config: LabConfig) -> list[str]:
     """Ids of the lab's registered chips that take no part in its run."""
     return [f"{config.lab}-chip-{config.chips + index:04d}" for index in range(config.idle_chips)]
 
 
-class Site:
+class SimulatedLab:
     """A lab with its key and chips, kept under one folder.
 
     Attributes:
@@ -158,7 +158,7 @@ class Site:
         idle: registered ones that take no part.
     """
 
-    def __init__(self, folder: Path, config: SiteConfig, chips: list[Chip]) -> None:
+    def __init__(self, folder: Path, config: LabConfig, chips: list[Chip]) -> None:
         """``chips`` holds those that train first, then the idle ones."""
         self.folder = folder
         self.config = config
@@ -168,12 +168,12 @@ class Site:
         self.staging.mkdir(exist_ok=True)
 
     @classmethod
-    def create(cls, folder: Path, config: SiteConfig) -> Site:
-        """Manufacture the chips and set the lab up; an abandoned site that never began a run is replaced."""
+    def create(cls, folder: Path, config: LabConfig) -> SimulatedLab:
+        """Manufacture the chips and set the lab up; an abandoned lab that never began a run is replaced."""
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        (folder / "site.json").write_bytes(canonical.encode(asdict(config)))
+        (folder / "lab.json").write_bytes(canonical.encode(asdict(config)))
         if config.silicon is not None:
             return cls(folder, config, cls._power_on(folder, config))
         rate = Fraction(*config.snapshot_rate)
@@ -196,13 +196,13 @@ class Site:
         return cls(folder, config, chips)
 
     @classmethod
-    def reopen(cls, folder: Path) -> Site:
+    def reopen(cls, folder: Path) -> SimulatedLab:
         """Come back after a crash: every chip boots from its non-volatile memory."""
         config = cls.read_config(folder)
         return cls(folder, config, cls._power_on(folder, config))
 
     @staticmethod
-    def _power_on(folder: Path, config: SiteConfig) -> list[Chip]:
+    def _power_on(folder: Path, config: LabConfig) -> list[Chip]:
         silicon = folder / "chips" if config.silicon is None else Path(config.silicon)
         return [
             power_on_chip(_chip_lie(config, number), silicon / chip_id)
@@ -226,26 +226,26 @@ class Site:
             chip.cut_power()
 
     @staticmethod
-    def read_config(folder: Path) -> SiteConfig:
+    def read_config(folder: Path) -> LabConfig:
         """Read what the lab was set up with; CallerError if this is no lab folder."""
-        path = folder / "site.json"
+        path = folder / "lab.json"
         if not path.is_file():
             raise CallerError(f"there is no lab folder {folder}; only the lab that began a run can act for it")
         raw: Any = canonical.decode(path.read_bytes())
-        return SiteConfig(**{**raw, "snapshot_rate": tuple(raw["snapshot_rate"])})
+        return LabConfig(**{**raw, "snapshot_rate": tuple(raw["snapshot_rate"])})
 
     @staticmethod
-    def lab_key(config: SiteConfig) -> SigningKey:
+    def lab_key(config: LabConfig) -> SigningKey:
         """The key that signs the lab's transcripts."""
         return SigningKey.generate(_derive(config, f"{config.lab}/lab-key"))
 
     @staticmethod
-    def maker(config: SiteConfig) -> MakerCA:
+    def maker(config: LabConfig) -> MakerCA:
         """The chip maker of this simulated world; its key is never stored."""
         return MakerCA.create(_derive(config, "maker"))
 
     @classmethod
-    def certificates(cls, config: SiteConfig) -> dict[str, Digest]:
+    def certificates(cls, config: LabConfig) -> dict[str, Digest]:
         """The device certificate that the maker issues to each chip which it registers, as a digest."""
         maker = cls.maker(config)
         return {
@@ -253,17 +253,17 @@ class Site:
         }
 
     @staticmethod
-    def maker_key(config: SiteConfig) -> SigningKey:
+    def maker_key(config: LabConfig) -> SigningKey:
         """The key with which the maker speaks to a registry; like its CA's, it is never stored."""
         return SigningKey.generate(_derive(config, "maker-registry-key"))
 
     @staticmethod
-    def inspectorate_key(config: SiteConfig) -> SigningKey:
+    def inspectorate_key(config: LabConfig) -> SigningKey:
         """The key with which the inspectorate of this simulated world signs; no lab's, and never stored."""
         return SigningKey.generate(_derive(config, "inspectorate"))
 
     @classmethod
-    def reference_values(cls, config: SiteConfig) -> dict[str, Any]:
+    def reference_values(cls, config: LabConfig) -> dict[str, Any]:
         """Reference values of this simulated world, from maker, registry and inspectorate, as a trust file."""
         key = cls.lab_key(config)
         return {
@@ -286,21 +286,21 @@ class Site:
         os.makedirs(self.staging)
 
 
-def _registered(config: SiteConfig) -> list[str]:
+def _registered(config: LabConfig) -> list[str]:
     """The chips that the registry knows: all, or all but the last where the lab has one that it did not register."""
     working, idle = chip_ids(config), idle_chip_ids(config)
     return [*(working[:-1] if config.lie == LabLie.UNDECLARED_CHIPS.value else working), *idle]
 
 
-def _chip_lie(config: SiteConfig, number: int) -> ChipLie | None:
+def _chip_lie(config: LabConfig, number: int) -> ChipLie | None:
     """A lying chip is the lab's first; the others are honest."""
     lie = None if config.lie is None or number else parse_lie(config.lie)
     return lie if isinstance(lie, ChipLie) else None
 
 
-def _chip_seed(config: SiteConfig, chip_id: str) -> bytes:
+def _chip_seed(config: LabConfig, chip_id: str) -> bytes:
     return _derive(config, f"chip/{chip_id}")
 
 
-def _derive(config: SiteConfig, label: str) -> bytes:
+def _derive(config: LabConfig, label: str) -> bytes:
     return hashlib.sha256(f"chipwitness/derive/{config.secret}/{label}".encode()).digest()

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from firmware_sim import LabLie
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
-from inspector.inspection.session import inspect, verify
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.conduct import LIES

@@ -12,7 +12,7 @@ from torch.nn import functional
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
-from inspector.inspection.session import inspect, replay, verify
+from inspector.inspection.judging import inspect, replay, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.programs.program import Constant
@@ -310,7 +310,7 @@ def test_step_that_only_the_chips_have_heard_of_is_rejected(record_loop):
         def check():
             true_check()
             if recorder._writer.steps == STEPS:
-                for chip in recorder._site.chips:
+                for chip in recorder._lab.chips:
                     chip.commit(recorder._run_id, STEPS + 1, bytes(32))
                     chip.tick(recorder._run_id, STEPS + 1)
 
@@ -334,7 +334,7 @@ def test_loop_without_a_step_is_never_accepted(record_loop, judge, devices, tmp_
     with pytest.raises(KeyboardInterrupt):
         Loop().record(record_loop, before=stop)
     if finished:
-        made[0]._writer.finish(chip_evidence(made[0]._site, lambda _, evidence: evidence))
+        made[0]._writer.finish(chip_evidence(made[0]._lab, lambda _, evidence: evidence))
     run = tmp_path / "loop"
     whole = Loop().record(record_loop, name="whole")
     recorded = replace(whole, run=run, trust=Trust.load([tmp_path / "loop.trust.json"], [run]))

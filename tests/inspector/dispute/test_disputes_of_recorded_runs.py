@@ -372,7 +372,7 @@ def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop)
         folder = right.run.folder.with_name(name)
         model = nn.Linear(2, 2)
         recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=folder, chips=3)
-        recorder._writer.finish(chip_evidence(recorder._site, lambda _, evidence: evidence))
+        recorder._writer.finish(chip_evidence(recorder._lab, lambda _, evidence: evidence))
         known = Trust.load([folder.with_name(f"{name}.trust.json")])
         empty.append(Claim(run=open_run(folder, known), prover=LabProver(folder)))
     with pytest.raises(CallerError, match="f took no step"):

@@ -13,12 +13,12 @@ from torch.nn import functional
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
 from inspector.inspection.guards import Settings
-from inspector.inspection.session import inspect, verify
+from inspector.inspection.judging import inspect, verify
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.site import Site
+from monitor.lab.simulated import SimulatedLab
 from monitor.transcript.layout import MANIFEST, batch_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # it is put forward at once
@@ -99,8 +99,8 @@ def test_dying_at_replacements_of_files(tmp_path, monkeypatch, started, kind, nu
     digest = record(tmp_path / "whole", kind, numerics, started)
     expected = leaves_of(tmp_path / "whole", trust_of(tmp_path / "whole"))
     replace, calls, left = os.replace, 0, -1
-    sites = []
-    create = Site.__init__
+    labs = []
+    create = SimulatedLab.__init__
 
     def counting(*args):
         nonlocal calls, left
@@ -111,10 +111,10 @@ def test_dying_at_replacements_of_files(tmp_path, monkeypatch, started, kind, nu
 
     def remember(self, *args):
         create(self, *args)
-        sites.append(self)
+        labs.append(self)
 
     monkeypatch.setattr("monitor.transcript.writer.os.replace", counting)
-    monkeypatch.setattr(Site, "__init__", remember)
+    monkeypatch.setattr(SimulatedLab, "__init__", remember)
     record(tmp_path / "counted", kind, numerics, started)
     total = calls
     seen = set()
@@ -123,7 +123,7 @@ def test_dying_at_replacements_of_files(tmp_path, monkeypatch, started, kind, nu
         with pytest.raises(Killed):
             record(run, kind, numerics, started)
         left = -1
-        sites[-1].cut_power()
+        labs[-1].cut_power()
         if not run.exists():
             continue
         trust = trust_of(run)
@@ -174,7 +174,7 @@ def test_what_cannot_be_resumed(tmp_path, started):
     loop.train(recorder, make_batches()[:2])
     with pytest.raises(ChipwitnessError, match="powered on already"):
         go_on(run, "adamw")
-    recorder._site.cut_power()
+    recorder._lab.cut_power()
     for other in (Loop("momentum"), Loop("adamw", width=4)):
         with pytest.raises(CallerError, match="another model or optimizer"):
             Recorder.resume(other.model, other.optimizer, out=run)
