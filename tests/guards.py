@@ -125,6 +125,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "layer in normal operation": (("firmware_sim.identity._check_layer", _nothing),),
     # law 7: no host code in firmware
     "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
+    "snapshot of its own": (("firmware_sim.firmware._own", lambda event: event),),
     "exact arguments": tuple(
         (f"firmware_sim.firmware.check_{name}", _nothing)
         for name in ("coordinate", "digest", "request", "sealed", "ticks")
