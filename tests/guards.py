@@ -116,6 +116,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "tensor shapes": (("firmware_sim.limits.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),
+    "batch lengths": (
+        ("inspector.inspection.drift.unread_files", _nothing),
+        ("inspector.dispute.disputed.unread_files", lambda *_: frozenset()),
+    ),
     "lab names": (("firmware_sim.limits.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
