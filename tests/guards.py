@@ -105,6 +105,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "weights of the parent": (("inspector.inspection.lineage.check_taken_over", lambda *_: []),),
     "initialisation executed": (("inspector.inspection.comparison.check_initialised", _nothing),),
     "initialisation brings nothing": (("inspector.inspection.execution.brings", lambda program: ""),),
+    "text in proportion": (("inspector.inspection.execution.most_text", lambda made: 1024 * len(made)),),
     "chains added up": (("inspector.inspection.lineage.exceeds", lambda *_: False),),
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),
     "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),
