@@ -117,6 +117,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "tensor shapes": (("firmware_sim.limits.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),
+    "files that end": (("firmware_sim.limits.check_ends", _nothing),),
     "plain chip files": (("firmware_sim.service.check_chip_file", _nothing),),
     "batch lengths": (
         ("inspector.inspection.drift.unread_files", _nothing),
