@@ -12,11 +12,10 @@ Arguments are of exact types. A refusal is a `MailboxError` with a number and ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from firmware_sim.evidence.chiplog import LogRecord
-from firmware_sim.evidence.digest import Digest, digest_list
+from firmware_sim.evidence.digest import digest_list
 from firmware_sim.memory import DeviceMemory
 from firmware_sim.schedule import EpochKey
 
@@ -27,7 +26,7 @@ EMPTY_MEMORY = digest_list("device-memory", [], allow_empty=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEvent:
-    """A snapshot that is record number `record` of the chip's log once its copy of the memory is hashed."""
+    """A snapshot that is record number `record` of the chip's log, with its digest, once its copy is hashed."""
 
     chip_id: str
     record: int
@@ -37,12 +36,6 @@ class SnapshotEvent:
     step: int
     op: int
     bytes_hashed: int
-    hashing: Future[Digest]
-
-    @property
-    def digest(self) -> Digest:
-        """The memory's digest, as soon as it is known."""
-        return self.hashing.result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,14 @@ class ChipOrder:
             raise CallerError(f"unknown snapshot digest {self.algorithm!r}; there are {DEFAULT_ALGORITHM}, {BLAKE3}")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _UnderWay:
+    """A snapshot whose copy is being hashed; the host holds no part of it."""
+
+    event: SnapshotEvent
+    hashing: Future[Digest] = field(default_factory=Future)
+
+
 class FirmwareChip(Chip):
     """The honest firmware over a chip folder; `manufacture` or `power_on` makes one.
 
@@ -102,7 +110,7 @@ class FirmwareChip(Chip):
         self._memory: DeviceMemory | None = None
         self._copy: MemoryCopy | None = None
         self._hasher: ThreadPoolExecutor | None = None
-        self._under_way: SnapshotEvent | None = None
+        self._under_way: _UnderWay | None = None
         self._coordinate = (NO_RUN, 0, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
@@ -398,10 +406,10 @@ class FirmwareChip(Chip):
 
     def settle(self) -> None:
         """Record the snapshot that is under way, once it is hashed."""
-        event, self._under_way = self._under_way, None
-        if event is None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
             return
-        digest = event.digest
+        event, digest = under_way.event, under_way.hashing.result()
         self._append(RecordKind.SNAPSHOT, run_id=event.run_id, step=event.step, op=event.op, digest=digest.value)
         self._snapshots += 1
         self._bytes_hashed += event.bytes_hashed
@@ -436,7 +444,7 @@ class FirmwareChip(Chip):
         """Copy the memory; hash the copy at once, or beside the training if much memory was attached."""
         frozen = self._freeze()
         state, (run_id, step, op) = self._silicon.state, self._coordinate
-        event = self._under_way = SnapshotEvent(
+        event = SnapshotEvent(
             chip_id=self._fused_id,
             record=state.log_size,
             boot=self._boot,
@@ -445,13 +453,13 @@ class FirmwareChip(Chip):
             step=step,
             op=op,
             bytes_hashed=0 if frozen is None else frozen.byte_count,
-            hashing=Future(),
         )
+        under_way = self._under_way = _UnderWay(_own(event))
         if self._hasher is None:
-            event.hashing.set_result(self._digest(frozen))
+            under_way.hashing.set_result(self._digest(frozen))
             self.settle()
         else:
-            self._hasher.submit(self._hash, frozen, event)
+            self._hasher.submit(self._hash, frozen, under_way)
         return event
 
     def _freeze(self) -> MemoryCopy | None:
@@ -462,18 +470,18 @@ class FirmwareChip(Chip):
     def _digest(self, frozen: MemoryCopy | None) -> Digest:
         return EMPTY_MEMORY if frozen is None else frozen.digest(self._fuses.algorithm)
 
-    def _hash(self, frozen: MemoryCopy | None, event: SnapshotEvent) -> None:
+    def _hash(self, frozen: MemoryCopy | None, under_way: _UnderWay) -> None:
         """Hash a copy while the host goes on, and record it unless a command does so first.
 
         A command that holds the gate may be waiting for the next hash, which this thread makes: it is not waited for.
         """
         try:
-            event.hashing.set_result(self._digest(frozen))
+            under_way.hashing.set_result(self._digest(frozen))
         except BaseException as error:
-            event.hashing.set_exception(error)
-        while self._under_way is event:
+            under_way.hashing.set_exception(error)
+        while self._under_way is under_way:
             with self.gate.passed(_PATIENCE) as inside:
-                if inside and self._under_way is event:
+                if inside and self._under_way is under_way:
                     try:
                         self.settle()
                     except Exception:
@@ -634,6 +642,11 @@ class FirmwareChip(Chip):
 def quote_request_digest(nonce: bytes, verifier_id: str) -> Digest:
     """Return what the QUOTE record of a quote for this nonce and verifier holds."""
     return digest_bytes("quote-request", length_prefixed(nonce, verifier_id))
+
+
+def _own(event: SnapshotEvent) -> SnapshotEvent:
+    """What the host holds can be altered by the host, frozen or not: the firmware goes by a copy."""
+    return dataclasses.replace(event)
 
 
 def _self_test() -> None:

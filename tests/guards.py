@@ -122,6 +122,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "tensor shapes": (("firmware_sim.limits.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),
+    "batch lengths": (
+        ("inspector.inspection.drift.unread_files", _nothing),
+        ("inspector.dispute.disputed.unread_files", lambda *_: frozenset()),
+    ),
     "lab names": (("firmware_sim.limits.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
@@ -131,6 +135,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "layer in normal operation": (("firmware_sim.identity._check_layer", _nothing),),
     # law 7: no host code in firmware
     "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
+    "snapshot of its own": (("firmware_sim.firmware._own", lambda event: event),),
     "exact arguments": tuple(
         (f"firmware_sim.firmware.check_{name}", _nothing)
         for name in ("coordinate", "digest", "request", "sealed", "ticks")

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.inspection.agreement import agreement_of, departures
+from inspector.inspection.agreement import agreement_of, departures, unread_files
 from inspector.inspection.execution import check_numbers
 from inspector.inspection.trust import Trust
 from monitor.programs.bits import same_bytes
@@ -25,6 +25,7 @@ from monitor.replay.steps import execution_of
 from monitor.replay.tracing import specification
 from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Leaf, RunFolder
+from monitor.transcript.layout import batch_path
 
 __all__ = ["Disputed", "Ruling", "compare", "rule_on_declarations"]
 
@@ -84,8 +85,8 @@ class Disputed:
     def examine(self, step: int, leaves: Mapping[str, Leaf]) -> Ruling | None:
         """Rule on what the parties declare about a step beside its result; None if that is in order."""
         for what, check in (
-            ("batch", _check_batch),
             ("program", self._check_program),
+            ("batch", self._check_batch),
             ("FLOP", _check_flop),
             ("numbers", self._check_numbers),
         ):
@@ -133,6 +134,10 @@ class Disputed:
     def _program_of(self, step: int) -> Program:
         return self._program(execution_of(self._runs[0].leaf(step)).program)
 
+    def _check_batch(self, run: RunFolder, leaf: Leaf) -> bool:
+        unread = unread_files(run, [leaf], self._agreed)  # longer than its program reads, it is not read either
+        return batch_path(leaf.step) not in unread and leaf.batch == run.batches().batch_root(leaf.step).hex()
+
     def _check_program(self, run: RunFolder, leaf: Leaf) -> bool:
         return execution_of(leaf).program in self._agreed.programs
 
@@ -152,10 +157,6 @@ def rule_on_declarations(names: Sequence[str], runs: Sequence[RunFolder], trust:
         return None
     text = f"{guilty[0]} declares other things than was countersigned: {', '.join(departures(first, second))}"
     return Ruling(guilty=guilty, operator=None, text=text, case="declaration")
-
-
-def _check_batch(run: RunFolder, leaf: Leaf) -> bool:
-    return leaf.batch == run.batches().batch_root(leaf.step).hex()
 
 
 def _check_flop(run: RunFolder, leaf: Leaf) -> bool:

@@ -138,7 +138,9 @@ def _derived(declared: Declaration, recipe: Task) -> str:
     return derived.program.digest
 
 
-def unread_files(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings) -> frozenset[str]:
+def unread_files(
+    run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings | None = None
+) -> frozenset[str]:
     """Files of a run that are as long as its lab likes, since nothing agreed explains them.
 
     Raises:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.devices import device
-from inspector.inspection.agreement import agreement_of
+from inspector.inspection.agreement import agreement_of, unread_files
 from inspector.inspection.execution import examine_execution
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
@@ -90,8 +90,9 @@ def executable_run(folder: Path, trust: Trust) -> tuple[RunFolder, dict[str, str
     leaves, _ = run.load_steps()
     if len(leaves) < 2:
         raise CallerError(f"{folder.name} has no step yet")
-    findings = Findings(Settings(samples=0, seed=None, devices=()))
-    if not examine_execution(run, leaves, agreement_of(run, trust), findings).executable:
+    findings, agreed = Findings(Settings(samples=0, seed=None, devices=())), agreement_of(run, trust)
+    unread_files(run, leaves, agreed, findings)
+    if not examine_execution(run, leaves, agreed, findings).executable:
         raise EvidenceError((findings.found + findings.doubts)[0].text)
     key = trust.key_of(run.metadata.lab).raw.hex()
     return run, {"run": str(folder.resolve()), "manifest": verified_manifest(run), "lab_key": key}

@@ -30,7 +30,7 @@ from inspector.inspection.trust import Trust
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import Entry
 from monitor.transcript.draft import Draft
-from monitor.transcript.layout import METADATA, SAMPLES, program_path
+from monitor.transcript.layout import METADATA, SAMPLES, batch_path, program_path
 from tests.agreements import resigned
 
 NOW = ("--now", "2026-01-01T00:30:00Z")
@@ -280,6 +280,25 @@ def test_b3_sparse_samples(honest, forge, gigabytes):
 
 def test_b3_guard_off_they_are_read(honest, forge):
     honest.is_broken_by(unguarded(("signed lengths", "agreed data"), *verify(make_sparse(forge, honest, 6 << 30))))
+
+
+def make_batch(forge, honest) -> Path:
+    """A batch that holds nothing and is 6 GB longer than what its program reads."""
+    forger = forge(honest.loop)
+    os.truncate(forger.run / batch_path(1), 6 << 30)
+    forger.draft.files[batch_path(1)] = Entry(6 << 30, "0" * 64)
+    return forger.sign()
+
+
+def test_drift_reads_no_batch_that_its_program_does_not_explain(honest, forge):
+    ended = command("drift", make_batch(forge, honest), "--device", "sse41")
+    honest.refuses(ended)
+    assert "the batch of step 1 has 6442450944 bytes; its program reads at most" in ended.output
+
+
+def test_guard_off_drift_reads_it(honest, forge):
+    run = make_batch(forge, honest)
+    honest.is_broken_by(unguarded(("batch lengths",), "drift", run, "--device", "sse41"))
 
 
 def make_steps(forge, honest) -> Path:

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -43,6 +44,7 @@ from firmware_sim import (
     parse_log,
     records_of,
 )
+from firmware_sim.memory import MemoryCopy
 from tests.guards import off
 
 ACCEPT, REJECT, INCONCLUSIVE = 0, 1, 3
@@ -158,6 +160,40 @@ def test_a9_guard_off_memory_that_runs_host_code(record_peeking, capsys):
 class HostMemory(DeviceMemory):
     def copy(self, reuse=None):
         raise AssertionError("host code ran")
+
+
+def alter_snapshot(make):
+    """The host writes to what the chip handed out of a snapshot that is being hashed; returns the chip."""
+    chip = make()
+    chip.attach(DeviceMemory([Region.of("w", np.zeros(1 << 19, dtype=np.float32))]), RUN, 0)
+    event = chip.tick(RUN, 3)
+    for field in dataclasses.fields(event):
+        assert type(getattr(event, field.name)) in (str, bytes, int)  # nothing that firmware waits for or calls
+    object.__setattr__(event, "step", 2)
+    return chip
+
+
+@pytest.fixture
+def slow_hash(monkeypatch):
+    """The host is done before the hash is."""
+    original = MemoryCopy.digest
+
+    def waiting(self, algorithm):
+        time.sleep(0.2)
+        return original(self, algorithm)
+
+    monkeypatch.setattr(MemoryCopy, "digest", waiting)
+
+
+def test_a_host_that_alters_a_snapshot_under_way(make, slow_hash):
+    chip = alter_snapshot(make)
+    assert [record.step for record in records_of(check(chip), RecordKind.SNAPSHOT)] == [3]
+
+
+def test_guard_off_a_host_alters_a_snapshot_under_way(make, slow_hash):
+    with off("snapshot of its own"):
+        chip = alter_snapshot(make)
+    assert [record.step for record in records_of(check(chip), RecordKind.SNAPSHOT)] == [2]
 
 
 def test_a9_memory_object_of_the_host(make):

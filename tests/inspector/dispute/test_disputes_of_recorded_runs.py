@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +26,13 @@ from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.lab.conduct import LIES
 from monitor.lab.prover import LabProver
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.programs.trace import COMMIT_STATE, tensor_digest
 from monitor.recording.recipes import chip_evidence
+from monitor.transcript import Entry, RunFolder
+from monitor.transcript.draft import Draft
+from monitor.transcript.layout import batch_path
+from tests.guards import off
 
 CHILD = Path(__file__).parents[1] / "loop_child.py"
 STEPS = 5
@@ -288,6 +295,25 @@ def test_program_that_nobody_agreed_to_loses(exact_labs):
     verdict = exact_labs.settle(right, again)
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "both of them agreed" in verdict.reasons[0].text
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_batch_longer_than_its_program_reads_loses_unread(exact_labs, monkeypatch, guarded):
+    first, second = exact_labs.record("a"), exact_labs.record("b", lie="wrong-operator", lie_step=3)
+    path, folder = batch_path(3), second.run.folder
+    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(folder)))
+    draft = Draft.read(folder, key)
+    os.truncate(folder / path, 1 << 24)
+    draft.files[path] = Entry(1 << 24, "0" * 64)
+    draft.sign(folder, key)
+    read, true = [], RunFolder.read
+    monkeypatch.setattr(
+        RunFolder, "read", lambda run, *names: (read.append((run.folder, names[0])), true(run, *names))[1]
+    )
+    with nullcontext() if guarded else off("batch lengths"):
+        verdict = settle(first, exact_labs.claim(folder), exact_labs.trust)
+    assert (verdict.evidence["guilty"], verdict.evidence["step"], verdict.evidence["case"]) == ("b", 3, "batch")
+    assert ((folder, path) in read) is not guarded
 
 
 def test_start_that_nobody_agreed_to_loses(exact_labs):

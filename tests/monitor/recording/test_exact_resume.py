@@ -124,7 +124,7 @@ def seeded():
 
 @pytest.fixture
 def killed(tmp_path, seeded, monkeypatch):
-    """Makes a run whose process dies at the n-th replacement of a file."""
+    """Makes a run whose process dies at the n-th replacement of a file; the first six make chips and run folder."""
     replace, left, labs, create = os.replace, -1, [], SimulatedLab.__init__
 
     def counting(*args):
@@ -154,7 +154,7 @@ def killed(tmp_path, seeded, monkeypatch):
     return kill
 
 
-@pytest.mark.parametrize("number", [5, 9, 16, 23, 30])
+@pytest.mark.parametrize("number", [8, 13, 18, 25, 34])
 def test_a_crash_in_the_middle_of_an_epoch_costs_nothing(killed, whole, number):
     out = killed(number)
     assert go_on(out) == whole
