@@ -309,7 +309,10 @@ class RunFolder:
         return self.read(log_path(step))
 
     def checkpoint(self, step: int) -> dict[str, Tensor]:
-        """Return the state W_step, without what the next step overwrites (``ShardedMemory.trimmed``)."""
+        """Return the state W_step, without what the next step overwrites (``ShardedMemory.trimmed``).
+
+        ``checkpoints`` says which have to be there.
+        """
         path = checkpoint_path(step)
         with torch.no_grad():
             return decode_state(self.read(path), path)
