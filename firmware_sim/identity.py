@@ -106,6 +106,10 @@ class DeviceSecrets:
     device_certificate: bytes
     maker_certificate: bytes
 
+    def __post_init__(self) -> None:
+        if not _is_chip_id(self.chip_id):
+            raise IdentityError("a device's own chip id is malformed")
+
     @property
     def device_key(self) -> SigningKey:
         return SigningKey.from_private_bytes(derive_key(self.uds, "device-key"))
@@ -303,4 +307,7 @@ def _is_chip_id(text: str) -> bool:
 
 
 def _read(pem: bytes) -> Certificate:
-    return open_certificate(x509.load_pem_x509_certificate(pem))
+    try:
+        return open_certificate(x509.load_pem_x509_certificate(pem))
+    except ValueError:
+        raise IdentityError("a device's own certificate can't be parsed") from None

@@ -8,6 +8,7 @@ declaration is known, in ``monitor.transcript.lengths``.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from firmware_sim.errors import EvidenceError
 
-__all__ = ["Limit", "check_chip_id", "check_lab", "check_shape", "read_file"]
+__all__ = ["Limit", "check_chip_id", "check_lab", "check_shape", "read_file", "read_foreign"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _LONGEST_SHOWN = 1 << 80
@@ -151,6 +152,18 @@ def read_file(path: Path, most: Limit) -> bytes:
     if len(content) > most.most:
         raise EvidenceError(f"{path.name} has more than {most.most} {most.what}")
     return content
+
+
+def read_foreign(path: Path, most: Limit) -> bytes:
+    """``read_file`` of what somebody else has put there; OSError on a pipe or device too, which might never end."""
+    check_ends(path)
+    return read_file(path, most)
+
+
+def check_ends(path: Path) -> None:
+    """OSError if a path is there and leads to neither a file nor a folder."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is no plain file")
 
 
 def check_lab(name: object) -> None:

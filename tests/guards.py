@@ -111,6 +111,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "weights of the parent": (("inspector.inspection.lineage.check_taken_over", lambda *_: []),),
     "initialisation executed": (("inspector.inspection.comparison.check_initialised", _nothing),),
     "initialisation brings nothing": (("inspector.inspection.execution.brings", lambda program: ""),),
+    "text in proportion": (("inspector.inspection.execution.most_text", lambda made: 1024 * len(made)),),
     "chains added up": (("inspector.inspection.lineage.exceeds", lambda *_: False),),
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),
     "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),
@@ -122,6 +123,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "tensor shapes": (("firmware_sim.limits.check_shape", _unbounded_shape),),
     "signed lengths": (("monitor.transcript.lengths.check_lengths", _nothing),),
     "agreed before opened": (("inspector.inspection.agreement.Agreement.may_decode", _always),),
+    "files that end": (("firmware_sim.limits.check_ends", _nothing),),
+    "plain chip files": (("firmware_sim.service.check_chip_file", _nothing),),
     "batch lengths": (
         ("inspector.inspection.drift.unread_files", _nothing),
         ("inspector.dispute.disputed.unread_files", lambda *_: frozenset()),

@@ -184,7 +184,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
     def read(name: str) -> bytes:
         path = given[name] or log.with_name(name)
         try:
-            return limits.read_file(path, CHIP_FILE_BYTES[name])
+            return limits.read_foreign(path, CHIP_FILE_BYTES[name])
         except OSError as error:
             if given[name] is None:
                 raise EvidenceError(f"there is no {name} beside the log: {error.strerror}") from None

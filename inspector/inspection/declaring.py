@@ -98,6 +98,6 @@ def countersign(
 
 def _content(path: Path, most: limits.Limit) -> bytes:
     try:
-        return limits.read_file(path, most)
+        return limits.read_foreign(path, most)
     except OSError as error:
         raise CallerError(f"cannot read {path}: {error.strerror}") from None

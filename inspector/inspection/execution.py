@@ -12,9 +12,11 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import DTYPE_SIZES
 from inspector.inspection.agreement import Agreement
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
@@ -47,6 +49,8 @@ MOST_TEXT = 1024
 """Bytes of an initialisation's compressed text for each tensor that it makes.
 
 Those of PyTorch's own modules and of common models take 50 to 140, a truncated normal that draws ten times 750."""
+_SHORT_TEXT, _TEXT_SHARE = 1 << 16, 64
+"""Bytes of it that hold no model worth the trouble, and beyond them its share in the bytes that it makes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,11 +178,16 @@ def brings(program: Program) -> str:
     tables = sum(each["bytes"] for each in facts_of(program, ()).constants if not each["uniform"])
     if tables:
         return f"{tables} bytes that no operator made"
-    tensors = sum(place is not None for place in program.commit.values())
-    size = len(zlib.compress(program.encoded))
-    if size > MOST_TEXT * tensors:
-        return f"a program of {size} bytes, compressed, more than {MOST_TEXT} for each of {tensors} tensors"
+    made = [prod(place["shape"]) * DTYPE_SIZES[place["dtype"]] for place in program.commit.values() if place]
+    size, most = len(zlib.compress(program.encoded)), most_text(made)
+    if size > most:
+        return f"a program of {size} bytes, compressed, more than the {most} that making {len(made)} tensors may take"
     return ""
+
+
+def most_text(made: Sequence[int]) -> int:
+    """Bytes of compressed text that may make tensors of these sizes: many small ones buy no room for a model."""
+    return min(MOST_TEXT * len(made), max(_SHORT_TEXT, sum(made) // _TEXT_SHARE))
 
 
 def _which(agreed: Agreement, run: RunFolder) -> str:

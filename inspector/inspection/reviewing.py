@@ -59,7 +59,7 @@ def read_programs(path: FilePath) -> dict[str, Program]:
     """Programs by digest: those of a file, or of a run folder's ``programs``."""
     files = sorted((path / "programs").glob("*.json")) if path.is_dir() else [path]
     try:
-        found = [Program.decode(limits.read_file(file, limits.PROGRAM_BYTES)) for file in files]
+        found = [Program.decode(limits.read_foreign(file, limits.PROGRAM_BYTES)) for file in files]
     except OSError as error:
         raise CallerError(f"cannot read {path}: {error.strerror}") from None
     return {program.digest: program for program in found}

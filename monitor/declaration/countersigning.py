@@ -104,8 +104,6 @@ class Countersigned:
     def sign(self, key: SigningKey) -> bytes:
         """The envelope that the inspectorate's key signs."""
         programs = sorted(self.programs)
-        subjects = [(_SUBJECT, declaration_digest(self.declaration))]
-        subjects += [(f"program/{digest}", Digest(SHA256, bytes.fromhex(digest))) for digest in programs]
         predicate = {
             "lab": self.lab,
             "declaration": self.declaration.to_json(),
@@ -115,7 +113,11 @@ class Countersigned:
             "data": sorted(self.data),
             "simulated": self.simulated,
         }
-        return seal(COUNTERSIGNED, statement(_PREDICATE, subjects, predicate), key)
+        return seal(COUNTERSIGNED, statement(_PREDICATE, self._subjects(), predicate), key)
+
+    def _subjects(self) -> list[tuple[str, Digest]]:
+        programs = [(f"program/{digest}", Digest(SHA256, bytes.fromhex(digest))) for digest in sorted(self.programs)]
+        return [(_SUBJECT, declaration_digest(self.declaration)), *programs]
 
     @classmethod
     def open(cls, envelope: bytes, key: VerifyingKey) -> Countersigned:
@@ -154,8 +156,7 @@ class Countersigned:
             data=frozenset(str(Digest.parse(text)) for text in data["data"]),
             simulated=data["simulated"],
         )
-        names = {_SUBJECT, *(f"program/{digest}" for digest in found.programs)}
-        if {name for name, _ in subjects} != names or dict(subjects)[_SUBJECT] != declaration_digest(found.declaration):
+        if dict(subjects) != dict(found._subjects()) or len(found.programs) != len(data["programs"]):
             raise EvidenceError("a countersigned statement is about other things than it holds")
         return found
 

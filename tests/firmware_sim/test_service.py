@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from fractions import Fraction
 
 import pytest
 
 from firmware_sim import EvidenceError, FirmwareChip, MailboxError, RecordKind, collect_evidence, seal_log_checkpoint
+from firmware_sim.evidence import canonical, digest_bytes
 from firmware_sim.nvram import NvramError
 from firmware_sim.service import read_evidence, read_silicon
+from tests.guards import off
 
 RUN = bytes(range(32))
 RATE = Fraction(1, 3)
@@ -114,6 +117,49 @@ def test_a_folder_that_is_none_and_an_altered_one_are_named(chip, tmp_path):
     assert view.epochs == ()
     (tmp_path / "chip" / "fuses.json").write_bytes(b"{}")
     with pytest.raises(NvramError, match="fuses are malformed"):
+        read_silicon(tmp_path / "chip")
+
+
+def _link(folder, tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"")
+    (folder / "more.bin").symlink_to(tmp_path / "elsewhere")
+
+
+HOSTILE = {
+    "a link": (_link, "'more.bin' in the chip's folder is no plain file"),
+    "a folder": (lambda folder, _: (folder / "more").mkdir(), "'more' in the chip's folder is no plain file"),
+    "a sparse log": (lambda folder, _: os.truncate(folder / "log.bin", 1 << 40), "bytes of a file in a chip's folder"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_only_plain_files_of_a_chips_size_are_copied(chip, tmp_path, name):
+    chip.cut_power()
+    make, text = HOSTILE[name]
+    make(tmp_path / "chip", tmp_path)
+    with pytest.raises(EvidenceError, match=text):
+        read_silicon(tmp_path / "chip")
+
+
+def test_guard_off_what_a_link_leads_to_is_copied(chip, tmp_path):
+    chip.cut_power()
+    _link(tmp_path / "chip", tmp_path)
+    with off("plain chip files"):
+        assert read_silicon(tmp_path / "chip").problem is None
+
+
+@pytest.mark.parametrize(
+    ("fuse", "value"),
+    [("chip_id", None), ("chip_id", 7), ("chip_id", "x" * 10_000), ("device_certificate", ""), ("uds", 3)],
+)
+def test_fuses_that_no_maker_burns_are_an_error_of_the_evidence(chip, tmp_path, fuse, value):
+    chip.cut_power()
+    path = tmp_path / "chip" / "fuses.json"
+    content = {**canonical.decode(path.read_bytes())["content"], fuse: value}
+    path.write_bytes(
+        canonical.encode({"content": content, "digest": str(digest_bytes("chip-fuses", canonical.encode(content)))})
+    )
+    with pytest.raises(EvidenceError):
         read_silicon(tmp_path / "chip")
 
 

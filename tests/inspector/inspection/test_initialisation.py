@@ -227,6 +227,26 @@ def test_a_model_delivered_number_by_number_is_not_counted_as_initialised(record
         assert judge(loop).outcome is Outcome.ACCEPT
 
 
+def test_tensors_of_one_element_buy_no_room_for_a_model():
+    """A lab declares 150 buffers beside the weights, so that the text for each tensor seems short."""
+    numbers = [value.tolist() for value in torch.randn(2, 2000, dtype=torch.float64)]
+
+    def build():
+        model = nn.Linear(40, 100, bias=False)
+        for number in range(150):
+            model.register_buffer(f"b{number}", torch.zeros(1))
+        with torch.no_grad():
+            flat = torch.cat([torch.stack([torch.full((), value) for value in row]) for row in numbers])
+            model.weight.copy_(flat.view(100, 40).float())
+        return model
+
+    model = initialised(build, seed=1)
+    program = initialising._STARTS[model][1]
+    assert "more than the 65536 that making 151 tensors may take" in brings(program)
+    with off("text in proportion"):
+        assert brings(program) == ""
+
+
 def test_a_rejection_loop_is_long_but_brings_nothing():
     """PyTorch draws again what a truncated normal refuses, with the same few calls each time."""
 
