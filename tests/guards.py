@@ -39,6 +39,11 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
+def _no(*_: Any, **__: Any) -> bool:
+    """In place of a check that says whether something has to be."""
+    return False
+
+
 def _unbounded_shape(shape: list[int]) -> None:
     """In place of the check of a shape: its size, whatever its rank."""
     if math.prod(shape) > _ANY:
@@ -84,6 +89,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("monitor.replay.replaying.check_absent", _nothing),
         ("inspector.inspection.transcripts.check_absent", _nothing),
     ),
+    "retained checkpoints": (("monitor.declaration.statement.is_retained", _no),),
     # law 5: declared numbers
     "agreed data": (("inspector.inspection.transcripts.check_agreed_data", lambda *_: True),),
     "numbers bound": (("inspector.inspection.execution._check_bound", _nothing),),

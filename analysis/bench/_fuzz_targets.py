@@ -187,7 +187,7 @@ class World:
         answer = canonical.parse(data, most=limits.WORKER_BYTES)
         if isinstance(answer, dict):
             findings = Findings(Settings(samples=1, seed="", devices=()))
-            judge("native", self.transcript, segments(self.preset.declared)[:1], answer, findings)
+            judge("native", self.transcript, segments(self.preset)[:1], answer, findings)
 
     def as_file(self, read: Callable[[Path], object]) -> Callable[[bytes], object]:
         """A parser of files as one of bytes."""

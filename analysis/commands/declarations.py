@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _KEYS = (
-    "JSON keys: digest, lab, declaration (numerics, seed, checkpoint_every, shares, optimizer, groups, parameters, "
-    "state, schedule, length or null for an open end, recipe, origin), state_bytes, programs (program, flop, "
-    "most_flop, bytes), data (what the run commits to), signer (id of a key, not checked here, or null)"
+    "JSON keys: digest, lab, declaration (numerics, seed, checkpoint_every, keep, shares, optimizer, groups, "
+    "parameters, state, schedule, length or null for an open end, recipe, origin), state_bytes, programs (program, "
+    "flop, most_flop, bytes), data (what the run commits to), signer (id of a key, not checked here, or null)"
 )
 
 
@@ -83,10 +83,12 @@ def _lines(proposal: Proposal) -> list[str]:
     recipe = "a loop of the lab's own" if declared.recipe is None else f"preset {declared.recipe.preset}"
     end = "open end" if declared.length is None else f"{declared.length} steps"
     schedule = declared.schedule
+    kept = "" if declared.keep is None else f" (the last {declared.keep} stay, and sparser ones before)"
+    checkpoints = f"a checkpoint every {declared.checkpoint_every} steps{kept}"
     lines = [
         f"declaration    {declaration_digest(declared)}",
         f"lab            {proposal.lab}, on {declared.shards} chips{_shares(declared.shares)}",
-        f"training       {recipe}, {end}, a checkpoint every {declared.checkpoint_every} steps, seed {declared.seed}",
+        f"training       {recipe}, {end}, {checkpoints}, seed {declared.seed}",
         f"numerics       {declared.numerics}",
         f"initial state  {_origin(declared.origin, declared.seed)}",
         f"state          {len(declared.state)} tensors of {declared.byte_count} bytes",

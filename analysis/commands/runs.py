@@ -132,6 +132,7 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), help="default: the preset's")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate (default: the preset's)")
     parser.add_argument("--checkpoint-every", type=int, default=4, metavar="K", help="steps between full states")
+    parser.add_argument("--keep", type=int, metavar="N", help="newest states that stay, and sparser ones before: all")
     parser.add_argument("--snapshot-rate", default="1/4", metavar="P", help="snapshots per chip and step (default 1/4)")
     parser.add_argument("--lab", default="lab-1", metavar="NAME", help="name of the simulated lab (default lab-1)")
     parser.add_argument("--lie", metavar="NAME", help="simulate this lie of a lab or chip; --lie list names them")
@@ -211,6 +212,7 @@ def _task(arguments: argparse.Namespace, chips: int) -> Task:
         learning_rate=arguments.learning_rate,
         numerics=arguments.numerics,
         checkpoint_every=arguments.checkpoint_every,
+        keep=arguments.keep,
         shards=chips,
     )
 

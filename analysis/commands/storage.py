@@ -24,7 +24,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     stats = asked.add_parser(
         "stats",
         help="bytes by kind of file, for each step and for each checkpoint",
-        epilog="JSON: an object with run, finished, steps, bytes, files, growth (bytes for each step, checkpoints left "
+        epilog="JSON: an object with run, finished, steps, bytes, files, released (checkpoints that "
+        "were deleted as declared), growth (bytes for each step, checkpoints left "
         "out), first and last (bytes for each step of the first and last tenth), and kinds: a list of kind, files, "
         "bytes, per_step, each (bytes for each file)",
     )
@@ -59,6 +60,7 @@ def _stats(arguments: argparse.Namespace) -> int:
     state = "finished" if stats.finished else "unfinished"
     lines += [
         f"{'all':12} {stats.files:9} {stats.bytes:14}",
+        *([f"{stats.released} older checkpoints were released, as declared"] if stats.released else []),
         f"{stats.steps} steps, {state}; {stats.growth:.1f} bytes a step without checkpoints "
         f"({stats.first:.1f} in the first tenth, {stats.last:.1f} in the last)",
     ]

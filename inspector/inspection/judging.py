@@ -32,7 +32,7 @@ from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.inspection.wording import acceptance, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances
 from inspector.replay.pool import run_worker
-from inspector.replay.segment import Segment, segment_count, segment_of, segments
+from inspector.replay.segment import Segment, segment_of, segments
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "draw", "inspect", "judge", "replay", "verify"]
@@ -192,7 +192,7 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     run = open_run(folder, trust)
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
-    segment = segment_of(run.declared, index)
+    segment = segment_of(run, index)
     findings = Findings(Settings(samples=0, seed=None, devices=(name,)))
     leaves, tree = run.load_steps()
     if len(leaves) <= segment.stop:
@@ -321,7 +321,7 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
 
 def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> list[Segment]:
     """The first segment, and those that hold a snapshot of a drawn chip: ``settings.segments`` in all, drawn."""
-    every = segments(transcript.run.declared)
+    every = segments(transcript.run)
     steps = {step for report in reports for run_id, step in report.snapshots if run_id == transcript.run.manifest.run}
     wanted = [every[0]] + [segment for segment in every[1:] if any(step in segment for step in steps)]
     if settings.segments is None:
@@ -348,7 +348,7 @@ def judge(
         "fingerprint": str(result.get("fingerprint")),
         "seconds": result.get("seconds"),
         "segments": [segment.index for segment in chosen],
-        "segments_in_run": segment_count(run.declared),
+        "segments_in_run": len(segments(run)),
     }
     if "evidence_error" in result:
         findings.add(Guard.REPLAY, str(result["evidence_error"]), run=run.folder.name, device=name)

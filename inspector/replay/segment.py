@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
 from monitor.replay.initialisation import initialised_memory
 from monitor.replay.steps import ProgramSteps
@@ -17,7 +16,6 @@ __all__ = [
     "Segment",
     "SegmentReplay",
     "replay_segment",
-    "segment_count",
     "segment_of",
     "segments",
 ]
@@ -25,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """Steps ``start`` + 1 … ``stop``, between two checkpoints."""
+    """Steps ``start`` + 1 … ``stop``, between two checkpoints that are retained."""
 
     index: int
     start: int
@@ -71,24 +69,24 @@ class SegmentReplay:
         }
 
 
-def segments(declared: Declaration) -> list[Segment]:
-    """All segments of a run, in order."""
-    return [segment_of(declared, index) for index in range(segment_count(declared))]
+def segments(run: RunFolder) -> list[Segment]:
+    """All segments that a run has begun, in order: from each checkpoint that has to be there to the next."""
+    starts, declared = run.checkpoints, run.declared
+    stops = [*starts[1:], min(starts[-1] + declared.checkpoint_every, declared.steps)]
+    return [
+        Segment(index, start, stop)
+        for index, (start, stop) in enumerate(zip(starts, stops, strict=True))
+        if start < stop
+    ]
 
 
-def segment_count(declared: Declaration) -> int:
-    """Number of segments of a run."""
-    return -(-declared.steps // declared.checkpoint_every)
-
-
-def segment_of(declared: Declaration, index: int) -> Segment:
+def segment_of(run: RunFolder, index: int) -> Segment:
     """One segment; CallerError if there is no such one."""
-    count = segment_count(declared)
-    if not 0 <= index < count:
-        known = f"segments 0 … {count - 1}" if count else "no step yet"
-        raise CallerError(f"there is no segment {index}; this run has {known}")
-    start = index * declared.checkpoint_every
-    return Segment(index, start, min(start + declared.checkpoint_every, declared.steps))
+    known = segments(run)
+    if not 0 <= index < len(known):
+        text = f"segments 0 … {len(known) - 1}" if known else "no step yet"
+        raise CallerError(f"there is no segment {index}; this run has {text}")
+    return known[index]
 
 
 def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -> SegmentReplay:
@@ -100,7 +98,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
         CallerError: there is no such segment, or the run's numerics are not controlled.
         EvidenceError: the checkpoint or the data cannot be read.
     """
-    segment = segment_of(run.declared, index)
+    segment = segment_of(run, index)
     if run.declared.numerics == "native":
         raise CallerError("a run with native numerics cannot be replayed bit for bit")
     steps = ProgramSteps(run, segment.start, bound=Bound(check=check_rounding))

@@ -125,6 +125,8 @@ class _Run:
         self._task: Mapping[str, Any] = {}
         self._rows: list[list[int]] = []
         self._states: dict[int, str] = {}
+        self._gone: list[str] = []
+        self._is_short = False
 
     def check(self) -> None:
         """Check the journal, all files that it lists, and that there are no others."""
@@ -143,6 +145,9 @@ class _Run:
         need(files == head["journal"]["files"], f"lists {files} files, not {head['journal']['files']} as signed")
         if pending:
             self._record(head["journal"]["records"], pending, announced=True)
+        for gone in self._gone:
+            with self._report.about(gone):
+                need(self._is_released(int(gone[12:20])), "is missing")
         need(self._log.root().hex() == head["root"], "has leaves whose root is not the signed one")
         unused = sorted(self._programs - self._named)
         need(not unused, f"lists program {unused[:1]}, which no step runs")
@@ -190,10 +195,28 @@ class _Run:
                 need(self._belongs(path, number), f"is listed in record {number}, where it does not belong")
                 need(isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int, "has a malformed entry")
                 self._listed.add(path)
-                if announced and entry[0] and not os.path.lexists(self._folder / path):
-                    continue
+                if entry[0] and not os.path.lexists(self._folder / path):
+                    if announced:
+                        self._is_short = step <= self._head["steps"]
+                        continue
+                    if path.startswith("checkpoints/"):
+                        self._gone.append(path)
+                        continue
                 self._file(path, entry, step, leaf)
         return len(files)
+
+    def _is_released(self, at: int) -> bool:
+        """Whether a checkpoint may be gone: halve its number as often as it can be, and so the number that came since.
+
+        The declaration says how many stay; a step whose files are not all there is not committed yet.
+        """
+        every, keep = self._task.get("checkpoint_every"), self._task.get("keep")
+        if type(every) is not int or type(keep) is not int or every < 1 or at % every:
+            return False
+        place, since = at // every, (self._head["steps"] - self._is_short - 1) // every - at // every
+        while place and not place % 2:
+            place, since = place // 2, since // 2
+        return place > 0 and since >= keep
 
     def _belongs(self, path: str, number: int) -> bool:
         step = number - 1

@@ -31,6 +31,7 @@ class RunStats:
 
     Attributes:
         growth: bytes that a step adds, checkpoints and programs left out.
+        released: number of checkpoints that are listed, and were deleted as declared; nothing else counts them.
         first, last: the same over the first and last tenth of all steps: equal where storage grows as it should.
     """
 
@@ -39,6 +40,7 @@ class RunStats:
     steps: int
     files: int
     bytes: int
+    released: int
     growth: float
     first: float
     last: float
@@ -57,9 +59,13 @@ def run_stats(run: RunFolder) -> RunStats:
     sizes: Counter[str] = Counter()
     steps = run.manifest.steps
     growth: list[int] = []
+    released = 0
     for index, record in enumerate(run.journal):
         own: Counter[str] = Counter(leaves=len(record.leaf), entries=len(record.line()) - len(record.leaf))
         for path, entry in record.files.items():
+            if run.is_released(path):
+                released += 1
+                continue
             kind = path.partition("/")[0].removesuffix(".json")
             own[kind] += entry.length
             files[kind] += entry.length > 0
@@ -75,6 +81,7 @@ def run_stats(run: RunFolder) -> RunStats:
         steps=steps,
         files=sum(files.values()),
         bytes=sum(sizes.values()),
+        released=released,
         growth=_mean(growth),
         first=_mean(growth[:tenth]),
         last=_mean(growth[-tenth:]),

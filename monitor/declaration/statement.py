@@ -21,6 +21,7 @@ from firmware_sim import REGION_KINDS, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor.declaration.origin import Origin
+from monitor.declaration.retention import is_retained
 from monitor.declaration.schedules import Schedule
 from monitor.numerics import DECLARABLE
 from monitor.presets.task import Task
@@ -41,7 +42,7 @@ __all__ = [
 _FORM = "declaration/1"
 _KEYS = {
     *("form", "numerics", "seed", "checkpoint_every", "shares", "optimizer", "groups", "parameters", "state"),
-    *("schedule", "length", "recipe", "origin"),
+    *("schedule", "length", "recipe", "origin", "keep"),
 }
 _MOST_GROUPS = 1 << 10
 _MOST_CHIPS = 1 << 12
@@ -91,6 +92,7 @@ class Declaration:
             heard of each.
         recipe: the preset's task that decides all of this but the origin, or None.
         origin: where the initial state comes from.
+        keep: how many of the newest checkpoints stay on disk, beside sparser ones before (``retention``); None for all.
         steps: ``length``, or how far a run with an open end came; no part of the declaration.
     """
 
@@ -106,6 +108,7 @@ class Declaration:
     length: int | None = None
     recipe: Task | None = None
     origin: Origin = field(default_factory=Origin)
+    keep: int | None = None
     steps: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +122,8 @@ class Declaration:
             raise CallerError(f"seed must lie in 0 … 2^63-1, not {self.seed!r}")
         if type(self.checkpoint_every) is not int or not 1 <= self.checkpoint_every <= limits.STEPS.most:
             raise CallerError(f"checkpoint_every is 1 … {limits.STEPS.most}, not {self.checkpoint_every!r}")
+        if self.keep is not None and (type(self.keep) is not int or not 1 <= self.keep <= limits.STEPS.most):
+            raise CallerError(f"keep is 1 … {limits.STEPS.most} checkpoints, not {self.keep!r}")
         check_shares(self.shares)
         if self.recipe is not None and self.recipe.shards != len(self.shares):
             raise CallerError(f"the recipe is for {self.recipe.shards} chips, not {len(self.shares)}")
@@ -159,6 +164,7 @@ class Declaration:
             schedule=Schedule.of("warmup", steps=task.warmup) if task.warmup else Schedule.of("constant"),
             length=task.steps,
             recipe=task,
+            keep=task.keep,
             steps=task.steps,
         )
 
@@ -172,9 +178,9 @@ class Declaration:
         """Bytes of the whole state."""
         return sum(entry.byte_count for entry in self.state)
 
-    def checkpoint_before(self, step: int) -> int:
-        """The newest step before this one that has a checkpoint; of the initial state, that step itself."""
-        return max(step - 1, 0) // self.checkpoint_every * self.checkpoint_every
+    def retains(self, step: int, committed: int) -> bool:
+        """Whether the checkpoint of a step has to be there once so many steps are committed."""
+        return is_retained(step, committed, every=self.checkpoint_every, keep=self.keep)
 
     @property
     def layout(self) -> Layout:
@@ -220,6 +226,7 @@ class Declaration:
             "length": self.length,
             "recipe": None if self.recipe is None else self.recipe.to_json(),
             "origin": self.origin.to_json(),
+            "keep": self.keep,
         }
 
     @classmethod
@@ -250,6 +257,7 @@ class Declaration:
                 length=data["length"],
                 recipe=None if data["recipe"] is None else Task.from_json(data["recipe"]),
                 origin=Origin.from_json(data["origin"]),
+                keep=data["keep"],
             )
         except (CallerError, TypeError, ValueError) as error:
             raise EvidenceError(f"the declaration in the metadata is invalid: {error}") from None

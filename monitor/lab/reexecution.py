@@ -115,7 +115,7 @@ class Reexecution:
         )
 
     def _steps_to(self, step: int) -> LabSteps:
-        steps = LabSteps(self._run, self._run.declared.checkpoint_before(step), self._behaviour)
+        steps = LabSteps(self._run, self._run.checkpoint_before(step), self._behaviour)
         while steps.step < step:
             steps.take()
         return steps

@@ -15,7 +15,7 @@ from monitor.presets import preset
 __all__ = ["OPTIMIZERS", "Task", "draw_order"]
 
 OPTIMIZERS = ("adamw", "sgd")
-_MOST = {"steps": 99_999_999, "batch_size": 1 << 16, "checkpoint_every": 99_999_999, "shards": 4096}
+_MOST = {"steps": 99_999_999, "batch_size": 1 << 16, "checkpoint_every": 99_999_999, "shards": 4096, "keep": 99_999_999}
 _LARGEST = 3.0e38
 
 
@@ -30,6 +30,7 @@ class Task:
         warmup: steps over which the learning rate rises linearly to ``learning_rate``; 0 for none.
         checkpoint_every: steps from one full state W_i to the next (k in the papers).
         shards: number of chips that the device memory is spread over.
+        keep: how many of the newest checkpoints stay on disk, beside sparser ones before; None for all.
     """
 
     preset: str
@@ -47,6 +48,7 @@ class Task:
     numerics: str = "rounded"
     checkpoint_every: int = 4
     shards: int = 4
+    keep: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -55,11 +57,13 @@ class Task:
                 raise CallerError(f"{field.name} must be text, not {value!r}")
             if field.type == "float" and type(value) is not float:
                 raise CallerError(f"{field.name} must be a number, not {value!r}")
-            if field.type == "int" and type(value) is not int:
+            if field.type == "int | None" and value is None:
+                continue
+            if str(field.type).startswith("int") and type(value) is not int:
                 raise CallerError(f"{field.name} must be a whole number, not {value!r}")
         preset(self.preset)
         for name, most in _MOST.items():
-            if not 1 <= getattr(self, name) <= most:
+            if getattr(self, name) is not None and not 1 <= getattr(self, name) <= most:
                 raise CallerError(f"{name} must be at least 1 and at most {most}, not {getattr(self, name)}")
         for name in ("learning_rate", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon"):
             if not 0 <= getattr(self, name) < _LARGEST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program
 from monitor.sharding import ShardedMemory
 from monitor.transcript import encode_state
-from monitor.transcript.layout import checkpoint_path
+from monitor.transcript.layout import checkpoint_path, step_of
 
 __all__ = ["Checkpoints"]
 
@@ -23,8 +24,10 @@ class Checkpoints:
             where none is held, since all steps run one program.
     """
 
-    def __init__(self, declared: Declaration, memory: ShardedMemory, before: Mapping[str, Tensor]) -> None:
-        self._declared, self._memory, self._before = declared, memory, before
+    def __init__(
+        self, folder: Path, declared: Declaration, memory: ShardedMemory, before: Mapping[str, Tensor]
+    ) -> None:
+        self._folder, self._declared, self._memory, self._before = folder, declared, memory, before
         self._ahead: dict[str, bytes] = {}
 
     def whole(self, step: int) -> dict[str, bytes]:
@@ -39,6 +42,16 @@ class Checkpoints:
         """Memory holds the state after a step that ran a program; if no copy of it is held, make its checkpoint now."""
         if not self._before:
             self._ahead = self._trimmed(step, self._memory.export(), program)
+
+    def release(self, committed: int) -> None:
+        """Delete what need not stay once so many steps are committed, and what a process that died left of it."""
+        declared = self._declared
+        if declared.keep is None or (committed - 1) % declared.checkpoint_every:
+            return  # no checkpoint came with the last step
+        for path in (self._folder / checkpoint_path(0)).parent.iterdir():
+            step = step_of(f"{path.parent.name}/{path.name}")
+            if step is not None and not declared.retains(step, committed):
+                path.unlink()
 
     def _trimmed(self, step: int, state: Mapping[str, Tensor], following: Program) -> dict[str, bytes]:
         """A step's checkpoint without what the next step overwrites before it reads it."""

@@ -91,7 +91,7 @@ class HeldState:
 
     def repeat_segment(self, run: RunFolder, last: int) -> None:
         """Interpret the steps since the last checkpoint, from disk; raises as ``repeat`` does."""
-        start = run.declared.checkpoint_before(last)
+        start = run.checkpoint_before(last)
         steps = ProgramSteps(run, start, device=self._loop.memory.place)
         for _ in range(start, last):
             steps.take()

@@ -89,6 +89,7 @@ class Recorder:
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
         checkpoint_every: steps from one checkpoint to the next.
+        keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.
@@ -133,6 +134,7 @@ class Recorder:
         shares: Sequence[int] | None = None,
         idle_chips: int = 0,
         checkpoint_every: int = 4,
+        keep: int | None = None,
         schedule: Schedule | None = None,
         lab: str = "lab-1",
         snapshot_rate: Fraction = Fraction(1, 4),
@@ -182,6 +184,7 @@ class Recorder:
             state=self._loop.entries,
             schedule=schedule,
             origin=Origin(state=self._root, parent=past),
+            keep=keep,
         )
         if past is None:
             declared, self._start = with_start(declared, model, self._loop.memory.place)
@@ -429,7 +432,7 @@ class Recorder:
             self._conduct,
             self._run_id,
         )
-        self._checkpoints = Checkpoints(self._declared, self._loop.memory, self._held.before)
+        self._checkpoints = Checkpoints(self.folder, self._declared, self._loop.memory, self._held.before)
 
     def _step_programs(self, start: Mapping[str, Tensor]) -> StepPrograms:
         return StepPrograms(self._declared, self._groups, self._options, checked=self._is_checked, start=start)
@@ -465,6 +468,7 @@ class Recorder:
             writer.tree.append(leaf.encoded())
         self._make_host()
         if leaves:
+            self._checkpoints.release(leaves[-1].step)
             repeat_committed(run, leaves, self._host, self._loop, self._conduct)
             self._held.remember()
             if len(leaves) > 1:
@@ -606,6 +610,7 @@ class Recorder:
         if self._host_state is not None:
             self._host_state.keep(step)
         self._host.commit(leaf, files)
+        self._checkpoints.release(step)
         self._conduct.after_step(step, self._host)
 
     def _agree(self) -> None:

@@ -18,7 +18,7 @@ The journal's record 0 lists M and D, record s + 1 what step s added, and one af
 was closed. A checkpoint comes with the record after its step's own, when it is known what is read of it: the last with
 the chips' evidence, and only W_0 with its step. So the record of a path follows from the path, but for programs, which
 stand in the record of the first step that runs them. A file of no bytes, such as the log of a step under exact
-numerics, is listed and not stored.
+numerics, is listed and not stored; a checkpoint that the declaration releases is listed and deleted.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ class Listing(Mapping[str, Entry]):
 
     Args:
         steps: number of the last step that the manifest counts.
-        absent: files of the pending record that are not there yet: announced, and not held.
+        absent: tells of a listed file that the run does not hold, and need not.
         check: called with every entry that is looked up; EvidenceError if it is longer than it may be.
     """
 
     def __init__(
-        self, journal: Journal, steps: int, absent: frozenset[str], check: Callable[[str, Entry], None]
+        self, journal: Journal, steps: int, absent: Callable[[str], bool], check: Callable[[str, Entry], None]
     ) -> None:
         self._journal = journal
         self._steps = steps
@@ -34,19 +34,23 @@ class Listing(Mapping[str, Entry]):
         self._programs: dict[str, int] | None = None
 
     def __getitem__(self, path: str) -> Entry:
-        index = self.record_of(path)
-        entry = None if index is None or path in self._absent else self._journal.record(index).files.get(path)
-        if entry is None:
+        entry = self.listed(path)
+        if entry is None or self._absent(path):
             raise KeyError(path)
         self._check(path, entry)
         return entry
 
     def __iter__(self) -> Iterator[str]:
         for record in self._journal:
-            yield from (path for path in record.files if path not in self._absent)
+            yield from (path for path in record.files if not self._absent(path))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def listed(self, path: str) -> Entry | None:
+        """Entry of a file that the journal lists, held or not."""
+        index = self.record_of(path)
+        return None if index is None else self._journal.record(index).files.get(path)
 
     def record_of(self, path: str) -> int | None:
         """Number of the one record in which a path may be listed; None if the run has no such record."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -83,7 +84,7 @@ class RunFolder:
             path for path, entry in self._pending.items() if entry.length and not (folder / path).exists()
         )
         self._declared: Declaration | None = None
-        self.files = Listing(self.journal, self.manifest.steps, self._absent, self._check_entry)
+        self.files = Listing(self.journal, self.manifest.steps, self._is_absent, self._check_entry)
         self._programs: dict[str, Program] = {}
         self.metadata = Metadata.from_json(
             canonical.decode(self.read(METADATA, limits.METADATA_BYTES), most=limits.METADATA_BYTES)
@@ -146,6 +147,28 @@ class RunFolder:
         if target.stat().st_size != entry.length:
             raise EvidenceError(f"{path} has {target.stat().st_size} bytes, not {entry.length} as signed")
 
+    def _is_absent(self, path: str) -> bool:
+        """A listed file that is announced and not there yet, or a checkpoint that was released."""
+        return path in self._absent or self.is_released(path)
+
+    def is_released(self, path: str) -> bool:
+        """Tell whether that is a listed checkpoint which the declaration does not ask to keep, and which is gone."""
+        step = step_of(path)
+        if step is None or self._declared is None or path != checkpoint_path(step):
+            return False
+        is_due = self._declared.retains(step, self.committed)
+        return not (is_due or os.path.lexists(self.folder / path) or self.files.listed(path) is None)
+
+    @cached_property
+    def checkpoints(self) -> Sequence[int]:
+        """Steps before the last committed one whose checkpoints have to be there, in order; 0 is always among them."""
+        every = range(0, max(self.committed, 1), self.declared.checkpoint_every)
+        return [step for step in every if self.declared.retains(step, self.committed)]
+
+    def checkpoint_before(self, step: int) -> int:
+        """The newest step before this one whose checkpoint has to be there; of the initial state, that step itself."""
+        return self.checkpoints[max(bisect_left(self.checkpoints, step) - 1, 0)]
+
     def check_listing(self) -> int:
         """Check that the journal lists what this run may hold, and that nothing else is there: no link, no device.
 
@@ -159,7 +182,7 @@ class RunFolder:
                     raise EvidenceError(f"{path} is listed in the journal, but is no part of this run")
                 if entry.length:
                     folders |= {str(parent) for parent in PurePosixPath(path).parents}
-            count += len(record.files)
+            count += sum(not self._is_absent(path) for path in record.files)
             firm += 0 if record is self.journal.pending else len(record.files)
         if firm != self.manifest.journal.files:
             raise EvidenceError(f"the journal lists {firm} files, not {self.manifest.journal.files} as signed")
@@ -171,7 +194,7 @@ class RunFolder:
                 listed = self.files.get(path)
                 if listed is None or not listed.length:
                     raise EvidenceError(f"{path!r} is not listed in the journal")
-        return count - len(self._absent)
+        return count
 
     def check_contents(self, unread: Collection[str] = ()) -> int:
         """Check length and digest of every listed file; return their number.
@@ -286,7 +309,10 @@ class RunFolder:
         return self.read(log_path(step))
 
     def checkpoint(self, step: int) -> dict[str, Tensor]:
-        """Return the state W_step, without what the next step overwrites (``ShardedMemory.trimmed``)."""
+        """Return the state W_step, without what the next step overwrites (``ShardedMemory.trimmed``).
+
+        ``checkpoints`` says which have to be there.
+        """
         path = checkpoint_path(step)
         with torch.no_grad():
             return decode_state(self.read(path), path)

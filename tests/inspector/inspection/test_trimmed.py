@@ -59,7 +59,7 @@ def opened(recorded) -> RunFolder:
 def rewrite(recorded, step: int, change) -> None:
     """The lab signs its transcript anew with another checkpoint of a step; the step itself stays as it was."""
     run = opened(recorded)
-    steps = ProgramSteps(run, run.declared.checkpoint_before(step))
+    steps = ProgramSteps(run, run.checkpoint_before(step))
     while steps.training.step < step:
         steps.take()
     memory = steps.training.memory

@@ -167,7 +167,7 @@ def test_a_path_is_looked_up_in_the_one_record_it_belongs_to(tmp_path):
     put(tmp_path, records)
     seen = []
     files = Listing(
-        Journal(tmp_path, manifest_of(records)), 2, frozenset({"chips/a/log.bin"}), lambda path, _: seen.append(path)
+        Journal(tmp_path, manifest_of(records)), 2, {"chips/a/log.bin"}.__contains__, lambda path, _: seen.append(path)
     )
     assert files["metadata.json"] == ENTRY
     assert files.get(checkpoint_path(2)) == files.get(program_path("1" * 64)) == ENTRY
