@@ -27,6 +27,7 @@ DECLARATION = Declaration.from_json(
         "length": None,
         "recipe": None,
         "origin": {"state": str(Digest("sha256", bytes(32))), "parent": None, "initialisation": None},
+        "keep": None,
     }
 )
 
