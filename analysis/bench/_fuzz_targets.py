@@ -34,6 +34,7 @@ from firmware_sim.evidence import (
     pae,
     parse_log,
 )
+from firmware_sim.evidence.pruning import BIRTH, LOG_CHECKPOINT_TYPE, open_log_checkpoint, seal_log_checkpoint
 from firmware_sim.evidence.quote import QUOTE_PAYLOAD_TYPE, Quote
 from firmware_sim.identity import read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys
@@ -345,6 +346,10 @@ def targets(world: World) -> dict[str, Target]:
         "quote": Target(
             read=lambda data: open_quote(_sealed(QUOTE_PAYLOAD_TYPE, data), _KEY.verifying),
             seeds=lambda: [_payload(each) for each in world.chip_files("quote.json")],
+        ),
+        "log-checkpoint": Target(
+            read=lambda data: open_log_checkpoint(_sealed(LOG_CHECKPOINT_TYPE, data), "chip-1", _KEY.verifying),
+            seeds=lambda: [_payload(seal_log_checkpoint("chip-1", BIRTH, _KEY))],
         ),
         "certificates": Target(read=read_chain, seeds=lambda: world.chip_files("chain.pem"), is_json=False),
         "operator": Target(read=lambda data: Node.from_json(canonical.decode(data)), seeds=_nodes),
