@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -191,10 +192,10 @@ class World:
             judge("native", self.transcript, segments(self.preset)[:1], answer, findings)
 
     def as_file(self, read: Callable[[Path], object]) -> Callable[[bytes], object]:
-        """A parser of files as one of bytes."""
-        path = self.folder / "input"
+        """A parser of files as one of bytes; each process has a file of its own."""
 
         def call(data: bytes) -> object:
+            path = self.folder / f"input-{os.getpid()}"
             path.write_bytes(data)
             return read(path)
 
