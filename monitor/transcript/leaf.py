@@ -58,9 +58,9 @@ class Execution:
             raise EvidenceError("a step's slots, hyper-parameters or reads are malformed")
         Digest.parse(data["reads"])
         numbers = [number for each in slots.values() if isinstance(each, list) for number in each]
-        if not all(isinstance(each, list) and each for each in slots.values()) or len(set(numbers)) != len(numbers):
-            raise EvidenceError("a step's slots are malformed")
         if not all(type(number) is int and 0 <= number < limits.SCALARS.most for number in numbers):
+            raise EvidenceError("a step's slots are malformed")
+        if not all(isinstance(each, list) and each for each in slots.values()) or len(set(numbers)) != len(numbers):
             raise EvidenceError("a step's slots are malformed")
         if not all(isinstance(changes, dict) and all(map(_is_hyper, changes.values())) for changes in hyper):
             raise EvidenceError("a step's hyper-parameters are malformed")
