@@ -84,6 +84,7 @@ INSPECTOR = (
     {"dispute"},
 )
 ANALYSIS = (
+    {"public_data"},
     {"scenarios", "montecarlo", "registration"},
     {"report"},
     {"demo", "examples"},

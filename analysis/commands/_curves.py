@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish
+from analysis.commands._common import add_json, finish, plural
 from analysis.commands._detection_options import add_run, add_scheme, command_line, named, numbers, scheme_of
 from firmware_sim.errors import CallerError
 
@@ -23,9 +23,11 @@ __all__ = ["register"]
 
 _KEYS = """
 JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and for
-stretch minimum (of p_d(k)/p over the grid) and limit; samples used, catch, detection (at --mark), needed (different
-chips for the confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form,
-false_alarm: an honest lab is accused under the same regime, excess: detection less false_alarm).
+stretch minimum (of p_d(k)/p over the grid) and limit; chips left_out (runs that the largest fleet cannot do); samples
+used, catch, detection (at --mark), needed (different chips for the confidence, null if out of reach); evasion
+strategies (name, detection, low, high, closed_form, false_alarm: an honest lab is accused under the same regime,
+excess: detection less false_alarm; in closed form also visits: whole ones that the run meets, the last of them with a
+shorter log, as a campaign has them; eq_1: detection if T/T_m visits counted, a real number, as Eq. 1 and plan do).
 """
 
 Summary = dict[str, Any]
@@ -106,11 +108,24 @@ def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Ax
         series = [
             {"name": str(drawn.get_label()), "x": _floats(drawn.get_xdata()), "y": _floats(drawn.get_ydata())}
             for drawn in axes.lines
-            if not str(drawn.get_label()).startswith("_")
+            if not str(drawn.get_label()).startswith("_") and len(drawn.get_xdata())  # type: ignore[arg-type]
         ]
     data = {"kind": arguments.kind, "file": str(arguments.out), "command": command, **summary, "series": series}
+    return finish(arguments, data, [f"wrote {arguments.out}", *_text(summary)])
+
+
+def _text(summary: Summary) -> list[str]:
     lines = [f"{name}: {value:.6g}" for name, value in summary.items() if isinstance(value, float | int)]
-    return finish(arguments, data, [f"wrote {arguments.out}", *lines])
+    lines += [f"left out: {name} needs more chips than the largest fleet" for name in summary.get("left_out", ())]
+    for row in summary.get("strategies", ()):
+        visits = f" in {plural(row['visits'], 'visit')}" if "visits" in row else ""
+        lines.append(f"{row['name']}: caught with probability {row['detection']:.4f}{visits}")
+    if any("eq_1" in row for row in summary.get("strategies", ())):
+        lines.append(
+            "Visits are whole, and the run begins right after one, as in a campaign. Spread evenly, as in Eq. 1: "
+            + ", ".join(f"{row['name']} {row['eq_1']:.4f}" for row in summary["strategies"])
+        )
+    return lines
 
 
 def _floats(values: Any) -> list[float | None]:
@@ -146,10 +161,13 @@ def _stretch(arguments: argparse.Namespace, axes: Axes) -> Summary:
 def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from analysis.report import figures
     from analysis.report.tables import TABLE_1
+    from inspector.probability.detection import chips_needed
 
     flops = dict(arguments.run) or {each.model: each.flop for each in TABLE_1}
-    figures.chips_figure(axes, flops=flops, fleets=_pair("fleets", arguments.fleets), **scheme_of(arguments))
-    return {}
+    fleets = _pair("fleets", arguments.fleets)
+    figures.chips_figure(axes, flops=flops, fleets=fleets, **scheme_of(arguments))
+    speed = {"days": arguments.days, "flop_per_day": arguments.flop_per_day}
+    return {"left_out": [name for name, flop in flops.items() if chips_needed(flop=flop, **speed) > fleets[1]]}
 
 
 def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
@@ -239,24 +257,26 @@ def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
     from analysis.report import figures
 
-    bars, alarms, look = _measured(arguments.results) if arguments.results else _closed(arguments)
+    bars, extras, look = _measured(arguments.results) if arguments.results else _closed(arguments)
     axes.figure.set_size_inches(*figures.bar_size(len(bars)))  # type: ignore[union-attr]
     figures.evasion_figure(axes, estimates=bars, **look)
     return {
         "strategies": [
             {"detection" if key == "value" else key: at for key, at in asdict(bar).items()}
-            | {"false_alarm": alarm, "excess": bar.value - alarm}
-            for bar, alarm in zip(bars, alarms, strict=True)
+            | extra
+            | {"excess": bar.value - extra["false_alarm"]}
+            for bar, extra in zip(bars, extras, strict=True)
         ]
     }
 
 
-def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[float], dict[str, Any]]:
-    """Return the Prover's best responses to the schedule that Eq. 1 asks for at one site."""
+def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
+    """Return how often the samples that Eq. 1 asks for at one site catch each evasion, visit by visit."""
     from analysis.commands._plan import parse_evasion
     from analysis.report.figures import EvasionBar
     from inspector.probability import detection as closed
     from inspector.probability.planning import Problem, Site, Visits, best_response
+    from inspector.probability.timing import time_to_detection
 
     scheme = scheme_of(arguments)
     period = scheme.pop("period")
@@ -266,16 +286,25 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[float
     evasions = tuple(parse_evasion(each) for each in names)
     problem = Problem(flop=arguments.flop, sites=(site,), periods=(period,), evasions=evasions, **scheme)
     visits = [Visits(site=site.name, period=period, samples=math.ceil(samples))]
-    found = [best_response(problem, visits, each) for each in evasions]
-    bars = [
-        EvasionBar(name=each.evasion, value=each.detection, low=each.detection, high=each.detection) for each in found
-    ]
+    bars, extras = [], []
+    for each in evasions:
+        even = best_response(problem, visits, each)
+        course = time_to_detection(
+            share=min(1.0, even.placement[0] / arguments.chips),
+            samples=visits[0].samples,
+            days=arguments.days * each.stretch,
+            period=period,
+            rate=arguments.rate,
+            readout=each.readout,
+        )
+        caught = float(course.detected[-1])
+        bars.append(EvasionBar(name=each.name, value=caught, low=caught, high=caught))
+        extras.append({"false_alarm": even.false_alarm, "visits": course.days.size, "eq_1": even.detection})
     title = f"What the Prover makes of {visits[0].samples:,} samples every {period:g} days"
-    alarms = [each.false_alarm for each in found]
-    return bars, alarms, {"confidence": arguments.confidence, "interval": None, "title": title}
+    return bars, extras, {"confidence": arguments.confidence, "interval": None, "title": title}
 
 
-def _measured(path: Path) -> tuple[list[EvasionBar], list[float], dict[str, Any]]:
+def _measured(path: Path) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
     import json
 
     from analysis.report.figures import EvasionBar
@@ -297,7 +326,7 @@ def _measured(path: Path) -> tuple[list[EvasionBar], list[float], dict[str, Any]
             "interval": f"{100 * data['confidence']:g}% interval",
             "title": str(data["scenario"]["title"]),
         }
-        return bars, [float(row["false_alarm"]) for row in data["rows"]], look
+        return bars, [{"false_alarm": float(row["false_alarm"])} for row in data["rows"]], look
     except OSError as error:
         raise CallerError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):

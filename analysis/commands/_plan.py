@@ -170,7 +170,13 @@ def _sites(arguments: argparse.Namespace) -> list[Site]:
     if arguments.sites is not None:
         return _read_sites(arguments.sites, arguments.visit_work)
     named_sites = owners_today() if arguments.today else arguments.site
-    return [Site(name=name, chips=chips, visit_work=arguments.visit_work) for name, chips in named_sites]
+    return [Site(name=name, chips=_whole(name, chips), visit_work=arguments.visit_work) for name, chips in named_sites]
+
+
+def _whole(name: str, chips: float) -> float:
+    if math.isfinite(chips) and chips != math.floor(chips):
+        raise CallerError(f"chips of site {name!r} must be a whole number, not {chips:.12g}")
+    return chips
 
 
 def _read_sites(path: Path, visit_work: float) -> list[Site]:
@@ -193,7 +199,7 @@ def _read_sites(path: Path, visit_work: float) -> list[Site]:
             sites.append(
                 Site(
                     name=row["name"],
-                    chips=float(row["chips"]),
+                    chips=_whole(row["name"], float(row["chips"])),
                     visit_work=float(row.get("visit_work") or visit_work),
                     sample_work=float(row.get("sample_work") or 1.0),
                 )

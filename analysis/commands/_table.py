@@ -134,12 +134,11 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
     ]
     if data["own"]:
         lines += ["", "Your rows", *_grid(data["own"], scheme)]
-    shown = [
-        place
-        for place, stock in enumerate(stocks)
-        if stock.holder.partition(" (")[0] in _SHOWN_HOLDERS or stock.holder in _SHOWN_HOLDERS
-    ]
-    names = [stocks[place].holder.partition(",")[0].partition(" (all")[0] for place in shown]
+    from analysis.report.tables import aligned, holder_names
+
+    short = [holder_names()[stock.holder, stock.as_of] for stock in stocks]
+    shown = [place for place, name in enumerate(short) if name in _SHOWN_HOLDERS]
+    names = [short[place] for place in shown]
     head = ["model", "published", "kind", "confirmed", "FLOP", "chips needed", *names]
     body = [
         [
@@ -153,8 +152,6 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
         ]
         for model in today["models"]
     ]
-    from analysis.report.tables import aligned
-
     owned = ["", "", "", "", "", "H100 eq.", *(f"{stocks[place].chips_h100_equivalent:,}" for place in shown)]
     lines += [
         "",

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_TRIALS = {"counts": 20_000, "agents": 2_000}
+
 _KEYS = """
-JSON keys: scenario (title, days, periods, registered_chips, samples_per_period, samples_per_year, inspectors, wanted,
-refusals_allowed, false_alarm: exact chance that a world of honest labs alone is accused, false_alarms: its cap),
+JSON keys: scenario (title, threshold_flop, days, periods, registered_chips, samples_per_period, samples_per_year,
+inspectors, wanted, refusals_allowed, false_alarm: exact chance that a world of honest labs alone is accused,
+false_alarms: its cap),
 engine, trials, seed, confidence, rows. Each row: strategy ("honest" is the world without violation, where detection is
 a false alarm), detection and miss (value, low, high, method), false_alarm (as above, the same regime and days), excess
 (detection less false alarm: value, low, high), predicted (closed form of detection or null), predicted_excess,
@@ -29,7 +32,8 @@ predicted_log_miss (natural logarithm, null if there is none or detection is cer
 completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles or null),
 involved_chips (registered), hidden_chips (outside the registry), samples_needed (a period, for the wanted probability
 within the cap on false alarms, or null), refusals_needed (tolerated with them), needed_reason (why there are none, or
-null), inspectors_needed, measured_lies, assumed_lies. Where a scenario asks for a confidence that no schedule reaches
+null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
+and nothing incriminates them). Where a scenario asks for a confidence that no schedule reaches
 within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title).
 """
 
@@ -44,7 +48,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a TOML file, or the name of a ready scenario")
     parser.add_argument("--list", action="store_true", help="list the ready scenarios")
-    parser.add_argument("--trials", type=int, default=2000, metavar="N", help="trials per strategy (default 2000)")
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="trials per strategy (default 20000, and 2000 with --engine agents)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of all random draws (default 0)")
     parser.add_argument(
         "--engine", choices=("agents", "counts"), default="counts", help="chip by chip, or aggregated (default)"
@@ -69,6 +75,8 @@ def _campaign(arguments: argparse.Namespace) -> int:
         if arguments.scenario is not None:
             raise CallerError("--list takes no scenario")
         return _list(arguments)
+    if arguments.trials is None:
+        arguments.trials = _TRIALS[arguments.engine]
     if arguments.scenario is None:
         raise CallerError("name a scenario, or use --list")
     try:
@@ -158,6 +166,7 @@ def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[Camp
     return {
         "scenario": {
             "title": scenario.title,
+            "threshold_flop": scenario.rule.threshold_flop,
             "days": scenario.days,
             "periods": scenario.honest().periods,
             "registered_chips": scenario.fleet.registered(),
@@ -202,6 +211,7 @@ def _row(scenario: Scenario, row: CampaignRow) -> dict[str, Any]:
         "inspectors_needed": None if samples is None else scenario.inspectors(samples),
         "measured_lies": list(row.measured_lies),
         "assumed_lies": list(row.assumed_lies),
+        "lawful_runs": list(row.lawful_runs),
     }
 
 
@@ -243,10 +253,32 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
         for row in data["rows"]
         if row["needed_reason"]
     ]
+    lines += [
+        f"no violation in {row['strategy']!r}: run {run!r} spends no more than the {about['threshold_flop']:.3g} FLOP "
+        "that are allowed, so nothing incriminates it"
+        for row in data["rows"]
+        for run in row["lawful_runs"]
+    ]
+    lines += _outside(data)
     assumed = sorted({lie for row in data["rows"] for lie in row["assumed_lies"]})
     measured = sorted({lie for row in data["rows"] for lie in row["measured_lies"]})
     lines.append(f"detection rates measured: {', '.join(measured) or 'none'}; assumed: {', '.join(assumed) or 'none'}")
     return lines
+
+
+def _outside(data: dict[str, Any]) -> list[str]:
+    """Say which closed forms lie outside of their interval, and how many would by chance alone."""
+    compared = [row for row in data["rows"] if row["predicted"] is not None]
+    odd = [
+        repr(row["strategy"])
+        for row in compared
+        if not row["detection"]["low"] <= row["predicted"] <= row["detection"]["high"]
+    ]
+    level, expected = data["confidence"], (1 - data["confidence"]) * len(compared)
+    return odd and [
+        f"theory lies outside the interval of {', '.join(odd)}: {len(odd)} of {len(compared)}, where intervals of "
+        f"{100 * level:g} % let {expected:.2g} do so by chance; more --trials tell"
+    ]
 
 
 def _against(about: dict[str, Any]) -> str:

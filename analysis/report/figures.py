@@ -133,16 +133,14 @@ def stretch_figure(
     with canvas(target, title="Fewer chips for longer", origin=origin) as axes:
         for number, share in enumerate(shares):
             ratio = closed.stretch_detection(stretch=k, share=share, confidence=confidence) / confidence
-            axes.plot(k, ratio, **line(number), markevery=_decades(k), label=f"b = {share:g}")
             limit = float(closed.stretch_limit(share=share, confidence=confidence)) / confidence
-            axes.annotate(
-                f"k→∞: {limit:.4f}", (1.015, limit), xycoords=axes.get_yaxis_transform(), va="center", fontsize=NOTE
-            )
+            name = f"b = {share:g} (k→∞: {limit:.4f})"
+            axes.plot(k, ratio, **line(number), markevery=_decades(k), label=name)
         axes.set_xscale("log")
         axes.set_xlim(1, longest)
         axes.set_xticks(_decades(k) + 1, [str(each + 1) for each in _decades(k)])
         axes.minorticks_off()
-        title = f"Stretching a run hardly helps (samples set for p = {confidence:g})"
+        title = f"What stretching a run does to its detection (samples set for p = {confidence:g})"
         label(axes, x="stretch k: 1/k of the chips for k times as long", y="detection $p_d(k)/p$", title=title)
         axes.legend(title="share of the fleet in use", fontsize=NOTE, title_fontsize=NOTE, loc="lower left")
 
@@ -170,11 +168,16 @@ def chips_figure(
         per_inspector: chips that one inspector examines in a year (right-hand axis).
         origin: command and seed for the metadata.
     """
+    wants = {name: closed.chips_needed(flop=flop, days=days, flop_per_day=flop_per_day) for name, flop in flops.items()}
+    drawn_runs = {name: flop for name, flop in flops.items() if wants[name] <= fleets[1]}
+    if not drawn_runs:
+        least = min(wants, key=lambda name: float(wants[name]))
+        raise closed.ChipsTooFewError(
+            f"no run to draw: {least!r} needs {float(wants[least]):.4g} chips, the largest fleet holds {fleets[1]:.4g}"
+        )
     with canvas(target, title="Samples a year against fleet size", origin=origin) as axes:
-        for number, (name, flop) in enumerate(flops.items()):
-            needed = float(closed.chips_needed(flop=flop, days=days, flop_per_day=flop_per_day))
-            if needed > fleets[1]:
-                continue
+        for number, (name, flop) in enumerate(drawn_runs.items()):
+            needed = float(wants[name])
             fleet = np.geomspace(max(fleets[0], np.ceil(needed)), fleets[1], 200)
             samples = closed.samples_needed(
                 flop=flop,
@@ -187,6 +190,8 @@ def chips_figure(
             )
             yearly = closed.samples_per_year(per_period=samples, period=period)
             axes.plot(fleet, yearly, **line(number), markevery=40, label=f"{name} ({flop:.3g} FLOP)")
+        for name in (each for each in flops if each not in drawn_runs):
+            axes.plot([], [], linestyle="None", label=f"{name} needs {float(wants[name]):.3g} chips: left out")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(*fleets)

@@ -150,8 +150,16 @@ def short_count(value: float) -> str:
 
 
 def line(number: int, marker: str | None = None) -> dict[str, Any]:
-    """Return the style of the n-th line; ``marker`` overrides its marker."""
-    style = dict(LINES[number % len(LINES)], linewidth=1.6, markersize=4.5, markerfacecolor="white")
+    """Return the style of the n-th line, no two alike; ``marker`` overrides its marker.
+
+    Raises:
+        CallerError: more lines than pairs of dash and marker.
+    """
+    turn, place = divmod(number, len(LINES))
+    if turn >= len(LINES):
+        raise CallerError(f"a figure tells {len(LINES) ** 2} lines apart, not {number + 1}")
+    look = LINES[place] | {"marker": LINES[(place + turn) % len(LINES)]["marker"]}
+    style = dict(look, linewidth=1.6, markersize=4.5, markerfacecolor="white")
     return style if marker is None else style | {"marker": marker}
 
 

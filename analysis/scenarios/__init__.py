@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from analysis import public_data
 from firmware_sim.errors import CallerError
 from inspector.campaign import Catalogue, Kind, Scenario, load_scenario
 
 __all__ = ["open_scenario", "public_catalogue", "ready_scenarios"]
 
 STOCK_KIND = "H100 SXM"
-SECONDS_PER_DAY = 86_400.0
 
 
 def ready_scenarios() -> dict[str, Traversable]:
@@ -25,18 +23,20 @@ def ready_scenarios() -> dict[str, Traversable]:
 
 
 def public_catalogue() -> Catalogue:
-    """Read kinds, models and stocks from the shipped tables; stocks are H100 equivalents, so chips of that kind."""
+    """Return kinds, models and stocks of the shipped tables; stocks are H100 equivalents, so chips of that kind.
+
+    A stock may be named in full or as ``table`` prints it.
+    """
     kinds = {
-        row["chip"]: Kind(
-            name=row["chip"],
-            flop_per_day=float(row["peak_dense_flops_bf16"]) * SECONDS_PER_DAY,
-            link_gbps=float(row["interconnect_gbps"]),
-        )
-        for row in _rows("chips.csv")
+        chip.chip: Kind(name=chip.chip, flop_per_day=chip.flop_per_day, link_gbps=chip.interconnect_gbps)
+        for chip in public_data.chips()
     }
-    models = {row["model"]: float(row["training_flop"]) for row in _rows("training_compute.csv")}
+    models = {model.model: model.training_flop for model in public_data.trained_models()}
+    named = public_data.holder_names()
     stocks = {
-        (row["holder"], row["as_of"]): (STOCK_KIND, int(row["chips_h100_equivalent"])) for row in _rows("stocks.csv")
+        (name, stock.as_of): (STOCK_KIND, stock.chips_h100_equivalent)
+        for stock in public_data.stocks()
+        for name in (stock.holder, named[stock.holder, stock.as_of])
     }
     return Catalogue(kinds=kinds, models=models, stocks=stocks)
 
@@ -56,8 +56,3 @@ def open_scenario(name: str, *, false_alarms: float | None = None) -> Scenario:
         raise CallerError(f"no scenario file {name!r} and no ready scenario of that name; ready: {', '.join(ready)}")
     with as_file(ready[name]) as shipped:
         return load_scenario(shipped, public_catalogue(), false_alarms=false_alarms)
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    text = (files("analysis") / "data" / name).read_text(encoding="utf-8")
-    return list(csv.DictReader(io.StringIO(text)))

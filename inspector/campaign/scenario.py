@@ -12,7 +12,8 @@ Keys, with their defaults; a key that is not listed is refused::
                   loss_rate_per_year = 0, loss_alarm (none), inspectors (no limit), chips_per_inspector_year = 1000
     [detection]   table (JSON of measured rates), device, settings (choose its rows), assumed = { lie = rate }
     [[kind]]      name, flop_per_second, link_gbps (never limits)
-    [[lab]]       name; [[lab.site]] name, declared = true; [[lab.site.chips]] kind and count, or stock, as_of and
+    [[lab]]       name; [[lab.site]] name, declared = true (false: never searched; needs searches = true);
+                  [[lab.site.chips]] kind and count, or stock, as_of and
                   share = 1; status = "registered" | "exempt" | "undeclared" | "lost"
     [[run]]       name, lab, flop | model, times = 1; days, start = 0, utilisation = 1
     [[strategy]]  name, policies = [{ policy = "stretch", factor = 2 }, ...]
@@ -24,7 +25,7 @@ Models, stocks and chip kinds may come from a `Catalogue` of public figures. Pol
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -173,9 +174,8 @@ def load_scenario(path: Path, catalogue: Catalogue | None = None, *, false_alarm
     for table in root.tables("kind", required=False):
         kind = _kind(table)
         kinds[kind.name] = kind
-    labs = []
-    for table in root.tables("lab"):
-        labs.append(_lab(table, kinds, known))
+    searched = bool(root.mapping("inspection").get("searches"))
+    labs = [_lab(table, kinds, known, searched) for table in root.tables("lab")]
     fleet = root.build(lambda: Fleet(labs=tuple(labs)))
     rule = _rule(root.table("rule"), known)
     runs = tuple(_run(table, known) for table in root.tables("run"))
@@ -259,13 +259,16 @@ def _kind(table: Table) -> Kind:
     return table.build(lambda: Kind(name=name, flop_per_day=speed * SECONDS_PER_DAY, link_gbps=link))
 
 
-def _lab(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Lab:
+def _lab(table: Table, kinds: Mapping[str, Kind], known: Catalogue, searched: bool) -> Lab:
     name = table.text("name")
     sites = []
     for entry in table.tables("site"):
         pools = tuple(_pool(chips, kinds, known) for chips in entry.tables("chips"))
         site_name, declared = entry.text("name"), entry.switch("declared", True)
         entry.close()
+        if not declared and not searched:
+            message = "false changes nothing while no site is searched: it needs 'searches = true' in [inspection]"
+            raise entry.fail(message, "declared")
         sites.append(entry.build(lambda n=site_name, p=pools, d=declared: Site(name=n, pools=p, declared=d)))  # type: ignore[misc]
     table.close()
     return table.build(lambda: Lab(name=name, sites=tuple(sites)))
@@ -277,7 +280,7 @@ def _pool(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Pool:
         holder, month = table.text("stock"), table.text("as_of")
         share = table.number("share", 1.0)
         if (holder, month) not in known.stocks:
-            raise table.fail(f"no public stock of {holder!r} at {month!r}", "stock")
+            raise table.fail(f"no public stock of {holder!r} at {month!r}; {_stocks_of(month, known)}", "stock")
         if not 0 < share <= 1:
             raise table.fail(f"must be above 0 and at most 1, got {share!r}", "share")
         kind_name, chips = known.stocks[holder, month]
@@ -293,6 +296,18 @@ def _pool(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Pool:
     return table.build(lambda: Pool(kind=kinds[kind_name], count=count, status=status))
 
 
+def _stocks_of(month: str, known: Catalogue) -> str:
+    """Say which stocks there are: those of the month, or else the months."""
+    there = [holder for holder, when in known.stocks if when == month]
+    if there:
+        return _listed(there)
+    return f"no stock of that month; {_listed(when for _, when in known.stocks)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return f"known: {', '.join(sorted(set(names))) or 'none'}"
+
+
 def _flop(table: Table, key: str, known: Catalogue) -> float:
     if not table.has("model"):
         return table.number(key)
@@ -300,7 +315,7 @@ def _flop(table: Table, key: str, known: Catalogue) -> float:
         raise table.fail(f"give either {key!r} or 'model'", "model")
     model, times = table.text("model"), table.number("times", 1.0)
     if model not in known.models:
-        raise table.fail(f"unknown model {model!r}", "model")
+        raise table.fail(f"unknown model {model!r}; {_listed(known.models)}", "model")
     return known.models[model] * times
 
 

@@ -71,16 +71,16 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
     assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows"}
     assert (data["engine"], data["trials"], data["seed"]) == (engine, 300, 3)
     assert data["scenario"] == {
-        "title": "small", "days": 60, "periods": 2, "registered_chips": 200, "samples_per_period": 10,
-        "samples_per_year": 122, "inspectors": pytest.approx(0.12166666), "wanted": 0.9, "refusals_allowed": 0,
-        "false_alarm": 0, "false_alarms": 0.01,
+        "title": "small", "threshold_flop": 600.0, "days": 60, "periods": 2, "registered_chips": 200,
+        "samples_per_period": 10, "samples_per_year": 122, "inspectors": pytest.approx(0.12166666), "wanted": 0.9,
+        "refusals_allowed": 0, "false_alarm": 0, "false_alarms": 0.01,
     }  # fmt: skip
     honest, plain, adaptive = data["rows"]
     assert [row["strategy"] for row in data["rows"]] == ["honest", "plain", "quit"]
     assert set(plain) == {
         "strategy", "detection", "miss", "false_alarm", "excess", "predicted", "predicted_excess", "predicted_log_miss",
         "prediction", "completed", "days_to_detection", "involved_chips", "hidden_chips", "samples_needed",
-        "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies",
+        "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies", "lawful_runs",
     }  # fmt: skip
     assert honest["detection"]["value"] == honest["predicted"] == 0
     assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
@@ -121,6 +121,31 @@ def test_honest_figure_and_excess_stand_beside_every_probability(
 def test_ready_scenarios_keep_their_cap(name: str) -> None:
     made = open_scenario(name)
     assert made.false_alarm() <= made.false_alarms == 0.01
+
+
+@pytest.mark.parametrize("name", sorted(ready_scenarios()))
+def test_theory_lies_inside_the_intervals_of_ready_scenarios(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the default seed and trials, which decide: 40 intervals of 95 % miss two on average."""
+    for row in document(capsys, "campaign", name)["rows"]:
+        if row["predicted"] is not None:
+            assert row["detection"]["low"] <= row["predicted"] <= row["detection"]["high"], row["strategy"]
+
+
+def test_theory_outside_an_interval_is_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "campaign", small, "--trials", 300, "--confidence", 0.001)
+    assert "theory lies outside the interval of 'plain': 1 of 2, where intervals of 0.1 % let 2 do so by chance" in out
+    _, out, _ = run(capsys, "campaign", small, "--trials", 300)
+    assert "lies outside" not in out
+
+
+def test_a_run_at_the_threshold_is_no_violation_and_said_so(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small.write_text(SCENARIO.replace("flop = 1200.0", "flop = 600.0"), encoding="utf-8")
+    row = document(capsys, "campaign", small, "--trials", 50)["rows"][1]
+    assert (row["predicted"], row["lawful_runs"]) == (0, ["r"])
+    _, out, _ = run(capsys, "campaign", small, "--trials", 50)
+    assert "no violation in 'plain': run 'r' spends no more than the 600 FLOP that are allowed" in out
+    small.write_text(SCENARIO.replace("flop = 1200.0", "flop = 601.0"), encoding="utf-8")
+    assert document(capsys, "campaign", small, "--trials", 50)["rows"][1]["lawful_runs"] == []
 
 
 def test_same_seed_same_answer(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

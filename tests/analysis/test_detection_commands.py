@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from analysis.cli import main
+from analysis.report import tables
+from analysis.scenarios import public_catalogue
+from inspector.probability import detection as closed
 
 KINDS = ("stretch", "chips", "rate", "samples", "time", "cost", "evasion", "leakage")
 
@@ -62,6 +65,9 @@ def test_samples_takes_every_parameter(capsys: pytest.CaptureFixture[str]) -> No
     ("words", "text"),
     [
         ("--flop -1 --chips 1000", "flop must be above 0, not -1"),
+        ("--flop -1e25 --chips 1000", "flop must be above 0, not -1e+25"),
+        ("--flop 1e24 --chips -.5e3", "chips must be above 0, not -500"),
+        ("--flop -inf --chips 1000", "flop must be a finite number, not -inf"),
         ("--flop nan --chips 1000", "flop must be a finite number, not nan"),
         ("--flop 3.14e23 --chips 9", "the run needs 9.95687 chips but the Prover owns 9"),
         ("--flop 3.14e23 --chips 1000 --confidence 1", "confidence must be below 1"),
@@ -294,3 +300,71 @@ def test_plan_names_the_bad_line_of_a_site_list(
     file = tmp_path / "sites.csv"
     file.write_text(content)
     assert text in refused(capsys, "plan", "--flop", "2.56e24", "--sites", str(file))
+
+
+def test_closed_evasions_are_those_of_a_campaign(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Whole visits from the run's first day on: a run of 36.5 days meets two, as in a campaign, not 36.5/30."""
+    words = ("curve", "evasion", "--days", "36.5", "--out", str(tmp_path / "a.png"))
+    drawn = run_json(capsys, *words, "--evasion", "declared", "--evasion", "stretch=4", "--evasion", "tamper=0.5")
+    samples = math.ceil(closed.samples_needed(flop=2.56e24, chips=1e5, days=36.5))
+    file = tmp_path / "same.toml"
+    file.write_text(
+        f"""
+title = "same"
+days = 180
+rule = {{ threshold_flop = 1, evidence = "whole-run" }}
+inspection = {{ period_days = 30, samples = {samples}, snapshot_rate = 0.1, replacement = true }}
+detection = {{ assumed = {{ undeclared-run = 1.0, swap-weights = 0.5 }} }}
+kind = [{{ name = "k", flop_per_second = 1e15 }}]
+lab = [{{ name = "L", site = [{{ name = "s", chips = [{{ kind = "k", count = 100000 }}] }}] }}]
+run = [{{ name = "r", lab = "L", flop = 2.56e24, days = 36.5 }}]
+strategy = [
+    {{ name = "as planned" }},
+    {{ name = "longer", policies = [{{ policy = "stretch", factor = 4 }}] }},
+    {{ name = "swap", policies = [{{ policy = "weight-swap" }}] }},
+]
+""",
+        encoding="utf-8",
+    )
+    simulated = run_json(capsys, "campaign", str(file), "--trials", "50")["rows"][1:]
+    assert [row["visits"] for row in drawn["strategies"]] == [2, 5, 2]
+    for one, other in zip(drawn["strategies"], simulated, strict=True):
+        assert one["detection"] == pytest.approx(other["predicted"], abs=2e-3)
+    assert drawn["strategies"][0]["detection"] - drawn["strategies"][0]["eq_1"] > 0.03
+    assert main(list(words)) == 0
+    text = capsys.readouterr().out
+    assert "as declared: caught with probability 0.9421 in 2 visits" in text
+    assert "Spread evenly, as in Eq. 1: as declared 0.90" in text
+
+
+def test_curve_chips_says_which_runs_no_fleet_can_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "a.svg"))
+    message = refused(capsys, "curve", "chips", "--run", "Big=1e30", *out)
+    assert "no run to draw: 'Big' needs 3.171e+07 chips, the largest fleet holds 1e+07" in message
+    assert not (tmp_path / "a.svg").exists()
+    data = run_json(capsys, "curve", "chips", "--run", "Big=1e30", "--run", "PaLM=2.56e24", *out)
+    assert data["left_out"] == ["Big"]
+    assert [line["name"] for line in data["series"]] == ["PaLM (2.56e+24 FLOP)"]
+
+
+def test_sites_have_whole_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    message = "chips of site 'a' must be a whole number, not 100000.7"
+    assert message in refused(capsys, "plan", "--flop", "1e25", "--site", "a=100000.7")
+    file = tmp_path / "sites.csv"
+    file.write_text("name,chips\na,100000.7\n", encoding="utf-8")
+    assert message in refused(capsys, "plan", "--flop", "1e25", "--sites", str(file))
+
+
+def test_stocks_have_one_name_in_tables_plans_and_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
+    named = tables.holder_names()
+    catalogue = public_catalogue()
+    assert set(catalogue.stocks) >= {(holder, month) for holder, month in named}
+    assert all(
+        catalogue.stocks[name, month] == catalogue.stocks[holder, month] for (holder, month), name in named.items()
+    )
+    assert main(["table"]) == 0
+    (head,) = [line for line in capsys.readouterr().out.splitlines() if "published" in line]
+    for name in ("Google", "China", "World (sold)"):
+        assert name in head
+        assert (name, "2025-12") in catalogue.stocks
+    assert {name for name, _ in tables.owners_today()} - {"everybody else"} <= {name for name, _ in catalogue.stocks}
