@@ -12,6 +12,7 @@ from importlib import resources
 from typing import TypeVar
 
 from firmware_sim.errors import CallerError
+from inspector.probability.uncertain import Distribution, Fixed, Range
 
 __all__ = [
     "H100_FLOP_PER_DAY",
@@ -33,16 +34,26 @@ _WORLD = "World (sold)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """One row of training_compute.csv; ``published`` is YYYY-MM, ``kind`` is reported or estimated."""
+    """One row of training_compute.csv; ``published`` is YYYY-MM, ``kind`` is reported or estimated.
+
+    ``training_flop_low`` and ``training_flop_high`` are the 5 % and 95 % quantile where the source states them.
+    """
 
     model: str
     organisation: str
     published: str
     training_flop: float
+    training_flop_low: float | None
+    training_flop_high: float | None
     kind: str
     source: str
     retrieved: str
     confirmed: bool
+
+    @property
+    def flop(self) -> Distribution:
+        """Training FLOP with the source's range, or as it is."""
+        return _range(self.training_flop_low, self.training_flop, self.training_flop_high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +78,24 @@ class Chip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """One row of stocks.csv: what a holder had at the end of the month ``as_of`` (YYYY-MM), in H100 equivalents."""
+    """One row of stocks.csv: what a holder had at the end of the month ``as_of`` (YYYY-MM), in H100 equivalents.
+
+    ``chips_low`` and ``chips_high`` are the 5 % and 95 % quantile where the source states them.
+    """
 
     holder: str
     chips_h100_equivalent: int
+    chips_low: int | None
+    chips_high: int | None
     as_of: str
     kind: str
     source: str
     confirmed: bool
+
+    @property
+    def chips(self) -> Distribution:
+        """H100 equivalents with the source's range, or as they are."""
+        return _range(self.chips_low, self.chips_h100_equivalent, self.chips_high)
 
 
 def trained_models() -> tuple[TrainedModel, ...]:
@@ -86,6 +107,8 @@ def trained_models() -> tuple[TrainedModel, ...]:
             organisation=row["organisation"],
             published=row["published"],
             training_flop=float(row["training_flop"]),
+            training_flop_low=_maybe(row["training_flop_low"]),
+            training_flop_high=_maybe(row["training_flop_high"]),
             kind=row["kind"],
             source=row["source"],
             retrieved=row["retrieved"],
@@ -119,6 +142,8 @@ def stocks() -> tuple[Stock, ...]:
         lambda row: Stock(
             holder=row["holder"],
             chips_h100_equivalent=int(row["chips_h100_equivalent"]),
+            chips_low=int(row["chips_low"]) if row["chips_low"] else None,
+            chips_high=int(row["chips_high"]) if row["chips_high"] else None,
             as_of=row["as_of"],
             kind=row["kind"],
             source=row["source"],
@@ -173,6 +198,14 @@ def _read(name: str, build: Callable[[dict[str, str]], Record]) -> tuple[Record,
     if not records:
         raise CallerError(f"the installed file analysis/data/{name} is empty")
     return records
+
+
+def _maybe(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _range(low: float | None, middle: float, high: float | None) -> Distribution:
+    return Fixed(middle) if low is None or high is None else Range(low, middle, high)
 
 
 def _yes(text: str) -> bool:

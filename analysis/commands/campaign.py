@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish, print_json
+from analysis.commands._uncertain import banded
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ completed (share of trials that finished unseen), days_to_detection (10 %, 50 %,
 involved_chips (registered), hidden_chips (outside the registry), samples_needed (a period, for the wanted probability
 within the cap on false alarms, or null), refusals_needed (tolerated with them), needed_reason (why there are none, or
 null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
-and nothing incriminates them). Where a scenario asks for a confidence that no schedule reaches
+and nothing incriminates them), band (of the closed form over draws of the scenario's uncertain numbers: low, median,
+high, and possible, the share of draws with an answer; null without). uncertain (the file's distributions by key) and
+draws (null without). Where a scenario asks for a confidence that no schedule reaches
 within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title).
 """
 
@@ -63,6 +66,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="largest chance of accusing honest labs that sizing may propose (default: the scenario's, else 0.01)",
     )
     parser.add_argument("--out", metavar="FIGURE", help="draw the strategies side by side (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--draws", type=int, default=100, metavar="N", help="draws of the scenario's uncertain numbers (default 100)"
+    )
     add_json(parser)
     parser.set_defaults(handler=_campaign)
 
@@ -91,6 +97,7 @@ def _campaign(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         _draw(arguments, scenario, rows)
     data = _document(arguments, scenario, rows)
+    _add_bands(arguments, scenario, data)
     return finish(arguments, data, _lines(arguments, data))
 
 
@@ -156,6 +163,31 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
         title=scenario.title,
         origin=Origin(command=command, seed=arguments.seed),
     )
+
+
+def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
+    """Add what uncertain numbers of the scenario do to each closed form."""
+    from tqdm import tqdm
+
+    from analysis.scenarios import open_scenario
+    from inspector.campaign import detection_bands
+
+    bands = {}
+    if scenario.uncertain:
+        with tqdm(total=arguments.draws, unit="draw", disable=not sys.stderr.isatty(), leave=False) as bar:
+            bands = detection_bands(
+                scenario,
+                lambda at: open_scenario(
+                    arguments.scenario, false_alarms=arguments.false_alarms, at=at, sized=scenario.inspection
+                ),
+                number=arguments.draws,
+                seed=arguments.seed,
+                progress=bar.update,
+            )
+    for row in data["rows"]:
+        row["band"] = banded(bands[row["strategy"]]) if row["strategy"] in bands else None
+    data["uncertain"] = {name: str(each) for name, each in scenario.uncertain.items()}
+    data["draws"] = arguments.draws if scenario.uncertain else None
 
 
 def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> dict[str, Any]:
@@ -259,6 +291,16 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
         for row in data["rows"]
         for run in row["lawful_runs"]
     ]
+    if data["uncertain"]:
+        known = ", ".join(f"{name} {text}" for name, text in data["uncertain"].items())
+        lines.append(f"theory over {data['draws']:,} draws of {known}: median (5 % to 95 %); all else is assumed")
+        for row in data["rows"]:
+            if row["band"] is not None and row["band"]["median"] is not None:
+                found = row["band"]
+                part = "" if found["possible"] == 1 else f" in {100 * found['possible']:.3g} % of the draws"
+                lines.append(
+                    f"  {row['strategy']}: {found['median']:.4f} ({found['low']:.4f} to {found['high']:.4f}){part}"
+                )
     lines += _outside(data)
     assumed = sorted({lie for row in data["rows"] for lie in row["assumed_lies"]})
     measured = sorted({lie for row in data["rows"] for lie in row["measured_lies"]})

@@ -189,6 +189,7 @@ def sensitivity_figure(
     *,
     rows: Sequence[tuple[str, float, float]],
     x: str = "answer, relative to the one as it is",
+    ends: tuple[str, str] = ("parameter lower", "parameter higher"),
     title: str = "",
     origin: Origin | None = None,
 ) -> None:
@@ -198,6 +199,7 @@ def sensitivity_figure(
         target: axes or path.
         rows: (parameter, factor when it is lower, factor when it is higher; NaN if impossible), strongest first.
         x: label of the axis.
+        ends: what lower and higher mean.
         title: of the figure.
         origin: command and seed for the metadata.
     """
@@ -216,7 +218,7 @@ def sensitivity_figure(
                 "hatch": HATCHES[side],
                 "linewidth": 0.8,
             }
-            axes.barh(places, known - 1.0, left=1.0, **look, label=("parameter lower", "parameter higher")[side])
+            axes.barh(places, known - 1.0, left=1.0, **look, label=ends[side])
         axes.axvline(1.0, color="black", linewidth=1)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         axes.set_yticks(places, [row[0] for row in rows])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from analysis import public_data
 from firmware_sim.errors import CallerError
-from inspector.campaign import Catalogue, Kind, Scenario, load_scenario
+from inspector.campaign import Catalogue, Inspection, Kind, Scenario, load_scenario
 
 __all__ = ["open_scenario", "public_catalogue", "ready_scenarios"]
 
@@ -41,18 +42,24 @@ def public_catalogue() -> Catalogue:
     return Catalogue(kinds=kinds, models=models, stocks=stocks)
 
 
-def open_scenario(name: str, *, false_alarms: float | None = None) -> Scenario:
+def open_scenario(
+    name: str,
+    *,
+    false_alarms: float | None = None,
+    at: Mapping[str, float] | None = None,
+    sized: Inspection | None = None,
+) -> Scenario:
     """Load a scenario by path, or a ready one by name; a path that exists comes first.
 
-    ``false_alarms`` is the cap on false alarms, instead of the file's.
+    ``false_alarms``, ``at`` and ``sized`` are as in ``load_scenario``.
 
     Raises:
         CallerError: There is no such file and no such ready scenario, or the file is wrong.
     """
     path, ready = Path(name), ready_scenarios()
     if path.is_file():
-        return load_scenario(path, public_catalogue(), false_alarms=false_alarms)
+        return load_scenario(path, public_catalogue(), false_alarms=false_alarms, at=at, sized=sized)
     if name not in ready:
         raise CallerError(f"no scenario file {name!r} and no ready scenario of that name; ready: {', '.join(ready)}")
     with as_file(ready[name]) as shipped:
-        return load_scenario(shipped, public_catalogue(), false_alarms=false_alarms)
+        return load_scenario(shipped, public_catalogue(), false_alarms=false_alarms, at=at, sized=sized)

@@ -7,6 +7,7 @@ where one exists, and `simulate_agents` and `simulate_counts` play the plan out 
 from __future__ import annotations
 
 from inspector.campaign.agents import simulate_agents
+from inspector.campaign.bands import detection_bands
 from inspector.campaign.counts import CountsWorld, Outcome, simulate_counts
 from inspector.campaign.fleet import (
     Evidence,
@@ -61,6 +62,7 @@ __all__ = [
     "Status",
     "Strategy",
     "clopper_pearson",
+    "detection_bands",
     "honest_plan",
     "load_rates",
     "load_scenario",

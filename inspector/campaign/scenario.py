@@ -18,6 +18,9 @@ Keys, with their defaults; a key that is not listed is refused::
     [[run]]       name, lab, flop | model, times = 1; days, start = 0, utilisation = 1
     [[strategy]]  name, policies = [{ policy = "stretch", factor = 2 }, ...]
 
+A number (but a policy's) may be uncertain, as a text: flop = "1e25/2e25/5e25" and the other forms of
+`inspector.probability.uncertain`. It is read as its median; ``Scenario.uncertain`` names its distribution.
+
 Models, stocks and chip kinds may come from a `Catalogue` of public figures. Policies and their parameters are those of
 `inspector.campaign.policies.POLICIES`.
 """
@@ -32,7 +35,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._toml import ScenarioError, Table, read_toml
+from inspector.campaign._toml import Numbers, ScenarioError, Table, read_toml
 from inspector.campaign.checks import fraction, named, positive, probability
 from inspector.campaign.fleet import (
     Evidence,
@@ -54,6 +57,7 @@ from inspector.campaign.rates import IntervalEnd, RateBook, load_rates
 from inspector.campaign.sizing import Sizing, false_alarm, fewest_refusals, size
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.detection import CHIPS_PER_INSPECTOR, OutOfReachError
+from inspector.probability.uncertain import Distribution
 
 __all__ = ["Catalogue", "NoScheduleError", "Scenario", "ScenarioError", "load_scenario"]
 
@@ -82,7 +86,7 @@ class Scenario:
     ``wanted`` is the detection probability that a planner asks for; where the file gives it instead of ``samples``,
     the inspection holds the number that reaches it against the first strategy. No number that accuses an honest lab
     with more than ``false_alarms`` is ever proposed; where ``chooses_refusals``, as few refusals are tolerated as that
-    takes.
+    takes. ``uncertain`` holds the distributions of the file's numbers by their dotted keys.
     """
 
     title: str
@@ -98,6 +102,7 @@ class Scenario:
     chips_per_inspector_year: float
     false_alarms: float = FALSE_ALARMS
     chooses_refusals: bool = False
+    uncertain: Mapping[str, Distribution] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         named("title", self.title)
@@ -156,19 +161,29 @@ class Scenario:
         return samples * 365 / self.inspection.period_days / self.chips_per_inspector_year
 
 
-def load_scenario(path: Path, catalogue: Catalogue | None = None, *, false_alarms: float | None = None) -> Scenario:
+def load_scenario(
+    path: Path,
+    catalogue: Catalogue | None = None,
+    *,
+    false_alarms: float | None = None,
+    at: Mapping[str, float] | None = None,
+    sized: Inspection | None = None,
+) -> Scenario:
     """Read and check a scenario file; paths in it are relative to it.
 
     Args:
         path: the file.
         catalogue: public figures that it may name.
         false_alarms: cap on false alarms, instead of the file's.
+        at: values of uncertain numbers by their dotted keys, instead of their medians.
+        sized: take samples and tolerated refusals from there, where the file leaves them to be chosen.
 
     Raises:
         NoScheduleError: No schedule reaches the confidence that the file asks for, within the cap on false alarms.
         ScenarioError: Anything in the file is wrong; the text names line and key.
     """
-    root = read_toml(path)
+    numbers = Numbers(at)
+    root = read_toml(path, numbers)
     known = catalogue or Catalogue()
     kinds = dict(known.kinds)
     for table in root.tables("kind", required=False):
@@ -208,9 +223,16 @@ def load_scenario(path: Path, catalogue: Catalogue | None = None, *, false_alarm
             chips_per_inspector_year=busy,
             false_alarms=cap,
             chooses_refusals=chooses,
+            uncertain=numbers.met,
         )
     )
-    made = dataclasses.replace(made, inspection=_sized(made, section, sampled=sampled))
+    if sized is None:
+        regime = _sized(made, section, sampled=sampled)
+    else:
+        samples = regime.samples if sampled else sized.samples
+        refusals = sized.refusals_allowed if chooses or not sampled else regime.refusals_allowed
+        regime = dataclasses.replace(regime, samples=samples, refusals_allowed=refusals)
+    made = dataclasses.replace(made, inspection=regime)
     section.build(made.honest)
     for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
         table.build(lambda strategy=strategy: made.plan(strategy))  # type: ignore[misc]
@@ -278,7 +300,7 @@ def _pool(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Pool:
     status = _choice(table, "status", Status, Status.REGISTERED)
     if table.has("stock"):
         holder, month = table.text("stock"), table.text("as_of")
-        share = table.number("share", 1.0)
+        share = table.number("share", 1.0, share=True)
         if (holder, month) not in known.stocks:
             raise table.fail(f"no public stock of {holder!r} at {month!r}; {_stocks_of(month, known)}", "stock")
         if not 0 < share <= 1:
@@ -329,7 +351,7 @@ def _rule(table: Table, known: Catalogue) -> Rule:
 def _run(table: Table, known: Catalogue) -> Run:
     flop = _flop(table, "flop", known)
     name, lab, days = table.text("name"), table.text("lab"), table.number("days")
-    start, utilisation = table.number("start", 0.0), table.number("utilisation", 1.0)
+    start, utilisation = table.number("start", 0.0), table.number("utilisation", 1.0, share=True)
     table.close()
     return table.build(lambda: Run(name=name, lab=lab, flop=flop, days=days, start=start, utilisation=utilisation))
 
@@ -357,7 +379,9 @@ def _rates(table: Table, folder: Path) -> RateBook:
         raise table.fail("needs 'table'", "device" if device else "settings")
     else:
         table.text("table", "")
-    assumed = table.mapping("assumed")
+    given = table.table("assumed") if table.has("assumed") else None
+    assumed = {} if given is None else {lie: given.number(lie, share=True) for lie in given.names()}
+    table.mapping("assumed")
     table.close()
     return table.build(lambda: RateBook(measured=measured, assumed=assumed), "assumed")
 
@@ -375,14 +399,14 @@ def _inspection(table: Table) -> tuple[Inspection, bool]:
         raise table.fail(f"must be at least 0, got {inspectors!r}", "inspectors")
     table.build(lambda: positive("inspection.chips_per_inspector_year", busy))
     capacity = int(inspectors * busy * period / 365) if table.has("inspectors") else None
-    alarm = table.number("loss_alarm") if table.has("loss_alarm") else None
+    alarm = table.number("loss_alarm", share=True) if table.has("loss_alarm") else None
     values = {
         "snapshot_rate": table.number("snapshot_rate"),
         "sampling": _choice(table, "sampling", Sampling, Sampling.POOLED),
         "replacement": table.switch("replacement", False),
         "redraw": table.switch("redraw", True),
         "log": _choice(table, "log", LogSpan, LogSpan.PERIOD),
-        "honest_refusal_rate": table.number("honest_refusal_rate", 0.0),
+        "honest_refusal_rate": table.number("honest_refusal_rate", 0.0, share=True),
         "refusals_allowed": 0 if table.is_text("refusals_allowed") else table.whole("refusals_allowed", 0),
         "searches": table.switch("searches", False),
         "loss_rate_per_year": table.number("loss_rate_per_year", 0.0),
@@ -396,14 +420,14 @@ def _inspection(table: Table) -> tuple[Inspection, bool]:
 
 def _wanted(table: Table) -> tuple[float, float]:
     """Return the wanted confidence, and the chips that keep an inspector busy for a year."""
-    wanted = table.number("confidence", 0.9)
+    wanted = table.number("confidence", 0.9, share=True)
     table.build(lambda: fraction("inspection.confidence", wanted))
     return wanted, table.number("chips_per_inspector_year", _BUSY)
 
 
 def _cap(table: Table, given: float | None) -> tuple[float, bool]:
     """Return the cap on false alarms, and whether tolerated refusals are to be chosen."""
-    cap = table.number("false_alarms", FALSE_ALARMS)
+    cap = table.number("false_alarms", FALSE_ALARMS, share=True)
     table.build(lambda: probability("inspection.false_alarms", cap))
     if given is not None:
         probability("false alarms", given)

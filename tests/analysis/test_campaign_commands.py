@@ -68,7 +68,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, An
 @pytest.mark.parametrize("engine", ["agents", "counts"])
 def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", small, "--trials", 300, "--seed", 3, "--engine", engine)
-    assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows"}
+    assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows", "uncertain", "draws"}
     assert (data["engine"], data["trials"], data["seed"]) == (engine, 300, 3)
     assert data["scenario"] == {
         "title": "small", "threshold_flop": 600.0, "days": 60, "periods": 2, "registered_chips": 200,
@@ -81,6 +81,7 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
         "strategy", "detection", "miss", "false_alarm", "excess", "predicted", "predicted_excess", "predicted_log_miss",
         "prediction", "completed", "days_to_detection", "involved_chips", "hidden_chips", "samples_needed",
         "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies", "lawful_runs",
+        "band",
     }  # fmt: skip
     assert honest["detection"]["value"] == honest["predicted"] == 0
     assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
@@ -146,6 +147,39 @@ def test_a_run_at_the_threshold_is_no_violation_and_said_so(small: Path, capsys:
     assert "no violation in 'plain': run 'r' spends no more than the 600 FLOP that are allowed" in out
     small.write_text(SCENARIO.replace("flop = 1200.0", "flop = 601.0"), encoding="utf-8")
     assert document(capsys, "campaign", small, "--trials", 50)["rows"][1]["lawful_runs"] == []
+
+
+def test_uncertain_numbers_of_a_scenario_give_bands(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = SCENARIO.replace("undeclared-run = 1.0", 'undeclared-run = "0.5/0.7/0.9"')
+    small.write_text(text.replace("flop = 1200.0", 'flop = "triangular(700,1200,8000)"'), encoding="utf-8")
+    data = document(capsys, "campaign", small, "--trials", 50, "--draws", 60)
+    assert data["uncertain"] == {
+        "run[1].flop": "triangular(700,1200,8000)",
+        "detection.assumed.undeclared-run": "0.5/0.7/0.9",
+    }
+    honest, plain, adaptive = data["rows"]
+    assert (honest["band"], data["draws"]) == (None, 60)
+    assert plain["band"]["low"] < plain["band"]["median"] < plain["band"]["high"]
+    assert plain["band"]["possible"] == 1
+    assert adaptive["band"] == {"low": None, "median": None, "high": None, "possible": 0}
+    assert plain["predicted"] == pytest.approx(
+        document(capsys, "campaign", small, "--trials", 9)["rows"][1]["predicted"]
+    )
+    _, out, _ = run(capsys, "campaign", small, "--trials", 50, "--draws", 60)
+    assert "theory over 60 draws of run[1].flop triangular(700,1200,8000), detection" in out
+    small.write_text(SCENARIO.replace("flop = 1200.0", 'flop = "1200/900/8000"'), encoding="utf-8")
+    code, _, err = run(capsys, "campaign", small)
+    assert code == 2
+    assert "small.toml, line 21: run[1].flop: must be a number: 1200/900/8000: numbers must not fall" in err
+
+
+def test_a_band_keeps_the_samples_that_the_medians_need(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An inspectorate does not know what will be drawn, so detection falls below what it is sized for."""
+    text = SCENARIO.replace("samples = 10", "confidence = 0.9").replace("flop = 1200.0", 'flop = "700/1200/3000"')
+    small.write_text(text, encoding="utf-8")
+    row = document(capsys, "campaign", small, "--trials", 9, "--draws", 60)["rows"][1]
+    assert row["predicted"] >= 0.9
+    assert row["band"]["low"] < 0.8 < 0.99 < row["band"]["high"]
 
 
 def test_same_seed_same_answer(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

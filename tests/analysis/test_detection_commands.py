@@ -73,7 +73,7 @@ def test_samples_takes_every_parameter(capsys: pytest.CaptureFixture[str]) -> No
         ("--flop 3.14e23 --chips 1000 --confidence 1", "confidence must be below 1"),
         ("--flop 3.14e23 --chips 1000 --rate 0", "rate 0: no chip ever takes a snapshot"),
         ("--flop 3.14e23 --chips 1000 --period inf", "period must be a finite number, not inf"),
-        ("--flop many --chips 1000", "argument --flop: invalid float value: 'many'"),
+        ("--flop many --chips 1000", "argument --flop: 'many' must be NUMBER, LOW/MEDIAN/HIGH"),
         ("--chips 1000", "the following arguments are required: --flop"),
     ],
 )
@@ -368,3 +368,84 @@ def test_stocks_have_one_name_in_tables_plans_and_scenarios(capsys: pytest.Captu
         assert name in head
         assert (name, "2025-12") in catalogue.stocks
     assert {name for name, _ in tables.owners_today()} - {"everybody else"} <= {name for name, _ in catalogue.stocks}
+
+
+UNCERTAIN_RUN = ("--flop", "1e25/2e25/5e25", "--chips", "1e5", "--rate", "triangular(0.05,0.1,0.3)")
+
+
+def test_samples_of_uncertain_inputs_are_bands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    exact = run_json(capsys, "samples", "--flop", "2e25", "--chips", "1e5")
+    data = run_json(capsys, "samples", *UNCERTAIN_RUN, "--out", str(tmp_path / "a.svg"))
+    assert "bands" not in exact
+    assert data["inputs"] == {
+        "flop": "1e+25/2e+25/5e+25", "chips": "assumed", "days": "assumed", "period": "chosen",
+        "rate": "triangular(0.05,0.1,0.3)", "confidence": "chosen", "flop_per_day": "assumed",
+    }  # fmt: skip
+    # Samples fall with the run's size, and a little with the rate, so their 5 % belongs to a run of about 5e25.
+    band = data["bands"]["per_year"]
+    assert band["low"] == pytest.approx(153, rel=0.05)
+    assert band["median"] == pytest.approx(exact["per_year"], rel=0.05)
+    assert band["high"] == pytest.approx(750, rel=0.05)
+    assert band["possible"] == 1
+    assert [row["parameter"] for row in data["tornado"]] == ["flop", "rate"]
+    assert data["tornado"][0]["low"] > exact["per_year"] > data["tornado"][0]["high"]
+    assert [row["parameter"] for row in data["sobol"]] == ["flop", "rate"]
+    assert sum(row["first"] for row in data["sobol"]) == pytest.approx(1, abs=0.05)
+    assert (tmp_path / "a.svg").stat().st_size > 1000
+    assert main(["samples", *UNCERTAIN_RUN]) == 0
+    text = capsys.readouterr().out
+    assert "assumed: days, chips" in text or "assumed: chips, days, flop_per_day; chosen: period, confidence" in text
+    assert "no input is uncertain" in refused(
+        capsys, "samples", "--flop", "1e25", "--chips", "1e5", "--out", str(tmp_path / "b.svg")
+    )
+    assert "a range has three numbers" in refused(capsys, "samples", "--flop", "1e25/2e25", "--chips", "1e5")
+
+
+def test_draws_in_which_the_chips_are_too_few_have_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "samples", "--flop", "table(1e25:3,1e28:1)", "--chips", "1e5", "--draws", "1000")
+    assert data["bands"]["per_year"]["possible"] == 0.75
+    assert data["bands"]["chips_needed"]["possible"] == 1
+    assert data["sobol"] is None
+    assert "25 % of the draws have no answer" in data["sobol_reason"]
+
+
+def test_table_gives_bands_where_sources_state_a_range(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "table", "--bands", "--since", "2023-01", "--draws", "10000")
+    models = {model["model"]: model for model in data["today"]["models"]}
+    for name, model in models.items():
+        for cell in model["cells"]:
+            stated = name == "GPT-4" or cell["holder"].partition(" (")[0] in (
+                "CoreWeave", "Google DeepMind", "OpenAI", "Anthropic"
+            )  # fmt: skip
+            assert (cell["band"]["low"] < cell["band"]["high"]) == stated, (name, cell["holder"])
+            assert cell["band"]["median"] == pytest.approx(cell["per_year"], rel=0.1)
+    assert models["GPT-4"]["training_flop_low"] == 8.2e24
+    assert data["table_1"][0]["cells"][0]["band"] == {"low": 243, "median": 243, "high": 243, "possible": 1}
+    assert main(["table", "--bands", "--since", "2023-03"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"GPT-4 +2023-03 +estimated +yes +8.2e\+24 to 4.4e\+25", text)
+    assert re.search(r"PaLM-2 +2023-05 +estimated +yes +assumed", text)
+    assert run_json(capsys, "table")["draws"] is None
+
+
+def test_plan_of_uncertain_inputs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = (
+        "plan",
+        "--flop",
+        "1e25/2e25/4e25",
+        "--site",
+        "a=uniform(5e4,1e5)",
+        "--periods",
+        "30",
+        "--evasion",
+        "declared",
+    )
+    data = run_json(capsys, *words, "--draws", "20", "--out", str(tmp_path / "a.svg"))
+    assert data["bands"]["work"]["low"] < data["work"] < data["bands"]["work"]["high"]
+    assert data["bands"]["detection"]["low"] < data["detection"] < data["bands"]["detection"]["high"]
+    assert [row["parameter"] for row in data["tornado"]] == ["flop", "chips of a"]
+    assert (data["sobol"], data["inputs"]["rate"]) == (None, "assumed")
+    assert (tmp_path / "a.svg").exists()
+    assert main([*words, "--draws", "20"]) == 0
+    assert "The plan above, which is for the medians, detects in 1,000 draws with" in capsys.readouterr().out
+    assert "--sensitivity halves" in refused(capsys, *words, "--sensitivity")
