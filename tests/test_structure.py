@@ -86,6 +86,7 @@ INSPECTOR = (
 ANALYSIS = (
     {"public_data"},
     {"scenarios", "montecarlo", "registration"},
+    {"regimes"},
     {"report"},
     {"demo", "examples"},
     {"bench"},

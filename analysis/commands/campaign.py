@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands import _regimes
 from analysis.commands._common import add_json, finish, print_json
 from analysis.commands._uncertain import banded
 from firmware_sim.errors import CallerError
@@ -37,7 +39,8 @@ null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that sp
 and nothing incriminates them), band (of the closed form over draws of the scenario's uncertain numbers: low, median,
 high, and possible, the share of draws with an answer; null without). uncertain (the file's distributions by key) and
 draws (null without). Where a scenario asks for a confidence that no schedule reaches
-within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title).
+within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes); with --show: name,
+toml.
 """
 
 
@@ -47,12 +50,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "campaign",
         help="Monte Carlo over a fleet of chips",
         description="Simulate inspections of a fleet against evasion strategies, and compare with theory.",
-        epilog=_KEYS,
+        epilog=_KEYS + _regimes.KEYS,
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a TOML file, or the name of a ready scenario")
     parser.add_argument("--list", action="store_true", help="list the ready scenarios")
+    parser.add_argument("--show", metavar="NAME", help="print a ready scenario, to start one of your own from")
     parser.add_argument(
-        "--trials", type=int, metavar="N", help="trials per strategy (default 20000, and 2000 with --engine agents)"
+        "--regime", metavar="NAME", help="one of the scenario's regimes in full (default: all of them side by side)"
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="trials per strategy (default 20000; 2000 with --engine agents or several regimes)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of all random draws (default 0)")
     parser.add_argument(
@@ -74,31 +84,43 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _campaign(arguments: argparse.Namespace) -> int:
-    from analysis.scenarios import open_scenario
     from inspector.campaign import NoScheduleError
 
-    if arguments.list:
+    if arguments.list or arguments.show is not None:
         if arguments.scenario is not None:
-            raise CallerError("--list takes no scenario")
-        return _list(arguments)
-    if arguments.trials is None:
-        arguments.trials = _TRIALS[arguments.engine]
+            raise CallerError(f"{'--list' if arguments.list else '--show NAME'} takes no scenario")
+        return _list(arguments) if arguments.list else _show(arguments)
     if arguments.scenario is None:
         raise CallerError("name a scenario, or use --list")
+    if arguments.out is not None:
+        _check_figure(Path(arguments.out))
     try:
-        scenario = open_scenario(arguments.scenario, false_alarms=arguments.false_alarms)
+        scenarios = _opened(arguments)
     except NoScheduleError as error:
         if arguments.json:
             print_json({"rows": None, "reason": str(error)})
         raise
-    if arguments.out is not None:
-        _check_figure(Path(arguments.out))
+    if len(scenarios) > 1:
+        return _regimes.side_by_side(arguments, scenarios)
+    if arguments.trials is None:
+        arguments.trials = _TRIALS[arguments.engine]
+    (scenario,) = scenarios
     rows = _simulate(arguments, scenario)
     if arguments.out is not None:
         _draw(arguments, scenario, rows)
     data = _document(arguments, scenario, rows)
     _add_bands(arguments, scenario, data)
     return finish(arguments, data, _lines(arguments, data))
+
+
+def _opened(arguments: argparse.Namespace) -> Sequence[Scenario]:
+    """Return every regime of the scenario, or the one that ``--regime`` names."""
+    from analysis.scenarios import open_regimes, open_scenario
+
+    name, cap = arguments.scenario, arguments.false_alarms
+    if arguments.regime is not None:
+        return [open_scenario(name, regime=arguments.regime, false_alarms=cap)]
+    return open_regimes(name, false_alarms=cap)
 
 
 def _check_figure(path: Path) -> None:
@@ -111,10 +133,21 @@ def _check_figure(path: Path) -> None:
         raise CallerError(f"figure {path}: no such folder")
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    from analysis.scenarios import open_scenario, ready_scenarios
+def _show(arguments: argparse.Namespace) -> int:
+    from analysis.scenarios import scenario_text
 
-    scenarios = [{"name": name, "title": open_scenario(name).title} for name in ready_scenarios()]
+    text = scenario_text(arguments.show)
+    return finish(arguments, {"name": arguments.show, "toml": text}, text.rstrip("\n").split("\n"))
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from analysis.scenarios import open_regimes, ready_scenarios
+
+    scenarios = [
+        {"name": name, "title": found[0].title, "regimes": [each.regime for each in found if each.regime]}
+        for name in ready_scenarios()
+        for found in (open_regimes(name),)
+    ]
     width = max(len(entry["name"]) for entry in scenarios)
     return finish(
         arguments, {"scenarios": scenarios}, (f"{entry['name']:{width}}  {entry['title']}" for entry in scenarios)
@@ -145,6 +178,8 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
     if arguments.false_alarms is not None:
         options["false-alarms"] = str(arguments.false_alarms)
     flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+    if arguments.regime is not None:
+        flags += ["--regime", arguments.regime]
     command = shlex.join(["chipwitness", "campaign", arguments.scenario, *flags])
     evasion_figure(
         arguments.out,
@@ -178,7 +213,11 @@ def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str
             bands = detection_bands(
                 scenario,
                 lambda at: open_scenario(
-                    arguments.scenario, false_alarms=arguments.false_alarms, at=at, sized=scenario.inspection
+                    arguments.scenario,
+                    regime=arguments.regime,
+                    false_alarms=arguments.false_alarms,
+                    at=at,
+                    sized=scenario.inspection,
                 ),
                 number=arguments.draws,
                 seed=arguments.seed,

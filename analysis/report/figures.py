@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from analysis.report.results import (
     EvasionBar,
+    RegimeColumn,
     bar_size,
     cost_figure,
     evasion_figure,
     leakage_figure,
+    regimes_figure,
     sensitivity_figure,
 )
 from analysis.report.style import (
@@ -44,6 +46,7 @@ __all__ = [
     "EvasionBar",
     "Mark",
     "Origin",
+    "RegimeColumn",
     "bar_size",
     "canvas",
     "chips_figure",
@@ -53,6 +56,7 @@ __all__ = [
     "evasion_figure",
     "leakage_figure",
     "rate_figure",
+    "regimes_figure",
     "sensitivity_figure",
     "stretch_figure",
     "time_to_detection_figure",

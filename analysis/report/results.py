@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,10 +24,20 @@ from analysis.report.style import (
     label,
     line,
     percent_axis,
+    short_count,
 )
 from firmware_sim.errors import CallerError
 
-__all__ = ["EvasionBar", "bar_size", "cost_figure", "evasion_figure", "leakage_figure", "sensitivity_figure"]
+__all__ = [
+    "EvasionBar",
+    "RegimeColumn",
+    "bar_size",
+    "cost_figure",
+    "evasion_figure",
+    "leakage_figure",
+    "regimes_figure",
+    "sensitivity_figure",
+]
 
 _BAR: dict[str, Any] = {"height": 0.62, "edgecolor": "#08306b", "linewidth": 0.8}
 
@@ -151,6 +163,81 @@ def evasion_figure(
         percent_axis(axes.xaxis)
         label(axes, x="probability of being caught", y="")
         _title_over_legend(axes, title)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimeColumn:
+    """One regime: detection and median day of detection (None: never) of each strategy, and what it costs a year.
+
+    ``worst`` is the place of the strategy that is caught least.
+    """
+
+    name: str
+    detections: tuple[float, ...]
+    delays: tuple[float | None, ...]
+    worst: int
+    false_alarm: float
+    inspectors: float
+    cost: float
+
+
+def regimes_figure(
+    target: Target,
+    *,
+    strategies: Sequence[str],
+    columns: Sequence[RegimeColumn],
+    title: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw regimes side by side: a cell for each strategy, darker where it is caught more often, the worst case below.
+
+    Args:
+        target: axes or path.
+        strategies: names of the rows, first on top.
+        columns: one for each regime.
+        title: of the figure.
+        origin: command and seed for the metadata.
+    """
+    if not strategies or not columns:
+        raise CallerError("no strategy or no regime to draw")
+    for column in columns:
+        if not len(column.detections) == len(column.delays) == len(strategies):
+            raise CallerError(f"regime {column.name!r} needs one detection and one delay for each strategy")
+    size = (2.2 + 1.15 * len(columns), 2.4 + 0.42 * (len(strategies) + 1))
+    with canvas(target, title=title or "Regimes side by side", origin=origin, size=size) as axes:
+        last = len(strategies)
+        for x, column in enumerate(columns):
+            for y, row in [*enumerate(range(last)), (last, column.worst)]:
+                caught, day = column.detections[row], column.delays[row]
+                shade = 1.0 - 0.72 * caught
+                colour = (shade, shade, 0.55 * shade + 0.45)
+                axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white"))
+                text = f"{100 * caught:.3g}%\n" + ("never" if day is None else f"day {day:g}")
+                ink = "white" if caught > 0.6 else "black"
+                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=NOTE, color=ink)
+        axes.axhline(last, color="black", linewidth=2)
+        axes.set_xlim(0, len(columns))
+        axes.set_ylim(last + 1, 0)
+        axes.set_yticks(np.arange(last + 1) + 0.5, [*strategies, "worst case"])
+        names = [wrap(column.name, 14) or [""] for column in columns]
+        height = max(map(len, names))
+        money = any(column.cost for column in columns)
+        feet = [
+            [
+                *name,
+                *[""] * (height + 1 - len(name)),
+                f"{100 * column.false_alarm:.2g}% accused",
+                f"{column.inspectors:.3g} inspectors",
+                *([f"costs {short_count(column.cost)}"] if money else []),
+            ]
+            for name, column in zip(names, columns, strict=True)
+        ]
+        axes.set_xticks(np.arange(len(columns)) + 0.5, ["\n".join(foot) for foot in feet], fontsize=NOTE)
+        axes.tick_params(length=0)
+        axes.grid(False)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        what = "chance to be caught and median day; below, of a year: inspectors and money"
+        label(axes, x=f"{what}; honest labs accused", y="", title=title)
 
 
 def leakage_figure(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from analysis import public_data
 from firmware_sim.errors import CallerError
-from inspector.campaign import Catalogue, Inspection, Kind, Scenario, load_scenario
+from inspector.campaign import Catalogue, Inspection, Kind, Scenario, load_regimes, load_scenario
 
-__all__ = ["open_scenario", "public_catalogue", "ready_scenarios"]
+__all__ = ["open_regimes", "open_scenario", "public_catalogue", "ready_scenarios", "scenario_text"]
 
 STOCK_KIND = "H100 SXM"
 
@@ -45,21 +45,44 @@ def public_catalogue() -> Catalogue:
 def open_scenario(
     name: str,
     *,
+    regime: str | None = None,
     false_alarms: float | None = None,
     at: Mapping[str, float] | None = None,
     sized: Inspection | None = None,
 ) -> Scenario:
     """Load a scenario by path, or a ready one by name; a path that exists comes first.
 
-    ``false_alarms``, ``at`` and ``sized`` are as in ``load_scenario``.
+    ``regime``, ``false_alarms``, ``at`` and ``sized`` are as in ``load_scenario``.
 
     Raises:
         CallerError: There is no such file and no such ready scenario, or the file is wrong.
     """
+    with as_file(_found(name)) as path:
+        return load_scenario(path, public_catalogue(), regime=regime, false_alarms=false_alarms, at=at, sized=sized)
+
+
+def open_regimes(name: str, *, false_alarms: float | None = None) -> tuple[Scenario, ...]:
+    """Load a scenario once for each of its regimes, as ``open_scenario`` does."""
+    with as_file(_found(name)) as path:
+        return load_regimes(path, public_catalogue(), false_alarms=false_alarms)
+
+
+def scenario_text(name: str) -> str:
+    """Return a ready scenario's file, to start one's own from.
+
+    Raises:
+        CallerError: there is no such ready scenario.
+    """
+    ready = ready_scenarios()
+    if name not in ready:
+        raise CallerError(f"no ready scenario {name!r}; ready: {', '.join(ready)}")
+    return ready[name].read_text(encoding="utf-8")
+
+
+def _found(name: str) -> Traversable:
     path, ready = Path(name), ready_scenarios()
     if path.is_file():
-        return load_scenario(path, public_catalogue(), false_alarms=false_alarms, at=at, sized=sized)
+        return path
     if name not in ready:
         raise CallerError(f"no scenario file {name!r} and no ready scenario of that name; ready: {', '.join(ready)}")
-    with as_file(ready[name]) as shipped:
-        return load_scenario(shipped, public_catalogue(), false_alarms=false_alarms, at=at, sized=sized)
+    return ready[name]
