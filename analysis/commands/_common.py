@@ -58,8 +58,9 @@ def say(line: object) -> None:
 
 
 def plural(number: float, noun: str) -> str:
-    """Return a number with its noun, which takes an s unless there is one."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """Return a number with its noun, which takes an s (es after another) unless there is one."""
+    text = f"{number:,g}" if isinstance(number, float) else f"{number:,}"
+    return f"{text} {noun}" if number == 1 else f"{text} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish, plural
-from analysis.commands._detection_options import add_run, add_scheme, command_line, named, numbers, scheme_of
+from analysis.commands._detection_options import (
+    add_run,
+    add_scheme,
+    campaign_note,
+    command_line,
+    named,
+    numbers,
+    scheme_of,
+)
+from analysis.commands._uncertain import add_draws, fixed, is_uncertain, ranged
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -17,7 +26,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from analysis.report.figures import EvasionBar
+    from analysis.report.figures import EvasionBar, Spread
+    from inspector.probability.uncertain import Band
 
 __all__ = ["register"]
 
@@ -31,6 +41,10 @@ shorter log, as a campaign has them; eq_1: detection if T/T_m visits counted, a 
 """
 
 Summary = dict[str, Any]
+Draw = Callable[[argparse.Namespace, "Axes"], Summary]
+
+_REGIMES = "regimes"
+"""The ready scenario that a sheet draws."""
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -38,10 +52,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     curve = subparsers.add_parser("curve", help="draw a figure (PNG, SVG or PDF) and give its numbers", epilog=_KEYS)
     kinds = curve.add_subparsers(dest="kind", required=True, metavar="KIND")
 
-    def kind(name: str, text: str, draw: Callable[[argparse.Namespace, Axes], Summary]) -> ArgumentParser:
+    parsers: dict[str, tuple[ArgumentParser, Draw]] = {}
+
+    def kind(name: str, text: str, draw: Draw) -> ArgumentParser:
         parser: ArgumentParser = kinds.add_parser(name, help=text, description=text, epilog=_KEYS)
         parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
         add_json(parser)
+        parsers[name] = parser, draw
         parser.set_defaults(handler=lambda arguments: _curve(arguments, draw))
         return parser
 
@@ -54,14 +71,21 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     chips = kind("chips", "samples a year against the size of the fleet", _chips)
     chips.add_argument(
-        "--run", type=named("FLOP"), action="append", default=[], metavar="NAME=FLOP", help="a run (default: Table 1)"
+        "--run",
+        type=named("FLOP", uncertain=True),
+        action="append",
+        default=[],
+        metavar="NAME=~FLOP",
+        help="a run (default: Table 1)",
     )
     chips.add_argument("--fleets", type=numbers, default=[1e3, 1e7], metavar="FROM,TO", help="default 1e3,1e7")
-    add_scheme(chips)
+    add_scheme(chips, uncertain=True)
+    add_draws(chips, default=1_000, what="for the bands")
 
     rate = kind("rate", "samples a year against the snapshot rate", _rate)
-    add_run(rate, flop=2.56e24, chips=1e5)
-    add_scheme(rate, period=False, rate=False)
+    add_run(rate, flop=2.56e24, chips=1e5, uncertain=True)
+    add_scheme(rate, period=False, rate=False, uncertain=True)
+    add_draws(rate, default=1_000, what="for the bands")
     rate.add_argument("--periods", type=numbers, default=[7.0, 30.0, 90.0], metavar="TM,...", help="default 7,30,90")
     rate.add_argument("--rates", type=numbers, default=[1e-3, 10.0], metavar="FROM,TO", help="default 0.001,10")
 
@@ -96,6 +120,50 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     leakage.add_argument("--diverted", type=numbers, default=[10.0, 100.0, 1000.0], metavar="N,...", help="10,100,1000")
     leakage.add_argument("--months", type=int, default=24, metavar="T", help="default 24")
     leakage.add_argument("--per-month", type=float, default=1.0, metavar="X", help="censuses a month (default 1)")
+
+    text = "every figure above with its defaults, and the ready regimes, on one sheet"
+    sheet = kinds.add_parser("sheet", help=text, description=text, epilog="JSON keys: kind, file, command, figures.")
+    sheet.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
+    sheet.add_argument("--trials", type=int, default=500, metavar="N", help="of each regime's cells (default 500)")
+    sheet.add_argument("--seed", type=int, default=0, metavar="S", help="of these trials (default 0)")
+    add_json(sheet)
+    sheet.set_defaults(handler=lambda arguments: _sheet(arguments, parsers))
+
+
+def _sheet(arguments: argparse.Namespace, parsers: Mapping[str, tuple[ArgumentParser, Draw]]) -> int:
+    """Draw every kind with its defaults, and the ready regimes, on one sheet."""
+    from analysis.commands._regimes import columns_of
+    from analysis.montecarlo import Engine
+    from analysis.regimes import compare
+    from analysis.report import figures
+    from analysis.scenarios import open_regimes
+
+    results = compare(open_regimes(_REGIMES), arguments.trials, arguments.seed, engine=Engine.COUNTS)
+
+    def kind(name: str) -> Callable[[Axes], None]:
+        parser, draw = parsers[name]
+        options = parser.parse_args(["--out", str(arguments.out)])
+
+        def on(axes: Axes) -> None:
+            draw(options, axes)
+
+        return on
+
+    def regimes(axes: Axes) -> None:
+        figures.regimes_figure(axes, title=results[0].scenario.title, **columns_of(results))
+
+    command = f"chipwitness curve sheet --trials {arguments.trials} --seed {arguments.seed}"
+    drawings = {name: kind(name) for name in parsers}
+    figures.sheet(
+        arguments.out,
+        drawings=drawings,
+        wide={"regimes": regimes},
+        title="chipwitness curve sheet",
+        origin=figures.Origin(command=command, seed=arguments.seed),
+    )
+    names = [*drawings, "regimes"]
+    data = {"kind": "sheet", "file": str(arguments.out), "command": command, "figures": names}
+    return finish(arguments, data, [f"wrote {arguments.out}: {', '.join(names)}"])
 
 
 def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Axes], Summary]) -> int:
@@ -132,6 +200,14 @@ def _floats(values: Any) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
+def _setting(arguments: argparse.Namespace) -> str:
+    """Return what a figure holds for, of what its options name."""
+    from analysis.report.style import setting
+
+    names = ("flop", "chips", "days", "period", "rate", "confidence")
+    return setting(**{name: getattr(arguments, name, None) for name in names})
+
+
 def _pair(name: str, values: list[float]) -> tuple[float, float]:
     if len(values) != 2 or not 0 < values[0] < values[1] < float("inf"):
         raise CallerError(f"--{name} needs two positive numbers FROM,TO with FROM below TO")
@@ -163,25 +239,54 @@ def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from analysis.report.tables import TABLE_1
     from inspector.probability.detection import chips_needed
 
-    flops = dict(arguments.run) or {each.model: each.flop for each in TABLE_1}
-    fleets = _pair("fleets", arguments.fleets)
-    figures.chips_figure(axes, flops=flops, fleets=fleets, **scheme_of(arguments))
-    speed = {"days": arguments.days, "flop_per_day": arguments.flop_per_day}
+    runs = dict(arguments.run) or {each.model: each.flop for each in TABLE_1}
+    flops = {name: fixed(flop) for name, flop in runs.items()}
+    fleets, scheme = _pair("fleets", arguments.fleets), scheme_of(arguments)
+    middle: dict[str, Any] = {name: fixed(value) for name, value in scheme.items()}
+
+    def of(name: str, fleet: Any) -> dict[str, Any]:
+        return {"flop": runs[name], "chips": fleet, **scheme}
+
+    spread = _spread(arguments, of, [*runs.values(), *scheme.values()])
+    figures.chips_figure(axes, flops=flops, fleets=fleets, **middle, spread=spread)
+    speed = {key: middle[key] for key in ("days", "flop_per_day")}
     return {"left_out": [name for name, flop in flops.items() if chips_needed(flop=flop, **speed) > fleets[1]]}
 
 
 def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from analysis.report import figures
 
-    figures.rate_figure(
-        axes,
-        flop=arguments.flop,
-        chips=arguments.chips,
-        periods=arguments.periods,
-        rates=_pair("rates", arguments.rates),
-        **scheme_of(arguments),
-    )
+    given = {"flop": arguments.flop, "chips": arguments.chips, **scheme_of(arguments)}
+
+    def of(period: str, rates: Any) -> dict[str, Any]:
+        return {**given, "period": float(period), "rate": rates}
+
+    middle: dict[str, Any] = {name: fixed(value) for name, value in given.items()}
+    rates, spread = _pair("rates", arguments.rates), _spread(arguments, of, given.values())
+    figures.rate_figure(axes, periods=arguments.periods, rates=rates, **middle, spread=spread)
     return {}
+
+
+def _spread(
+    arguments: argparse.Namespace,
+    of: Callable[[str, Any], dict[str, Any]],
+    values: Iterable[Any],
+) -> Spread | None:
+    """Return the band around a line of samples a year, by name and places; None where no input is uncertain."""
+    if not any(map(is_uncertain, values)):
+        return None
+
+    def band_of(name: str, places: Any) -> Band:
+        from inspector.probability.detection import DAYS_PER_YEAR
+        from inspector.probability.uncertain import band, draws, samples_where_possible
+
+        given = of(name, places)
+        known = {key: ranged(value) for key, value in given.items() if value is not places}
+        at: dict[str, Any] = draws(known, number=arguments.draws, seed=arguments.seed)
+        at |= {key: value[:, None] for key, value in given.items() if value is places}
+        return band(DAYS_PER_YEAR * samples_where_possible(**at) / at["period"])
+
+    return band_of
 
 
 def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
@@ -202,6 +307,8 @@ def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
         catch=catch,
         confidence=arguments.confidence,
         mark=() if arguments.mark is None else arguments.mark,
+        title="What one inspection catches",
+        note=_setting(arguments),
     )
     summary: Summary = {"used": used, "catch": catch}
     if arguments.mark is not None:
@@ -229,7 +336,7 @@ def _time(arguments: argparse.Namespace, axes: Axes) -> Summary:
         schemes[f"every {period:g} days, s = {samples:.3g}"] = time_to_detection(
             share=float(share), samples=samples, days=arguments.days, period=period, rate=arguments.rate
         )
-    figures.time_to_detection_figure(axes, schemes=schemes, run_days=arguments.days)
+    figures.time_to_detection_figure(axes, schemes=schemes, run_days=arguments.days, note=_setting(arguments))
     return {}
 
 
@@ -237,6 +344,7 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
     import numpy as np
 
     from analysis.report import figures
+    from analysis.report.style import setting
     from inspector.probability import detection as closed
 
     scheme = scheme_of(arguments)
@@ -248,17 +356,22 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
         yearly = closed.DAYS_PER_YEAR / scheme["period"] * samples
         costs[f"{fleet:,.0f} chips"] = yearly / closed.CHIPS_PER_INSPECTOR
     unit = f"inspectors, at {closed.CHIPS_PER_INSPECTOR:,} chips each a year"
-    figures.cost_figure(axes, costs=costs, confidence=confidence, unit=unit)
+    given = {name: getattr(arguments, name) for name in ("flop", "days", "period", "rate")}
+    figures.cost_figure(axes, costs=costs, confidence=confidence, unit=unit, note=setting(**given))
     return {}
 
 
 def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from dataclasses import asdict
 
+    from matplotlib.figure import Figure
+
     from analysis.report import figures
 
     bars, extras, look = _measured(arguments.results) if arguments.results else _closed(arguments)
-    axes.figure.set_size_inches(*figures.bar_size(len(bars)))  # type: ignore[union-attr]
+    figure = axes.get_figure()
+    if isinstance(figure, Figure):  # a sheet's parts keep their size
+        figure.set_size_inches(*figures.bar_size(len(bars)))
     figures.evasion_figure(axes, estimates=bars, **look)
     return {
         "strategies": [
@@ -272,7 +385,7 @@ def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
 
 def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
     """Return how often the samples that Eq. 1 asks for at one site catch each evasion, visit by visit."""
-    from analysis.commands._plan import parse_evasion
+    from analysis.commands._evasions import parse_evasion, spoken
     from analysis.report.figures import EvasionBar
     from inspector.probability import detection as closed
     from inspector.probability.planning import Problem, Site, Visits, best_response
@@ -298,10 +411,13 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[
             readout=each.readout,
         )
         caught = float(course.detected[-1])
-        bars.append(EvasionBar(name=each.name, value=caught, low=caught, high=caught))
-        extras.append({"false_alarm": even.false_alarm, "visits": course.days.size, "eq_1": even.detection})
+        bars.append(EvasionBar(name=spoken(each.name), value=caught, low=caught, high=caught))
+        extras.append(
+            {"name": each.name, "false_alarm": even.false_alarm, "visits": course.days.size, "eq_1": even.detection}
+        )
     title = f"What the Prover makes of {visits[0].samples:,} samples every {period:g} days"
-    return bars, extras, {"confidence": arguments.confidence, "interval": None, "title": title}
+    look = {"confidence": arguments.confidence, "interval": None, "title": title, "note": _setting(arguments)}
+    return bars, extras, look
 
 
 def _measured(path: Path) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
@@ -325,6 +441,7 @@ def _measured(path: Path) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[
             "confidence": float(data["scenario"]["wanted"]),
             "interval": f"{100 * data['confidence']:g}% interval",
             "title": str(data["scenario"]["title"]),
+            "note": campaign_note(data["scenario"]),
         }
         return bars, [{"false_alarm": float(row["false_alarm"])} for row in data["rows"]], look
     except OSError as error:
@@ -352,6 +469,7 @@ def _leakage(arguments: argparse.Namespace, axes: Axes) -> Summary:
         )
         for diverted in arguments.diverted
     }
-    title = f"{arguments.census:,} of {arguments.fleet:,} chips re-validated, {arguments.per_month:g} censuses a month"
-    figures.leakage_figure(axes, months=months, unseen=unseen, title=title)
+    often = plural(arguments.per_month, "census")
+    note = f"{arguments.census:,} of {arguments.fleet:,} chips drawn by each census, {often}"
+    figures.leakage_figure(axes, months=months, unseen=unseen, note=f"{note} a month; lines: chips diverted")
     return {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from analysis.commands._uncertain import within
 
-__all__ = ["add_run", "add_scheme", "command_line", "named", "numbers", "scheme_of"]
+__all__ = ["add_run", "add_scheme", "campaign_note", "command_line", "named", "numbers", "scheme_of"]
 
 _NOT_SHOWN = frozenset({"handler", "json", "out", "command", "kind"})
 
@@ -102,3 +102,17 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return "=".join(_shown(each) for each in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def campaign_note(scenario: Mapping[str, Any]) -> str:
+    """Return what a campaign's figure holds for, from the scenario of its JSON."""
+    from analysis.report.style import setting
+
+    note = setting(
+        flop=scenario.get("threshold_flop"),
+        chips=scenario.get("registered_chips"),
+        period=scenario.get("period_days"),
+        rate=scenario.get("snapshot_rate"),
+    )
+    samples = scenario.get("samples_per_period")
+    return note if samples is None else f"{note}; {samples:,} samples a period"

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish, plural, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers
+from analysis.commands._evasions import EVASIONS, parse_evasion
 from analysis.commands._uncertain import UNCERTAIN, add_draws, draw_sensitivity, is_uncertain, ranged, within
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from inspector.probability.planning import Evasion, Problem, Sensitivity, Site, VisitSchedule
+    from inspector.probability.planning import Problem, Sensitivity, Site, VisitSchedule
     from inspector.probability.uncertain import Distribution
 
-__all__ = ["parse_evasion", "register"]
+__all__ = ["register"]
 
 _KEYS = """
 JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year), reason (why
@@ -40,15 +41,6 @@ the share of draws that have an answer), inputs (a distribution, "chosen" or "as
 (parameter; low and high: work at its 5 % and 95 %), sobol (null, with a sobol_reason).
 """
 
-_EVASIONS = """
-Evasions: declared; stretch=K (1/K of the chips for K times as long); rush=K (K times the chips for 1/K of the time);
-hide=X (a share X of the used chips is undeclared); tamper=X (a share X of the used chips' logs does not incriminate);
-only=SITE (the run fits that site alone); refuse (drawn chips with evidence are refused, as many as are tolerated).
-Default: declared, stretch=4, rush=4, and refuse where --refusals is above 0.
-"""
-
-_FORMS = "declared, stretch=K, rush=K, hide=X, tamper=X, only=SITE or refuse"
-
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
 
 
@@ -58,7 +50,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "plan",
         help="the cheapest inspection schedule, with inspectors and cost",
         description="The cheapest schedule of inspections over sites and periods that catches a run with the wanted "
-        "probability whichever listed evasion the Prover picks and wherever it puts the run." + UNCERTAIN + _EVASIONS,
+        "probability whichever listed evasion the Prover picks and wherever it puts the run." + UNCERTAIN + EVASIONS,
         epilog=_KEYS,
     )
     option = plan.add_argument
@@ -104,41 +96,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     plan.set_defaults(handler=_plan)
 
 
-def parse_evasion(text: str) -> Evasion:
-    """Return the evasion that the command line names.
-
-    Raises:
-        CallerError: an unknown name, or a value that is missing or out of range.
-    """
-    from inspector.probability.planning import Evasion
-
-    kind, _, value = text.partition("=")
-    if text == "declared":
-        return Evasion(name="as declared")
-    if text == "refuse":
-        return Evasion(name=text, refuses=True)
-    if kind == "only" and value:
-        return Evasion(name=text, sites=(value,))
-    try:
-        size = float(value)
-    except ValueError:
-        raise CallerError(f"evasion {text!r}: must be {_FORMS}") from None
-    if kind in ("stretch", "rush") and not 1 <= size < math.inf:
-        raise CallerError(f"evasion {text!r}: K must be at least 1")
-    if kind in ("hide", "tamper") and not 0 <= size <= 1:
-        raise CallerError(f"evasion {text!r}: X must be between 0 and 1")
-    match kind:
-        case "stretch":
-            return Evasion(name=text, stretch=size)
-        case "rush":
-            return Evasion(name=text, stretch=1.0 / size)
-        case "hide":
-            return Evasion(name=text, visible=1.0 - size)
-        case "tamper":
-            return Evasion(name=text, readout=1.0 - size)
-    raise CallerError(f"evasion {text!r}: must be {_FORMS}")
-
-
 def _plan(arguments: argparse.Namespace) -> int:
     from inspector.probability.detection import OutOfReachError
     from inspector.probability.planning import cheapest_plan
@@ -159,7 +116,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         return _banded(arguments, inputs, problem, plan)
     rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out else None
     if arguments.out:
-        _draw(arguments, rows or [])
+        _draw(arguments, problem, rows or [])
     data = _document(arguments, problem, plan, rows)
     return finish(arguments, data, _text(data))
 
@@ -180,6 +137,7 @@ def _banded(
             middle=plan.work,
             x="work a year, relative to the plan for the medians",
             title="What the plan depends on",
+            note=_setting(problem),
             command=command_line(arguments),
             seed=arguments.seed,
         )
@@ -316,7 +274,20 @@ def _sensitivity(problem: Problem, plan: VisitSchedule) -> list[Sensitivity]:
         return sensitivity(work, base)
 
 
-def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
+def _setting(problem: Problem) -> str:
+    from analysis.report.style import setting
+
+    return setting(
+        flop=problem.flop,
+        chips=sum(site.chips for site in problem.sites),
+        days=problem.days,
+        rate=problem.rate,
+        confidence=problem.confidence,
+        flop_per_day=problem.flop_per_day,
+    )
+
+
+def _draw(arguments: argparse.Namespace, problem: Problem, rows: list[Sensitivity]) -> None:
     from analysis.report.figures import Origin, sensitivity_figure
 
     sensitivity_figure(
@@ -324,6 +295,7 @@ def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
         rows=[(each.parameter, each.lower, each.higher) for each in rows],
         x="work a year, relative to the plan",
         title="What the plan depends on (each parameter halved and doubled)",
+        note=_setting(problem),
         origin=Origin(command=command_line(arguments)),
     )
 

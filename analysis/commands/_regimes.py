@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from analysis.regimes import RegimeResult
     from inspector.campaign import Scenario
 
-__all__ = ["KEYS", "side_by_side"]
+__all__ = ["KEYS", "columns_of", "side_by_side"]
 
 KEYS = """
 With several regimes and no --regime: scenario (title, threshold_flop, days, wanted), trials, seed, confidence, and
@@ -127,7 +127,7 @@ def _cell(cell: dict[str, Any]) -> str:
 
 
 def _draw(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials: int) -> None:
-    from analysis.report.figures import Origin, RegimeColumn, regimes_figure
+    from analysis.report.figures import Origin, regimes_figure
 
     options = [("--trials", trials), ("--seed", arguments.seed), ("--engine", arguments.engine)]
     if arguments.false_alarms is not None:
@@ -135,19 +135,29 @@ def _draw(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials
     words = [str(word) for option in options for word in option]
     regimes_figure(
         arguments.out,
-        strategies=[cell.strategy for cell in results[0].cells],
-        columns=[
-            RegimeColumn(
-                name=result.scenario.regime,
-                detections=tuple(cell.detection for cell in result.cells),
-                delays=tuple(cell.delay for cell in result.cells),
-                worst=result.cells.index(result.worst),
-                false_alarm=result.scenario.false_alarm(),
-                inspectors=result.scenario.inspectors(result.scenario.inspection.samples_done()),
-                cost=result.scenario.cost_per_year(),
-            )
-            for result in results
-        ],
+        **columns_of(results),
         title=results[0].scenario.title,
         origin=Origin(command=shlex.join(["chipwitness", "campaign", arguments.scenario, *words]), seed=arguments.seed),
     )
+
+
+def columns_of(results: Sequence[RegimeResult]) -> dict[str, Any]:
+    """Return what ``regimes_figure`` draws of the results."""
+    from analysis.report.figures import RegimeColumn
+    from analysis.report.style import setting
+
+    first = results[0].scenario
+    columns = [
+        RegimeColumn(
+            name=result.scenario.regime,
+            detections=tuple(cell.detection for cell in result.cells),
+            delays=tuple(cell.delay for cell in result.cells),
+            worst=result.cells.index(result.worst),
+            false_alarm=result.scenario.false_alarm(),
+            inspectors=result.scenario.inspectors(result.scenario.inspection.samples_done()),
+            cost=result.scenario.cost_per_year(),
+        )
+        for result in results
+    ]
+    note = setting(flop=first.rule.threshold_flop, chips=first.fleet.registered(), days=first.days)
+    return {"strategies": [cell.strategy for cell in results[0].cells], "columns": columns, "note": note}

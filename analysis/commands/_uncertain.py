@@ -33,6 +33,18 @@ UNCERTAIN = (
     "and 95 % quantile; inputs are drawn independently."
 )
 
+_NAMES = {
+    "flop": "FLOP of the run, H",
+    "chips": "chips, C",
+    "days": "days of the run, T",
+    "period": "days between visits, $T_m$",
+    "rate": "snapshots a day, f",
+    "confidence": "confidence, p",
+    "flop_per_day": "speed of a chip, a",
+    "refusals": "honest refusals",
+}
+"""Inputs as a figure calls them."""
+
 _CHOSEN = ("period", "confidence")
 """Inputs that an inspectorate chooses, so that nobody assumes them."""
 
@@ -164,9 +176,9 @@ def influence_lines(found: Mapping[str, Any], unit: str) -> list[str]:
 
 
 def draw_sensitivity(
-    path: Path, found: Mapping[str, Any], *, middle: float, x: str, title: str, command: str, seed: int
+    path: Path, found: Mapping[str, Any], *, middle: float, x: str, title: str, note: str, command: str, seed: int
 ) -> None:
-    """Draw the tornado, relative to the answer at the medians."""
+    """Draw the tornado, relative to the answer at the medians, for which the note states all inputs."""
     from analysis.report.figures import Origin, sensitivity_figure
 
     if not found["tornado"]:
@@ -174,11 +186,15 @@ def draw_sensitivity(
     sensitivity_figure(
         path,
         rows=[
-            (row["parameter"], *(float("nan") if row[key] is None else row[key] / middle for key in ("low", "high")))
+            (
+                _NAMES.get(row["parameter"], row["parameter"]),
+                *(float("nan") if row[key] is None else row[key] / middle for key in ("low", "high")),
+            )
             for row in found["tornado"]
         ],
         x=x,
         ends=("at its 5 % quantile", "at its 95 % quantile"),
         title=title,
+        note=note,
         origin=Origin(command=command, seed=seed),
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import _regimes
 from analysis.commands._common import add_json, finish, print_json
+from analysis.commands._detection_options import campaign_note
 from analysis.commands._uncertain import banded
 from firmware_sim.errors import CallerError
 
@@ -25,9 +26,9 @@ __all__ = ["register"]
 _TRIALS = {"counts": 20_000, "agents": 2_000}
 
 _KEYS = """
-JSON keys: scenario (title, threshold_flop, days, periods, registered_chips, samples_per_period, samples_per_year,
-inspectors, wanted, refusals_allowed, false_alarm: exact chance that a world of honest labs alone is accused,
-false_alarms: its cap),
+JSON keys: scenario (title, threshold_flop, period_days, snapshot_rate, days, periods, registered_chips,
+samples_per_period, samples_per_year, inspectors, wanted, refusals_allowed, false_alarm: exact chance that a world of
+honest labs alone is accused, false_alarms: its cap),
 engine, trials, seed, confidence, rows. Each row: strategy ("honest" is the world without violation, where detection is
 a false alarm), detection and miss (value, low, high, method), false_alarm (as above, the same regime and days), excess
 (detection less false alarm: value, low, high), predicted (closed form of detection or null), predicted_excess,
@@ -196,6 +197,7 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
         confidence=scenario.wanted,
         interval=f"{100 * arguments.confidence:g}% interval",
         title=scenario.title,
+        note=campaign_note(_about(scenario)),
         origin=Origin(command=command, seed=arguments.seed),
     )
 
@@ -230,30 +232,36 @@ def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str
 
 
 def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> dict[str, Any]:
-    import math
-
-    inspection = scenario.inspection
-    samples = inspection.samples_done()
     return {
-        "scenario": {
-            "title": scenario.title,
-            "threshold_flop": scenario.rule.threshold_flop,
-            "days": scenario.days,
-            "periods": scenario.honest().periods,
-            "registered_chips": scenario.fleet.registered(),
-            "samples_per_period": samples,
-            "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
-            "inspectors": scenario.inspectors(samples),
-            "wanted": scenario.wanted,
-            "refusals_allowed": inspection.refusals_allowed,
-            "false_alarm": scenario.false_alarm(),
-            "false_alarms": scenario.false_alarms,
-        },
+        "scenario": _about(scenario),
         "engine": arguments.engine,
         "trials": arguments.trials,
         "seed": arguments.seed,
         "confidence": arguments.confidence,
         "rows": [_row(scenario, row) for row in rows],
+    }
+
+
+def _about(scenario: Scenario) -> dict[str, Any]:
+    import math
+
+    inspection = scenario.inspection
+    samples = inspection.samples_done()
+    return {
+        "title": scenario.title,
+        "threshold_flop": scenario.rule.threshold_flop,
+        "period_days": inspection.period_days,
+        "snapshot_rate": inspection.snapshot_rate,
+        "days": scenario.days,
+        "periods": scenario.honest().periods,
+        "registered_chips": scenario.fleet.registered(),
+        "samples_per_period": samples,
+        "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
+        "inspectors": scenario.inspectors(samples),
+        "wanted": scenario.wanted,
+        "refusals_allowed": inspection.refusals_allowed,
+        "false_alarm": scenario.false_alarm(),
+        "false_alarms": scenario.false_alarms,
     }
 
 

@@ -143,12 +143,15 @@ def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data:
         **influences(lambda one: _at(dict(one))["per_year"], yearly, inputs, seed=arguments.seed),
     }
     if arguments.out is not None:
+        from analysis.report.style import setting
+
         draw_sensitivity(
             arguments.out,
             found,
             middle=data["per_year"],
             x="chips to sample a year, relative to the medians",
             title=f"What the {data['per_year']:,} chips a year depend on",
+            note=setting(**{name: data[name] for name in inputs}),
             command=command_line(arguments),
             seed=arguments.seed,
         )

@@ -8,7 +8,6 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +20,7 @@ from analysis.report.style import (
     Target,
     canvas,
     count_axis,
+    crown,
     label,
     line,
     percent_axis,
@@ -71,6 +71,7 @@ def cost_figure(
     confidence: ArrayLike,
     unit: str = "inspector-years a year",
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw cost against wanted confidence; the axis is linear in log(1-p), in which Eq. 1's cost is a straight line."""
@@ -88,8 +89,8 @@ def cost_figure(
         axes.set_xlim(nines.min(), nines.max())
         axes.set_ylim(bottom=0)
         count_axis(axes.yaxis)
-        label(axes, x="wanted detection probability", y=unit, title=title)
-        axes.legend(fontsize=NOTE)
+        label(axes, x="wanted detection probability p", y=unit)
+        crown(axes, title=title or "What confidence costs", note=note)
 
 
 def evasion_figure(
@@ -99,6 +100,7 @@ def evasion_figure(
     confidence: float | None = None,
     interval: str | None = "interval",
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw evasion strategies side by side: detection with its interval, and the closed form where there is one.
@@ -109,6 +111,7 @@ def evasion_figure(
         confidence: wanted probability, drawn as a line.
         interval: what the whiskers are, such as "95% interval"; None if the bars themselves are closed forms.
         title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
         origin: command and seed for the metadata.
     """
     if not estimates:
@@ -162,7 +165,7 @@ def evasion_figure(
         axes.set_xticks(np.linspace(0, 1, 6))
         percent_axis(axes.xaxis)
         label(axes, x="probability of being caught", y="")
-        _title_over_legend(axes, title)
+        crown(axes, title=title, note=note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +190,7 @@ def regimes_figure(
     strategies: Sequence[str],
     columns: Sequence[RegimeColumn],
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw regimes side by side: a cell for each strategy, darker where it is caught more often, the worst case below.
@@ -196,6 +200,7 @@ def regimes_figure(
         strategies: names of the rows, first on top.
         columns: one for each regime.
         title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
         origin: command and seed for the metadata.
     """
     if not strategies or not columns:
@@ -203,7 +208,7 @@ def regimes_figure(
     for column in columns:
         if not len(column.detections) == len(column.delays) == len(strategies):
             raise CallerError(f"regime {column.name!r} needs one detection and one delay for each strategy")
-    size = (2.2 + 1.15 * len(columns), 2.4 + 0.42 * (len(strategies) + 1))
+    size = (max(6.4, 2.2 + 1.15 * len(columns)), 2.6 + 0.42 * (len(strategies) + 1))
     with canvas(target, title=title or "Regimes side by side", origin=origin, size=size) as axes:
         last = len(strategies)
         for x, column in enumerate(columns):
@@ -236,8 +241,9 @@ def regimes_figure(
         axes.tick_params(length=0)
         axes.grid(False)
         axes.spines[["left", "bottom"]].set_visible(False)
-        what = "chance to be caught and median day; below, of a year: inspectors and money"
-        label(axes, x=f"{what}; honest labs accused", y="", title=title)
+        label(axes, x="", y="")
+        what = "cells: chance to be caught and median day; below: honest labs accused, inspectors and money a year"
+        crown(axes, title=title, note=f"{note}\n{what}")
 
 
 def leakage_figure(
@@ -246,6 +252,7 @@ def leakage_figure(
     months: ArrayLike,
     unseen: Mapping[str, ArrayLike],
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw the probability that diverted chips stay unseen against the months since, on a logarithmic axis.
@@ -255,6 +262,7 @@ def leakage_figure(
         months: shape (n,).
         unseen: name of the line, such as "10 chips" → probabilities, shape (n,).
         title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
         origin: command and seed for the metadata.
     """
     time = np.asarray(months, dtype=np.float64)
@@ -267,8 +275,8 @@ def leakage_figure(
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(1e-12, axes.get_ylim()[0]), top=1.2)
         axes.set_xlim(float(time.min()), float(time.max()))
-        label(axes, x="months since the diversion", y="probability that no chip was missed yet", title=title)
-        axes.legend(fontsize=NOTE, title="diverted", title_fontsize=NOTE)
+        label(axes, x="months since the diversion", y="probability that no chip was missed yet")
+        crown(axes, title=title or "How long diverted chips stay unseen", note=note or "lines: chips diverted")
 
 
 def sensitivity_figure(
@@ -278,6 +286,7 @@ def sensitivity_figure(
     x: str = "answer, relative to the one as it is",
     ends: tuple[str, str] = ("parameter lower", "parameter higher"),
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw a tornado: by which factor the answer changes when each parameter is made lower and higher.
@@ -288,6 +297,7 @@ def sensitivity_figure(
         x: label of the axis.
         ends: what lower and higher mean.
         title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
         origin: command and seed for the metadata.
     """
     if not rows:
@@ -311,10 +321,4 @@ def sensitivity_figure(
         axes.set_yticks(places, [row[0] for row in rows])
         axes.grid(False, axis="y")
         label(axes, x=x, y="")
-        _title_over_legend(axes, title)
-
-
-def _title_over_legend(axes: Axes, title: str) -> None:
-    """Put the legend in a row above the axes and the title above the legend: bars leave no room inside."""
-    axes.legend(fontsize=NOTE, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.3, frameon=False)
-    axes.set_title(title, loc="left", fontsize=10, pad=22)
+        crown(axes, title=title, note=note)

@@ -71,9 +71,10 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
     assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows", "uncertain", "draws"}
     assert (data["engine"], data["trials"], data["seed"]) == (engine, 300, 3)
     assert data["scenario"] == {
-        "title": "small", "threshold_flop": 600.0, "days": 60, "periods": 2, "registered_chips": 200,
-        "samples_per_period": 10, "samples_per_year": 122, "inspectors": pytest.approx(0.12166666), "wanted": 0.9,
-        "refusals_allowed": 0, "false_alarm": 0, "false_alarms": 0.01,
+        "title": "small", "threshold_flop": 600.0, "period_days": 30, "snapshot_rate": 0.1, "days": 60, "periods": 2,
+        "registered_chips": 200, "samples_per_period": 10, "samples_per_year": 122,
+        "inspectors": pytest.approx(0.12166666), "wanted": 0.9, "refusals_allowed": 0, "false_alarm": 0,
+        "false_alarms": 0.01,
     }  # fmt: skip
     honest, plain, adaptive = data["rows"]
     assert [row["strategy"] for row in data["rows"]] == ["honest", "plain", "quit"]

@@ -449,3 +449,14 @@ def test_plan_of_uncertain_inputs(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert main([*words, "--draws", "20"]) == 0
     assert "The plan above, which is for the medians, detects in 1,000 draws with" in capsys.readouterr().out
     assert "--sensitivity halves" in refused(capsys, *words, "--sensitivity")
+
+
+def test_curves_of_uncertain_inputs_have_bands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.svg"
+    exact = run_json(capsys, "curve", "chips", "--run", "r=2e25", "--out", str(file))
+    size = file.stat().st_size
+    data = run_json(capsys, "curve", "chips", "--run", "r=1e25/2e25/5e25", "--out", str(file))
+    assert data["series"][0]["y"] == exact["series"][0]["y"]  # the line is at the medians
+    assert file.stat().st_size > size
+    run_json(capsys, "curve", "rate", "--flop", "1e25/2e25/5e25", "--days", "uniform(90,365)", "--out", str(file))
+    assert file.stat().st_size > size
