@@ -101,7 +101,7 @@ class Chip(ABC):
 
     @abstractmethod
     def cut_power(self) -> None:
-        """End at once and record nothing, as a crash of the host would; the next boot logs a power gap."""
+        """End at once and keep nothing but the meter, as a crash of the host would; the next boot logs a power gap."""
 
     @property
     @abstractmethod

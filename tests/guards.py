@@ -73,6 +73,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     # law 2: busy ticks
     "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
+    "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from firmware_sim.evidence import NO_RUN, LogRecord, RecordKind
@@ -64,6 +64,7 @@ def show_json(name: str, view: ChipView) -> dict[str, Any]:
         "boot": view.boot,
         "tick": view.tick,
         "busy": view.busy,
+        "work": asdict(view.work),
         "counter": view.counter,
         "log_size": view.log_size,
         "log_head": view.log_head.hex(),
@@ -97,6 +98,7 @@ def show_lines(name: str, view: ChipView) -> Iterator[str]:
     yield f"firmware     {firmware['name']}, security version {firmware['security_version']}"
     yield f"             {firmware['measurement']}"
     yield f"time         boot {page['boot']}, tick {view.tick}, of which {view.busy} busy"
+    yield f"meter        {view.work} in this boot"
     yield f"counter      {view.counter} changes of the persistent state"
     yield f"log          {page['log_size']} records, head {page['log_head']}"
     held = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
@@ -130,6 +132,7 @@ def log_json(name: str, view: ChipView) -> dict[str, Any]:
                 "boot": record.boot,
                 "tick": record.tick,
                 "busy": record.busy,
+                "work": asdict(record.work),
                 "run_id": record.run_id.hex(),
                 "step": record.step,
                 "op": record.op,

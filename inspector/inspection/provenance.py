@@ -20,7 +20,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
 from inspector.inspection.admission import admitted
 from inspector.inspection.answers import Answers
-from inspector.inspection.commits import BusyTicks, CommitOrder, SnapshotMoment, is_empty_snapshot
+from inspector.inspection.commits import BusyTicks, CommitOrder, Law, MeteredWork, SnapshotMoment, is_empty_snapshot
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
@@ -238,11 +238,12 @@ def _match(
     """Each record must belong to exactly one declared run, and come when an honest host makes the chip write it."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
-    laws = (
+    laws: list[tuple[Guard, Law]] = [
         (Guard.COMMITMENT, CommitOrder(report.chip)),
         (Guard.SNAPSHOT, SnapshotMoment(report.chip)),
         (Guard.TIME, BusyTicks(report.chip, runs)),
-    )
+        *_meter_law(report.chip, transcripts, findings),
+    ]
     cut = 0
     for record in records:
         for guard, law in laws:
@@ -275,6 +276,18 @@ def _match(
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, findings)
+
+
+def _meter_law(chip: str, transcripts: Sequence[Transcript], findings: Findings) -> list[tuple[Guard, Law]]:
+    """What the chip's meter must count; nothing where a run of its executes programs that nobody agreed to."""
+    mine = [item for item in transcripts if chip in item.run.metadata.chips]
+    unknown = next((item for item in mine if item.execution.works is None), None)
+    if unknown is not None and findings.is_on(Guard.METER):
+        text = f"chip {chip}: what its meter must count is not known, for want of the programs of "
+        findings.doubt(text + unknown.run.folder.name, chip=chip)
+    if unknown is not None or not findings.is_on(Guard.METER):
+        return []
+    return [(Guard.METER, MeteredWork(chip, {item.run.metadata.run_id: item.needs(chip) for item in mine}))]
 
 
 def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:

@@ -540,8 +540,8 @@ class Recorder:
         """Whatever looks at the operators of a step that is about to begin."""
         observer = self._conduct.observer(step)
         if self._options.trusted and self._programs.known:
-            return Follower(next(iter(self._programs.known.values())), keys, observer)
-        capture = Capture(keys, watch, observer)
+            return Follower(next(iter(self._programs.known.values())), keys, self._loop.memory.meter, observer)
+        capture = Capture(keys, watch, observer, meter=self._loop.memory.meter)
         present = {name: tensor for name, tensor in self._loop.current().items() if tensor is not None}
         capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         return capture
