@@ -151,10 +151,9 @@ class Needs:
 class MeteredWork:
     """Between any two records a chip's meter counts what the steps committed between them need, no more and no less.
 
-    Memory is attached when it holds the state of the step that is committed next, so that this one needs no work of the
-    chip; after a crash it was computed before, and those after it are computed again. What the meter counts while the
-    chip holds no declared run's memory is explained by nothing. A meter that is off is told of once, until memory is
-    attached again.
+    Memory is attached when it holds the state of the step that is committed next, so that this one needs no more work
+    of the chip: it is step 0, or one that the chip has heard of before. What the meter counts while the chip holds no
+    declared run's memory is explained by nothing. A meter that is off is told of once, until memory is attached again.
 
     Args:
         runs: the declared runs in which the chip takes part, by run id.
@@ -163,6 +162,7 @@ class MeteredWork:
     def __init__(self, chip: str, runs: Mapping[bytes, Needs]) -> None:
         self._chip = chip
         self._runs = runs
+        self._heard: dict[bytes, int] = {}
         self._since_boot()
 
     def _since_boot(self) -> None:
@@ -181,7 +181,9 @@ class MeteredWork:
             self._since_boot()
         needs = self._runs.get(record.run_id)
         if record.kind is RecordKind.COMMIT and needs is not None:
-            self._needed += NO_WORK if self._is_first else needs.of(record.step)
+            heard = self._heard.get(record.run_id, 0)
+            self._needed += NO_WORK if self._is_first and record.step <= heard else needs.of(record.step)
+            self._heard[record.run_id] = max(heard, record.step)
             self._is_first = False
         expected, found = self._before + self._needed.share(*self._share), record.work
         was_off, self._is_off = self._is_off, found != expected

@@ -55,7 +55,7 @@ def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: L
     Raises:
         EvidenceError: a committed step does not lead to its committed state again.
     """
-    start = run.checkpoint_before(leaves[-1].step)
+    start = run.checkpoint_before(max(leaves[-1].step - 1, 0))  # of the last one the chips may not have heard
     first = start + (start > 0)  # the first that is whole again: a checkpoint holds what its next step reads
     for leaf in leaves[:first]:
         host.keep(leaf)
