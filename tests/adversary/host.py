@@ -190,7 +190,7 @@ def _hostile(memory: DeviceMemory) -> DeviceMemory:
         trick = np.zeros(region.shape, dtype=region.dtype).view(_Trick)
         trick.shown = region.tensor
         regions.append(replace(region, tensor=trick))
-    return DeviceMemory(regions)
+    return DeviceMemory(regions, meter=memory.meter, share=memory.share)
 
 
 def lab_of(world: World) -> type[SimulatedLab]:
