@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -25,19 +26,24 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.probability.chances import snapshots_within
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
 __all__ = [
+    "CUTS_BY_CHANCE",
     "ChipReport",
     "Source",
     "examine_chip",
     "is_listed",
     "is_sound",
+    "judge_cuts",
     "open_case",
     "runs_of_owner",
     "sources_of",
 ]
 
+CUTS_BY_CHANCE = 1e-3
+"""An honest lab whose power fails is accused of having cut it on purpose no more often than this."""
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
     "firmware": Guard.IDENTITY,
@@ -144,7 +150,7 @@ def examine_chip(
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
-    _match(report, case.records, own, findings)
+    _match(report, case.records, trust.chip_trust.snapshot_rate, own, findings)
     return report
 
 
@@ -233,7 +239,11 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
 
 
 def _match(
-    report: ChipReport, records: Sequence[LogRecord], transcripts: Sequence[Transcript], findings: Findings
+    report: ChipReport,
+    records: Sequence[LogRecord],
+    rate: Fraction,
+    transcripts: Sequence[Transcript],
+    findings: Findings,
 ) -> None:
     """Each record must belong to exactly one declared run, and come when an honest host makes the chip write it."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
@@ -268,14 +278,30 @@ def _match(
             _match_commitment(report, record, transcript, findings)
         else:
             _match_snapshot(report, record, transcript, findings)
-    text = f"chip {report.chip}: power was cut {cut} times in the middle of a snapshot"
-    if cut > 1:
-        findings.add(Guard.SCHEDULE, text, chip=report.chip)
-    elif cut:
-        findings.doubt(text, chip=report.chip)
+    judge_cuts(report.chip, cut, len(report.gaps), rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, findings)
+
+
+def judge_cuts(chip: str, cut: int, gaps: int, rate: Fraction, findings: Findings) -> None:
+    """A power cut in the middle of a snapshot erases it, so that nothing is concluded from then on.
+
+    Where the power goes at random, that happens at each cut with the rate of snapshots at most. A lab that cuts it to
+    erase them is found out when chance explains the number less than once in a thousand times.
+
+    Args:
+        cut: how many of the ``gaps`` cut a snapshot.
+        rate: snapshots per tick.
+    """
+    if not cut:
+        return
+    text = f"chip {chip}: power was cut {gaps} times, {cut} of them in the middle of a snapshot"
+    chance = snapshots_within(gaps, rate, cut)
+    if chance < CUTS_BY_CHANCE:
+        findings.add(Guard.SCHEDULE, f"{text}, for which chance alone has a probability of {chance:.1g}", chip=chip)
+    else:
+        findings.doubt(text, chip=chip)
 
 
 def _meter_law(chip: str, transcripts: Sequence[Transcript], findings: Findings) -> list[tuple[Guard, Law]]:
