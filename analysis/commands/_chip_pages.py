@@ -42,6 +42,9 @@ _COMPARED = {
     "journey": "replay of the log",
     "current": "replay of the log",
     "snapshot_rate": "schedule by the revealed keys",
+    "calls": _LOG,
+    "flop": _LOG,
+    "moved": _LOG,
     "nonce": "last record of the log",
     "verifier_id": "last record of the log",
 }

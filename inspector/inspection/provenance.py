@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 from firmware_sim import (
+    NO_WORK,
     LogPosition,
     LogRecord,
     RecordKind,
+    Work,
     decode_epoch_keys,
     open_quote,
     parse_log,
@@ -64,6 +66,7 @@ class ChipReport:
             question.
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
+        work: what its meter has counted since its last boot.
         snapshots: (run id, step) of each explained snapshot, in the order of the log.
         gaps: power gaps, as record numbers.
     """
@@ -76,6 +79,7 @@ class ChipReport:
     log_counter: int = 0
     log_size: int = 0
     log_head: str = ""
+    work: Work = NO_WORK
     extends: bool | None = None
     snapshots: list[tuple[str, int]] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
@@ -92,6 +96,7 @@ class ChipReport:
             "log_counter": self.log_counter,
             "log_size": self.log_size,
             "log_head": self.log_head,
+            "metered": asdict(self.work),
             "extends": self.extends,
             "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
             "unexplained_records": self.unexplained,
@@ -146,6 +151,7 @@ def examine_chip(
     report.certificate = str(case.identity.certificate_digest)
     report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
     report.log_head = case.quote.log_head.hex()
+    report.work = Work(case.quote.calls, case.quote.flop, case.quote.moved)
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     if last is not None:
         report.extends = case.last is not None

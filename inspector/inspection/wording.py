@@ -45,6 +45,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
+    if chips:
+        text += "; the chips' meters count the committed steps and nothing else"
     text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
     if evidence.get("draw", {}).get("simulated"):
