@@ -11,6 +11,7 @@ from firmware_sim.audit import (
 from firmware_sim.beacon import (
     BEACON_PAYLOAD_TYPE,
     Beacon,
+    BeaconIssuer,
     beacon_digest,
     open_beacon,
     seal_beacon,
@@ -218,6 +219,7 @@ __all__ = [
     "STATEMENT_TYPE",
     "ZERO_DIGEST",
     "Beacon",
+    "BeaconIssuer",
     "BytesLike",
     "CallerError",
     "CheckedChip",

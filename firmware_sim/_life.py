@@ -22,9 +22,9 @@ def check_life(records: Sequence[LogRecord], *, chip: str, since: LogCheckpoint 
     Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
     stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks, busy ticks and the meter
     start at 0 and never fall, busy ticks grow by at most as much as ticks, and snapshots have rising ticks. At most one
-    epoch is open; time passes and work, commitments and quotes happen in an open epoch only. Beacons never go back in
-    time. Nothing comes after SPENT, which stands where an epoch or a boot has ended, but a boot if a checkpoint lies
-    between.
+    epoch is open; time passes and work, commitments and quotes happen in an open epoch only. Each beacon is later than
+    the one before. Nothing comes after SPENT, which stands where an epoch or a boot has ended, but a boot if a
+    checkpoint lies between.
 
     Raises:
         LogError: names the record and its field.
@@ -148,8 +148,8 @@ class _Life:
             self._require(above, "tick", f"is {record.tick}, not above {self.snapshot_tick} of the snapshot before")
             self.snapshot_tick = record.tick
         elif record.kind is RecordKind.BEACON:
-            later = record.step >= self.beacon_time
-            self._require(later, "step", f"is a beacon of {record.step}, before that of {self.beacon_time}")
+            later = record.step > self.beacon_time
+            self._require(later, "step", f"is a beacon of {record.step}, not later than that of {self.beacon_time}")
             self.beacon_time = record.step
 
     def _opened(self, record: LogRecord) -> LogRecord:

@@ -73,7 +73,12 @@ class Chip(ABC):
 
     @abstractmethod
     def beacon(self, signed: bytes) -> LogRecord:
-        """Log a verifier's beacon."""
+        """Log a verifier's beacon: it is for this chip where it stands (`position`), and later than the one before."""
+
+    @property
+    @abstractmethod
+    def position(self) -> tuple[int, int]:
+        """Its boot, and how many records its log holds."""
 
     @abstractmethod
     def close_epoch(self) -> int:

@@ -223,6 +223,15 @@ class FirmwareChip(Chip):
         return self._silicon.state.tick
 
     @property
+    def _position(self) -> tuple[int, int]:
+        return self._boot, self._silicon.state.log_size
+
+    @property
+    @command
+    def position(self) -> tuple[int, int]:
+        return self._position
+
+    @property
     def firmware(self) -> Firmware:
         """The image that runs, with its maker's signature."""
         return self._firmware
@@ -297,8 +306,17 @@ class FirmwareChip(Chip):
             beacon = open_beacon(signed, self._fuses.beacon_key)
         except EvidenceError as error:
             self._refuse(ErrorCode.BAD_BEACON, str(error))
-        if beacon.time < self._beacon_time:
-            self._refuse(ErrorCode.BAD_BEACON, f"beacon of {beacon.time} is older than the last of {self._beacon_time}")
+        if beacon.chip_id != self._fused_id or (beacon.boot, beacon.size) != self._position:
+            boot, size = self._position
+            self._refuse(
+                ErrorCode.BAD_BEACON,
+                f"beacon is for chip {beacon.chip_id!r:.100} at boot {beacon.boot} with {beacon.size} records, and "
+                f"this one is at boot {boot} with {size}",
+            )
+        if beacon.time <= self._beacon_time:
+            self._refuse(
+                ErrorCode.BAD_BEACON, f"beacon of {beacon.time} is not later than the last of {self._beacon_time}"
+            )
         record = self._append(RecordKind.BEACON, step=beacon.time, digest=beacon_digest(signed).value)
         self._beacon_time = beacon.time
         return record

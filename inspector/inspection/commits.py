@@ -9,7 +9,7 @@ from typing import Protocol
 from firmware_sim import EMPTY_MEMORY, NO_RUN, NO_WORK, LogRecord, RecordKind, Unaudited, Work
 from firmware_sim.errors import EvidenceError
 
-__all__ = ["BusyTicks", "CommitOrder", "Law", "MeteredWork", "Needs", "SnapshotMoment", "is_empty_snapshot"]
+__all__ = ["Beacons", "BusyTicks", "CommitOrder", "Law", "MeteredWork", "Needs", "SnapshotMoment", "is_empty_snapshot"]
 
 _EXACT = frozenset({RecordKind.COMMIT, RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF})
 
@@ -208,6 +208,37 @@ class MeteredWork:
             f"chip {self._chip}, record {record.counter}: when the power went its meter had counted "
             f"{record.work - expected} since the last committed step, more than any step needs"
         )
+
+
+class Beacons:
+    """A chip works no longer than agreed from one beacon to the next; before the first and after the last not at all.
+
+    What is missing was perhaps not sent, so that it accuses nobody and leaves the verdict open.
+    """
+
+    def __init__(self, chip: str, seconds: int) -> None:
+        self._chip = chip
+        self._seconds = seconds
+        self._last: int | None = None
+        self._busy = 0
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; Unaudited says for how long the chip worked without a beacon."""
+        if record.kind is RecordKind.BOOT:
+            self._busy = 0
+        worked = record.busy > self._busy
+        if record.kind is RecordKind.BEACON:
+            last, self._last, self._busy = self._last, record.step, record.busy
+            if worked and last is not None and record.step - last > self._seconds:
+                raise self._open(record, f"it worked in {record.step - last} seconds without a beacon")
+        elif record.kind is RecordKind.COMMIT and self._last is None:
+            self._last = 0  # said once
+            raise self._open(record, "it took part in a run before its first beacon")
+        elif record.kind is RecordKind.QUOTE and worked:
+            raise self._open(record, f"it worked in {record.busy - self._busy} ticks after its last beacon")
+
+    def _open(self, record: LogRecord, what: str) -> Unaudited:
+        return Unaudited(f"chip {self._chip}, record {record.counter}: {what}; {self._seconds} seconds are agreed")
 
 
 def _error(chip: str, record: LogRecord, what: str) -> EvidenceError:

@@ -23,7 +23,15 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
 from inspector.inspection.admission import admitted
 from inspector.inspection.answers import Answers
-from inspector.inspection.commits import BusyTicks, CommitOrder, Law, MeteredWork, SnapshotMoment, is_empty_snapshot
+from inspector.inspection.commits import (
+    Beacons,
+    BusyTicks,
+    CommitOrder,
+    Law,
+    MeteredWork,
+    SnapshotMoment,
+    is_empty_snapshot,
+)
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
@@ -156,7 +164,7 @@ def examine_chip(
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
-    _match(report, case.records, trust.chip_trust.snapshot_rate, own, findings)
+    _match(report, case.records, trust, own, findings)
     return report
 
 
@@ -247,7 +255,7 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
 def _match(
     report: ChipReport,
     records: Sequence[LogRecord],
-    rate: Fraction,
+    trust: Trust,
     transcripts: Sequence[Transcript],
     findings: Findings,
 ) -> None:
@@ -260,6 +268,8 @@ def _match(
         (Guard.TIME, BusyTicks(report.chip, runs)),
         *_meter_law(report.chip, transcripts, findings),
     ]
+    if trust.beacon_seconds is not None:
+        laws.append((Guard.TIME, Beacons(report.chip, trust.beacon_seconds)))
     cut = 0
     for record in records:
         for guard, law in laws:
@@ -284,7 +294,7 @@ def _match(
             _match_commitment(report, record, transcript, findings)
         else:
             _match_snapshot(report, record, transcript, findings)
-    judge_cuts(report.chip, cut, len(report.gaps), rate, findings)
+    judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, findings)

@@ -141,6 +141,10 @@ class Puppet(Chip):
     def idle(self, ticks: int) -> Any:
         return self.chip.idle(ticks)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.chip.position
+
     def beacon(self, signed: bytes) -> Any:
         return self.chip.beacon(signed)
 
