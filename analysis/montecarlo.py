@@ -265,6 +265,7 @@ class CampaignRow:
         completed: share of the trials in which the runs were finished unseen.
         days_to_detection: (10 %, 50 %, 90 %) quantiles of the day of detection among caught trials.
         measured_lies: lies whose rates came from measurements; ``assumed_lies`` those that the scenario assumed.
+        lawful_runs: runs that spend the threshold or less, which no snapshot incriminates.
         sizing: what the wanted probability takes within the cap on false alarms; None for the world of honest labs.
     """
 
@@ -280,6 +281,7 @@ class CampaignRow:
     samples_per_period: int
     measured_lies: tuple[str, ...]
     assumed_lies: tuple[str, ...]
+    lawful_runs: tuple[str, ...]
     sizing: Sizing | None
 
     @property
@@ -366,6 +368,7 @@ def _row(
         samples_per_period=plan.samples_per_period,
         measured_lies=measured,
         assumed_lies=tuple(lie for lie in plan.lies if lie not in measured),
+        lawful_runs=plan.lawful,
         sizing=None if strategy is None else scenario.sizing(strategy),
     )
 
