@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -43,6 +44,7 @@ from monitor.recording.options import Options, check_objects, checked_lie, check
 from monitor.recording.parents import hold, start_from
 from monitor.recording.resuming import repeat_committed, require_same, require_start
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
+from monitor.recording.starting import free_again, freeing
 from monitor.recording.state import LoopState
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
@@ -111,7 +113,7 @@ class Recorder:
         CallerError: here and in every step, on anything that cannot be recorded; nothing is committed then.
     """
 
-    _state: Literal["ready", "open", "failed", "quoted", "finished"]
+    _state: Literal["ready", "open", "failed", "withdrawn", "quoted", "finished"]
     _loop: LoopState
     _declared: Declaration
     _source: Source
@@ -189,7 +191,8 @@ class Recorder:
         if past is None:
             declared, self._start = with_start(declared, model, self._loop.memory.place)
         self._keep_states(stateful)
-        self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
+        with freeing(folder, config):
+            self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
 
     @classmethod
     def of_recipe(
@@ -497,6 +500,8 @@ class Recorder:
             reasons = {
                 "open": "a step is open; leave its with statement first",
                 "failed": "a step failed, so this recorder cannot go on; Recorder.resume can, from the last step",
+                "withdrawn": "the first step was refused, and the folder is free again; make model, optimizer and "
+                "recorder anew",
                 "quoted": "the chips have given their evidence; only finish() is left",
                 "finished": "the run is finished",
             }
@@ -557,6 +562,9 @@ class Recorder:
             self._updates.end()
             if self._state == "failed":
                 self._lab.cut_power()
+                is_refusal = isinstance(sys.exception(), CallerError)
+                if is_refusal and not self._writer.steps and free_again(self.folder, self._lab.config):
+                    self._state = "withdrawn"
 
     def _record(self, taken: RecordedStep, opened: OpenStep) -> None:
         """Turn what was seen of a step into a committed one."""
@@ -601,7 +609,7 @@ class Recorder:
         files = {log_path(step): log, **self._source.step_files(step, opened.content)}
         files |= self._checkpoints.of_past(step, program)
         if is_new:
-            self._programs.known[program.digest] = program
+            self._programs.know(program)
             self._agree()
             files[program_path(program.digest)] = program.encoded
         self._held.remember()

@@ -18,9 +18,10 @@ from firmware_sim.errors import CallerError
 from inspector.inspection.judging import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor import Recorder
+from monitor import Recorder, padded
 from monitor.lab.host import Host
 from monitor.numerics import UnsupportedOperator
+from monitor.recording import step_programs
 from monitor.transcript import RunFolder
 from tests.agreements import agreement, resigned
 
@@ -352,7 +353,7 @@ REFUSED = {
     "new literal": (
         lambda m, b: loss_of(m, b) * torch.tensor(float(counted())),
         CallerError,
-        r"aten\.lift_fresh\.default reads a tensor that changes",
+        "a tensor that is made of Python's numbers changes",
     ),
     "new number": (
         lambda m, b: loss_of(m, b) * (counted() + 0.5),
@@ -376,16 +377,61 @@ def test_step_that_cannot_be_recorded_is_refused_by_name_and_not_committed(recor
     with pytest.raises(kind, match=message) as caught:
         record_loop(model, sgd(model), pairs(4), with_loss(change), name="run")
     assert "\n" not in str(caught.value)
+    if not (tmp_path / "run").exists():  # the first step was refused
+        assert list(tmp_path.iterdir()) == []
+        again = mlp()
+        assert accepted(record_loop(again, sgd(again), pairs(1), plain, name="run"))
+        return
     trust = Trust.load([tmp_path / "run.trust.json"])
     assert RunFolder(tmp_path / "run", trust.labs["lab"]).committed < 4
     assert verify(tmp_path / "run", trust, now=STARTED).outcome is Outcome.INCONCLUSIVE
 
 
-def test_whole_numbers_that_change_are_programs_and_there_are_64_at_most(record_loop):
+def test_many_programs_warn_and_too_many_are_refused(record_loop, monkeypatch):
+    monkeypatch.setattr(step_programs, "MANY_PROGRAMS", 2)
+    monkeypatch.setattr(step_programs, "MAXIMUM_PROGRAMS", 4)
     model = mlp()
     body = with_loss(lambda m, b: loss_of(m, b) * counted())
-    with pytest.raises(CallerError, match="64 different programs"):
-        record_loop(model, sgd(model), pairs(65), body, checkpoint_every=100)
+    with pytest.warns(UserWarning, match=r"program 3 of the run; .* bytes on disk.*monitor\.padded"):
+        assert accepted(record_loop(model, sgd(model), pairs(4), body, checkpoint_every=100))
+    with (
+        pytest.raises(CallerError, match="4 different programs already; pad the shapes"),
+        pytest.warns(UserWarning, match="program 3"),
+    ):
+        record_loop(model, sgd(model), pairs(5), body, checkpoint_every=100, name="too-many")
+
+
+def test_padded_batches_of_any_length_run_few_programs(record_loop):
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(batch[0]), batch[1], ignore_index=-100).backward()
+        optimizer.step()
+
+    model = mlp()
+    batches = [pairs(1, rows=rows)[0] for rows in (3, 5, 8, 7)]
+    batches = [(padded(x, (8, 4), dim=0), padded(y, (8, 4), value=-100)) for x, y in batches]
+    recorded = record_loop(model, sgd(model), batches, body)
+    assert len({tuple(x.shape) for x, _ in batches}) == 2
+    assert len(agreement(recorded.trust).programs) == 2
+    with pytest.raises(CallerError, match=r"has 9 places, more than each of the sizes \(8, 4\)"):
+        padded(torch.zeros(9), (8, 4))
+    with pytest.raises(CallerError, match="has no dimension 1"):
+        padded(torch.zeros(9), (8, 4), dim=1)
+
+
+def test_start_that_fails_leaves_the_folder_free(tmp_path):
+    class Odd:
+        def state_dict(self):
+            return {"open file": object()}
+
+        def load_state_dict(self, state):
+            """Nothing."""
+
+    model = mlp()
+    with pytest.raises(CallerError, match="is a object, which no JSON has"):
+        Recorder(model, sgd(model), out=tmp_path / "run", stateful={"odd": Odd()})
+    assert list(tmp_path.iterdir()) == []
+    Recorder(model, sgd(model), out=tmp_path / "run")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch.jit, of complex modules
@@ -605,7 +651,7 @@ def test_killed_process_leaves_an_unfinished_run_that_goes_on(tmp_path):
     program = f"""
         import os, signal, torch
         from datetime import UTC, datetime
-        from monitor import Recorder
+        from monitor import Recorder, padded
         model = torch.nn.Linear(8, 4)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         recorder = Recorder(model, optimizer, out={str(tmp_path / "run")!r}, started=datetime(2026, 1, 1, tzinfo=UTC))
