@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 MAXIMUM_PROGRAMS = 4096
-"""Of one run. Each is a file, a line of the countersigned declaration, and Python objects of some fifteen times its file in
-whoever records or inspects the run."""
+"""Of one run. Each is a file, a line of the countersigned declaration, and Python objects of some fifteen times its
+file in whoever records or inspects the run."""
 MANY_PROGRAMS = 64
 """From here on a recorder warns."""
 _MOST_CALLS = 1 << 20
