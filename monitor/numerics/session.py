@@ -51,6 +51,8 @@ DECLARABLE = (*NUMERICS, "rounded-probabilistic", "rounded-calibrated")
 MakesCall = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 """Makes a call of one operator, given its number in the step, args and kwargs."""
 
+Tolerate = Callable[[CallerError, OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
 _ITEM = "aten._local_scalar_dense.default"
 
 
@@ -149,6 +151,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         numerics: ``native``, ``rounded`` or ``exact``.
         statistics: counts of the step.
         log: after exit, the canonical rounding log; empty for native and exact.
+        tolerate: makes the result of a call that is refused, for whoever wants to see all refusals; by default none.
     """
 
     def __init__(
@@ -170,6 +173,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth = 0
         self._is_aside = False
         self._state: Literal["new", "open", "closed", "failed"] = "new"
+        self.tolerate: Tolerate | None = None
 
     @property
     def log(self) -> bytes:
@@ -284,7 +288,12 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)
-        return self.call(func, args, kwargs)
+        if self.tolerate is None:
+            return self.call(func, args, kwargs)
+        try:
+            return self.call(func, args, kwargs)
+        except CallerError as error:
+            return self.tolerate(error, func, args, kwargs)
 
     def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the next call of the step."""

@@ -42,6 +42,8 @@ from monitor.recording.initialising import start_again, with_start
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.options import Options, check_objects, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
+from monitor.recording.refusals import Refusal
+from monitor.recording.rehearsal import Rehearsal
 from monitor.recording.resuming import repeat_committed, require_same, require_start
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.starting import free_again, freeing
@@ -108,6 +110,8 @@ class Recorder:
         parent: a finished run of a model with the same tensors, whose last weights and buffers this one starts from.
         lie: simulates a lab that tells this one lie, from step ``lie_step`` on; ``train --lie list`` names them. Its
             recorder does not repeat steps.
+        dry_run: write, sign and tell chips nothing; note each refusal under ``refusals`` and go on. ``finish`` raises
+            them all. The arithmetic after a refusal is not that of a recorded run.
 
     Raises:
         CallerError: here and in every step, on anything that cannot be recorded; nothing is committed then.
@@ -123,6 +127,7 @@ class Recorder:
     _start: Program | None = None
     _step: RecordedStep | None = None
     _host_state: HostState | None = None
+    _rehearsal: Rehearsal | None = None
 
     def __init__(
         self,
@@ -151,7 +156,14 @@ class Recorder:
         parent: str | Path | None = None,
         lie: str | None = None,
         lie_step: int = 1,
+        dry_run: bool = False,
     ) -> None:
+        if dry_run or Rehearsal.is_wanted():
+            options = Options.of(free_slots, free, direct_paths, check_writes)
+            self._rehearsal = Rehearsal(
+                model, optimizer, numerics=numerics, seed=seed, schedule=schedule, options=options
+            )
+            return
         folder = Path(out)
         require_new(folder)
         begin, duration = started or datetime.now(UTC).replace(microsecond=0), timedelta(hours=hours)
@@ -260,6 +272,8 @@ class Recorder:
             CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states.
             EvidenceError: a committed step does not lead to its committed state again.
         """
+        if Rehearsal.is_wanted():
+            return cls(model, optimizer, out=out, free_slots=free_slots, free=free, direct_paths=direct_paths)
         folder = Path(out)
         lab_folder = lab_path(folder)
         config = SimulatedLab.read_config(lab_folder)
@@ -289,7 +303,12 @@ class Recorder:
     @property
     def steps(self) -> int:
         """Number of steps that are recorded."""
-        return self._writer.steps
+        return self._writer.steps if self._rehearsal is None else self._rehearsal.steps
+
+    @property
+    def refusals(self) -> Sequence[Refusal]:
+        """What a dry run has found so far that cannot be recorded."""
+        return () if self._rehearsal is None else tuple(self._rehearsal.refusals)
 
     @property
     def run_id(self) -> str:
@@ -307,6 +326,8 @@ class Recorder:
         Args:
             batch: every tensor that the body reads from outside: a tensor, or dicts, tuples and lists of them.
         """
+        if self._rehearsal is not None:
+            return self._rehearsal.step(batch)
         return RecordedStep(functools.partial(self._open_step, batch), self._close_step)
 
     @property
@@ -315,7 +336,13 @@ class Recorder:
         return str(self._loop.memory.digest().root)
 
     def finish(self) -> str:
-        """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state."""
+        """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state.
+
+        Raises:
+            CallerError: no step was recorded, or the state was written since; after a dry run, with all refusals.
+        """
+        if self._rehearsal is not None:
+            return self._rehearsal.finish()
         root = self._root
         if self._state == "quoted":
             self._writer.finish({})

@@ -79,7 +79,7 @@ class StepPrograms:
         Raises:
             CallerError: a number or a tensor of the step is not explained by the declaration.
         """
-        changes = self._changes(step, updates)
+        changes = self.changes(step, updates)
         if isinstance(observed, Follower):
             program, slots = observed.program, observed.slots()
         else:
@@ -145,8 +145,12 @@ class StepPrograms:
             self.known[program.digest] = program
             self._by_form.setdefault(_form(program), []).append(program)
 
-    def _changes(self, step: int, updates: OptimizerUpdates) -> tuple[Hyper, ...]:
-        """For each parameter group, the hyper-parameters of a step that differ from the declared ones."""
+    def changes(self, step: int, updates: OptimizerUpdates) -> tuple[Hyper, ...]:
+        """For each parameter group, the hyper-parameters of a step that differ from the declared ones.
+
+        Raises:
+            CallerError: one may not differ, or does not follow its schedule.
+        """
         if len(updates.used) != len(self._groups):
             raise CallerError("the optimizer has got another parameter group since the recorder was made")
         changes: list[Hyper] = []

@@ -109,7 +109,9 @@ def remedy_for(name: str) -> str:
     for part, remedy in _REMEDIES.items():
         if part in name:
             return remedy
-    return "write it with operators listed by `chipwitness operators`, or train with native numerics"
+    return (
+        "write it with operators that `chipwitness operators` lists, or compute it before the step as part of the batch"
+    )
 
 
 def overload_named(name: str) -> OpOverload | None:
