@@ -116,8 +116,21 @@ def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+@contextmanager
+def _plain_layers() -> Iterator[None]:
+    """Recurrent layers on a CPU, and transformer layers in evaluation, take the operators that they take elsewhere."""
+    before = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
+    torch._C._set_mkldnn_enabled(False)  # its public form sets other flags too, and warns of them
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before[0])
+        torch.backends.mha.set_fastpath_enabled(before[1])
+
+
 class _PlainKernels:
-    """While anybody is in here, torch takes no fused attention or normalisation that only some devices have.
+    """While anybody is in here, torch takes no fused layers (attention, recurrence) that only some devices have.
 
     These switches are the whole process's: the first to enter throws them, the last to leave puts them back.
     """
@@ -132,6 +145,7 @@ class _PlainKernels:
             if not self._inside:
                 self._switches.enter_context(sdpa_kernel(SDPBackend.MATH))
                 self._switches.enter_context(torch.backends.cudnn.flags(enabled=False))
+                self._switches.enter_context(_plain_layers())
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:

@@ -282,7 +282,7 @@ class Rehearsal:
             )
             if found.digest not in self._programs.known:
                 self._programs.know(found)
-                self._review(found)
+                self._review(found, observed)
                 self._repeat(found, execution, opened, loss)
         except CallerError as error:
             self._refuse(error)
@@ -296,21 +296,26 @@ class Rehearsal:
         self._structures.append(program)
         return program
 
-    def _review(self, program: Program) -> None:
+    def _review(self, program: Program, observed: _Survey) -> None:
         """What an inspection would reject of a program that was recorded."""
         state = {f"{entry.kind}/{entry.name}": entry.shape for entry in self._declared.state}
         try:
-            paths = direct_paths({program.digest: program}, state)
+            free = [program.digest] if self._options.free_slots else []
+            paths = direct_paths({program.digest: program}, state, free=free)
         except EvidenceError as error:
             raise CallerError(f"this step cannot be inspected: {error}") from None
-        for path in paths:
-            if not path.statistic and path.tensor not in self._options.direct_paths:
-                self._refuse(
-                    CallerError(
-                        f"{path.source} reaches {path.tensor} by {path.operator} without passing a loss, which an "
-                        f"inspection rejects; have lab and inspector agree by direct_paths=[{path.tensor!r}]"
-                    )
-                )
+        found = [each for each in paths if not each.statistic and each.tensor not in self._options.direct_paths]
+        if found:
+            first = min(found, key=lambda path: path.call or 0)
+            listed = sorted({path.tensor for path in found})
+            more = f", and {len(listed) - 1} tensors more" if len(listed) > 1 else ""
+            self._refuse(
+                CallerError(
+                    f"{first.source} reaches {first.tensor}{more} by {first.operator} without passing a loss, which an "
+                    f"inspection rejects; have lab and inspector agree by direct_paths={listed!r:.400}"
+                ),
+                None if first.call is None else observed.lines[first.call],
+            )
 
     def _repeat(self, program: Program, execution: Execution, opened: OpenStep, loss: Tensor | None) -> None:
         """Interpret the step from its program."""
