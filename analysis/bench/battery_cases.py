@@ -438,7 +438,7 @@ _LOSSES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: F.kl_div(x.log_softmax(-1), torch.full_like(x, 1 / 6), reduction="sum"),
     lambda x: _attend(x.reshape(1, 2, 3, 6)),
     lambda x: _temporal(x.reshape(3, 2, 6).log_softmax(2)),
-    lambda x: F.ctc_loss(x.reshape(6, 1, 6).log_softmax(2), torch.tensor([4, 4, 1]), [5], [3], blank=2),
+    lambda x: torch.ctc_loss(x.reshape(6, 1, 6).log_softmax(2), torch.tensor([4, 4, 1]), [5], [3], 2),
     lambda x: x.sum() * F.embedding_bag(torch.tensor([1, 4, 1]), x.detach(), torch.tensor([0, 2])).sum(),
     lambda x: _bags(x, "sum"),
     lambda x: _bags(x, "mean"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
@@ -118,12 +119,13 @@ def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
 
 @contextmanager
 def _plain_layers() -> Iterator[None]:
-    """Recurrent layers on a CPU, and transformer layers in evaluation, take the operators that they take elsewhere."""
+    """Recurrent layers on a CPU, transformer layers in evaluation and compiled modules take their plain operators."""
     before = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
     torch._C._set_mkldnn_enabled(False)  # its public form sets other flags too, and warns of them
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            yield
     finally:
         torch._C._set_mkldnn_enabled(before[0])
         torch.backends.mha.set_fastpath_enabled(before[1])

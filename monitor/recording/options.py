@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import check_shares, is_hyper_name
 from monitor.lab.conduct import simulated_lie
+from monitor.recording.objects import Several
 
 __all__ = ["Options", "check_objects", "checked_lie", "checked_shares", "refusals_of_objects", "require_new"]
 
@@ -93,7 +94,7 @@ def check_objects(model: object, optimizer: object) -> None:
 
 def refusals_of_objects(model: object, optimizer: object) -> Iterator[CallerError]:
     """Each reason why model and optimizer cannot be recorded that shows without a step."""
-    if not isinstance(optimizer, Optimizer):
+    if not isinstance(optimizer, Optimizer | Several):
         yield CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     if not isinstance(model, nn.Module):
         yield CallerError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
@@ -102,7 +103,5 @@ def refusals_of_objects(model: object, optimizer: object) -> Iterator[CallerErro
         if tensor.device.type == "meta":
             yield CallerError(f"{name} lies on meta; a recorded model has tensors with values")
     for name, module in model.named_modules():
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            yield CallerError(f"{name or 'the model'} is compiled; record the model without torch.compile")
         if isinstance(module, torch.jit.ScriptModule):
             yield CallerError(f"{name or 'the model'} is a script module; record the model without torch.jit")

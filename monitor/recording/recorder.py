@@ -22,7 +22,7 @@ from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
-from monitor.declaration.statement import Declaration, class_name, members_of
+from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
 from monitor.lab.conduct import conduct
 from monitor.lab.evidence import chip_evidence, write_answers
@@ -40,6 +40,7 @@ from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.inspectorate import SimulatedInspectorate
+from monitor.recording.objects import named_objects, one_optimizer, original
 from monitor.recording.options import Options, check_objects, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
 from monitor.recording.refusals import Refusal
@@ -85,7 +86,8 @@ class Recorder:
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
             supplied, unless ``monitor.initialised`` built it.
-        optimizer: of the model's parameters.
+        optimizer: of the model's parameters; several in a list, or None for steps that only compute. Those that are
+            frozen when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``.
         seed: decides the lab's keys and the masks of dropout.
@@ -104,6 +106,8 @@ class Recorder:
         stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
             ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
             hyper-parameters and the global random generators, and ``resume`` gives them back.
+        state: further objects whose tensors the steps write, such as averaged weights, in a list or by name: modules,
+            dicts, lists, and anything with tensors as attributes. They are recorded like the model's buffers.
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         after: the same lab's earlier run, whose chips go on in this one.
@@ -132,7 +136,7 @@ class Recorder:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
         *,
         out: str | Path,
         numerics: str = "exact",
@@ -150,6 +154,7 @@ class Recorder:
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
         stateful: Mapping[str, object] | None = None,
+        state: Mapping[str, object] | Sequence[object] = (),
         started: datetime | None = None,
         hours: float = 24.0,
         after: str | Path | None = None,
@@ -158,10 +163,18 @@ class Recorder:
         lie_step: int = 1,
         dry_run: bool = False,
     ) -> None:
+        model, chosen = original(model), one_optimizer(optimizer)
+        objects = named_objects(state)
         if dry_run or Rehearsal.is_wanted():
             options = Options.of(free_slots, free, direct_paths, check_writes)
             self._rehearsal = Rehearsal(
-                model, optimizer, numerics=numerics, seed=seed, schedule=schedule, options=options
+                model,
+                chosen,
+                objects,
+                numerics=numerics,
+                seed=seed,
+                schedule=schedule,
+                options=options,
             )
             return
         folder = Path(out)
@@ -186,15 +199,16 @@ class Recorder:
             )
         past = None if parent is None else start_from(model, Path(parent))
         shares = checked_shares(shares, config.chips)
-        self._adopt(model, optimizer, folder, config, shares, Options.of(free_slots, free, direct_paths, check_writes))
+        options = Options.of(free_slots, free, direct_paths, check_writes)
+        self._adopt(model, chosen, folder, config, shares, options, objects)
         declared = Declaration(
             numerics=numerics,
             seed=seed,
             checkpoint_every=checkpoint_every,
             shares=shares,
-            optimizer=class_name(optimizer),
+            optimizer=optimizer_name(chosen),
             groups=self._groups,
-            parameters=members_of(model, optimizer),
+            parameters=members_of(model, chosen),
             state=self._loop.entries,
             schedule=schedule,
             origin=Origin(state=self._root, parent=past),
@@ -246,7 +260,7 @@ class Recorder:
     def resume(
         cls,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
         *,
         out: str | Path,
         free_slots: bool = False,
@@ -254,6 +268,7 @@ class Recorder:
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
         stateful: Mapping[str, object] | None = None,
+        state: Mapping[str, object] | Sequence[object] = (),
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
@@ -266,14 +281,23 @@ class Recorder:
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
             free_slots, free, direct_paths, check_writes: as for the first part.
-            stateful: objects made as for the first part, under the same names.
+            stateful, state: objects made as for the first part, under the same names.
 
         Raises:
             CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states.
             EvidenceError: a committed step does not lead to its committed state again.
         """
         if Rehearsal.is_wanted():
-            return cls(model, optimizer, out=out, free_slots=free_slots, free=free, direct_paths=direct_paths)
+            return cls(
+                model,
+                optimizer,
+                out=out,
+                state=state,
+                free_slots=free_slots,
+                free=free,
+                direct_paths=direct_paths,
+            )
+        model, chosen = original(model), one_optimizer(optimizer)
         folder = Path(out)
         lab_folder = lab_path(folder)
         config = SimulatedLab.read_config(lab_folder)
@@ -289,13 +313,13 @@ class Recorder:
             Options.of(free_slots, free, direct_paths, check_writes),
             trusted=run.declared.recipe is not None,
         )
-        recorder._adopt(model, optimizer, folder, config, run.declared.shares, options)
+        recorder._adopt(model, chosen, folder, config, run.declared.shares, options, named_objects(state))
         recorder._keep_states(stateful)
         last = max(writer.steps, 0)
         if stateful is None:
             HostState.require_none(lab_folder, last)
         recorder._start = start_again(model, run)
-        recorder._take_over(run, writer, members_of(model, optimizer), config)
+        recorder._take_over(run, writer, members_of(model, chosen), config)
         if recorder._host_state is not None and recorder._state == "ready":
             recorder._host_state.give_back(last)
         return recorder
@@ -380,6 +404,7 @@ class Recorder:
         config: LabConfig,
         shares: Sequence[int],
         options: Options,
+        objects: Mapping[str, object] | None = None,
     ) -> None:
         """Take model and optimizer into chip memory; nothing is on disk yet."""
         check_objects(model, optimizer)
@@ -391,7 +416,7 @@ class Recorder:
         self._is_watched = not options.trusted
         self._is_checked = not options.trusted and not self._conduct.lies
         self._state = "ready"
-        self._loop = LoopState(model, optimizer, shares, complete=options.trusted)
+        self._loop = LoopState(model, optimizer, shares, complete=options.trusted, objects=objects)
         names = {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}
         if not options.direct_paths <= names:
             raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")

@@ -22,7 +22,7 @@ from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.origin import Origin
 from monitor.declaration.schedules import Schedule
-from monitor.declaration.statement import Declaration, class_name, members_of
+from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.programs import direct_paths
 from monitor.programs.batches import batch_layout, flatten_batch
 from monitor.programs.capture import Capture
@@ -78,7 +78,7 @@ class Rehearsal:
     """One dry run: steps like a recorder's, and what cannot be recorded of them.
 
     Args:
-        model, optimizer, numerics, seed, schedule: as a ``Recorder`` takes them.
+        model, optimizer, objects, numerics, seed, schedule: as a ``Recorder`` has them.
 
     Attributes:
         refusals: so far.
@@ -90,6 +90,7 @@ class Rehearsal:
         self,
         model: nn.Module,
         optimizer: Optimizer,
+        objects: Mapping[str, object],
         *,
         numerics: str,
         seed: int,
@@ -103,6 +104,7 @@ class Rehearsal:
         if self._all is not None:
             self._all.made.append(self)
         self._model, self._optimizer, self._options = model, optimizer, options
+        self._objects = objects
         self._seed, self._numerics = seed, numerics
         self._loop: LoopState | None = None
         self._structures: list[Program] = []
@@ -148,7 +150,7 @@ class Rehearsal:
         self, model: nn.Module, optimizer: Optimizer, numerics: str, seed: int, schedule: Schedule | None
     ) -> None:
         """Take model and optimizer into memory as a recorder does, and declare them."""
-        self._loop = LoopState(model, optimizer, _SHARES)
+        self._loop = LoopState(model, optimizer, _SHARES, objects=self._objects)
         self._held = HeldState(self._loop, watched=True, kept=False)
         self._updates = OptimizerUpdates(optimizer)
         groups = tuple(self._updates.used)
@@ -157,7 +159,7 @@ class Rehearsal:
             seed=seed,
             checkpoint_every=1,
             shares=_SHARES,
-            optimizer=class_name(optimizer),
+            optimizer=optimizer_name(optimizer),
             groups=groups,
             parameters=members_of(model, optimizer),
             state=self._loop.entries,

@@ -17,6 +17,7 @@ from monitor.programs.capture import Capture, digest_reads
 from monitor.programs.program import MANY_PROGRAMS, MAXIMUM_PROGRAMS, Program
 from monitor.recording.following import Follower
 from monitor.recording.options import Options
+from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
 from monitor.transcript import Execution
 
@@ -152,7 +153,9 @@ class StepPrograms:
             CallerError: one may not differ, or does not follow its schedule.
         """
         if len(updates.used) != len(self._groups):
-            raise CallerError("the optimizer has got another parameter group since the recorder was made")
+            raise CallerError(
+                f"the optimizer has got another parameter group since the recorder was made; {FROM_THE_START}"
+            )
         changes: list[Hyper] = []
         schedule = self._declared.schedule
         for now, declared in zip(updates.used, self._groups, strict=True):
