@@ -420,6 +420,12 @@ def _temporal(x: Tensor) -> Tensor:
     return F.ctc_loss(x, torch.tensor([[1, 2], [3, 3]]), torch.tensor([3, 2]), torch.tensor([2, 1]), reduction="sum")
 
 
+def _experts(x: Tensor) -> Tensor:
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    weights = torch.stack([x, x * 2, x - 1])
+    return (torch._grouped_mm(x, weights, ends)[:5] * x[:5]).sum()
+
+
 def _bags(x: Tensor, mode: str) -> Tensor:
     ids, starts = torch.tensor([1, 4, 1, 0, 5, 5, 2]), torch.tensor([0, 3, 3, 5])
     weights = x[0].detach().abs().repeat(2)[:7].requires_grad_() if mode == "sum" else None
@@ -440,6 +446,7 @@ _LOSSES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: _temporal(x.reshape(3, 2, 6).log_softmax(2)),
     lambda x: torch.ctc_loss(x.reshape(6, 1, 6).log_softmax(2), torch.tensor([4, 4, 1]), [5], [3], 2),
     lambda x: x.sum() * F.embedding_bag(torch.tensor([1, 4, 1]), x.detach(), torch.tensor([0, 2])).sum(),
+    lambda x: _experts(x),
     lambda x: _bags(x, "sum"),
     lambda x: _bags(x, "mean"),
     lambda x: _bags(x, "max"),

@@ -172,7 +172,7 @@ def _refusals(case: Case, seed: int, size: int, out: Path) -> list[dict[str, str
     with rehearsals() as found:
         torch.manual_seed(seed)
         loop = case.make()
-        with contextlib.suppress(CallerError):  # one that no dry run can go on after; the others are known
+        with contextlib.suppress(Exception):  # one that no dry run can go on after; the others are known
             _take_steps(loop, Recorder(loop.model, loop.optimizer, out=out, **loop.options), seed, size)
     seen = {(each.cause, each.remedy): None for made in found.made for each in made.refusals}
     return [{"cause": cause, "remedy": remedy} for cause, remedy in seen]

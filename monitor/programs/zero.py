@@ -22,7 +22,7 @@ _MERGES = frozenset({"cat", "stack", "slice_scatter", "select_scatter"})
 _LIKE_FIRST = (MOVES - _MERGES - {"copy", "constant_pad_nd"}) | LOOKUPS | frozenset(_KEEPING.split())
 """Zero if the first tensor is, whatever the others are."""
 
-_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot"})
+_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "vdot", "_grouped_mm"})
 """Zero if any tensor is."""
 
 _SUMS = _MERGES | {"add", "sub", "maximum", "minimum"}

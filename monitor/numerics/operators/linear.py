@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from monitor.numerics.backend import Backend
@@ -14,7 +15,7 @@ from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.operators import volumes
 from monitor.numerics.operators.elementwise import combine
 
-__all__ = ["addmm", "baddbmm", "convolution", "convolution_backward", "dot", "mv", "product"]
+__all__ = ["addmm", "baddbmm", "convolution", "convolution_backward", "dot", "grouped", "mv", "product"]
 
 Number = int | float
 
@@ -28,6 +29,37 @@ def addmm(backend: Backend, bias: Tensor, a: Tensor, b: Tensor, *, beta: Number 
     if alpha != 1:
         product = product * alpha
     return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
+
+
+def grouped(
+    backend: Backend,
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """One product for each group; ``offs`` are the ends of the groups among rows, columns or what is summed over.
+
+    Shapes are (m, k) × (g, k, n) → (m, n), (g, m, k) × (k, n) → (m, n), (m, k) × (k, n) → (g, m, n), where rows or
+    columns of no group are zeros, and (g, m, k) × (g, k, n) → (g, m, n).
+    """
+    if bias is not None:
+        raise UnsupportedOperator("aten._grouped_mm", "add the bias afterwards")
+    if offs is None:
+        return backend.matmul(a, b)
+    ends = offs.tolist()
+    spans = list(zip([0, *ends], ends, strict=False))
+    if a.dim() == 2 and b.dim() == 3:
+        parts = [backend.matmul(a[i:j], b[g]) for g, (i, j) in enumerate(spans) if j > i]
+        rest = a.new_zeros((len(a) - (ends[-1] if ends else 0), b.shape[2]))
+        return torch.cat([*parts, rest])
+    if a.dim() == 3:
+        parts = [backend.matmul(a[g], b[:, i:j]) for g, (i, j) in enumerate(spans) if j > i]
+        rest = a.new_zeros((a.shape[1], b.shape[1] - (ends[-1] if ends else 0)))
+        return torch.cat([*parts, rest], 1)
+    empty = a.new_zeros((len(a), b.shape[1]))
+    return torch.stack([backend.matmul(a[:, i:j], b[i:j]) if j > i else empty for i, j in spans])
 
 
 def mv(backend: Backend, a: Tensor, b: Tensor) -> Tensor:

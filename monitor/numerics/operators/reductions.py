@@ -62,7 +62,7 @@ def sum_over(
     if dtype is not None:
         x = x.to(dtype)
     if not x.dtype.is_floating_point:
-        return torch.sum(x, all_dims(x, dims), keepdim=keepdim) if x.dim() else torch.sum(x)
+        return torch.sum(x, all_dims(x, dims), keepdim=keepdim, dtype=dtype) if x.dim() else torch.sum(x, dtype=dtype)
     return _sum_float(backend, x, dims, keepdim)
 
 
@@ -184,7 +184,7 @@ def product_along(
     if dtype is not None:
         x = x.to(dtype)
     if not x.dtype.is_floating_point:
-        return torch.prod(x, dim, keepdim=keepdim)
+        return torch.prod(x, dim, keepdim=keepdim, dtype=dtype)
     if x.dim() == 0:
         return x.clone()
     rest = x.movedim(dim, 0)
@@ -201,7 +201,7 @@ def cumprod(_: Backend, x: Tensor, dim: int, *, dtype: torch.dtype | None = None
     if dtype is not None:
         x = x.to(dtype)
     if not x.dtype.is_floating_point:
-        return torch.cumprod(x, dim)
+        return torch.cumprod(x, dim, dtype=dtype)
     if x.dim() == 0:
         return x.clone()
     out, step = x.movedim(dim, 0), 1
@@ -281,5 +281,5 @@ def cumsum(_: Backend, x: Tensor, dim: int, *, dtype: torch.dtype | None = None)
     if dtype is not None:
         x = x.to(dtype)
     if not x.dtype.is_floating_point:
-        return torch.cumsum(x, dim)
+        return torch.cumsum(x, dim, dtype=dtype)
     return order_free_cumsum(x, dim)

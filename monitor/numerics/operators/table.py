@@ -182,6 +182,7 @@ def _products() -> Section:
         product("mm bmm", linear.product, factors=(0, 1), settled=True),
         product("addmm", linear.addmm, factors=(1, 2), fused=fused_activations.addmm),
         product("baddbmm", linear.baddbmm, factors=(1, 2)),
+        product("_grouped_mm", linear.grouped, factors=(0, 1), settled=True),
         product("mv", linear.mv, factors=(0, 1)),
         product("dot vdot", linear.dot, factors=(0, 1)),
         product("convolution", linear.convolution, factors=(0, 1)),

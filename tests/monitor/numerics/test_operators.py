@@ -116,6 +116,7 @@ FUNCTIONS: dict[str, Function] = {
     "bag-weights": lambda x: F.embedding_bag(
         BAG, WEIGHTS[:36].to(x).reshape(6, 6), STARTS, mode="sum", per_sample_weights=x.reshape(-1)[:7], padding_idx=5
     ),
+    "grouped": lambda x: grouped(x, torch.stack([x, x * 2, x - 1])),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
     "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x.t()[None] @ x[None], beta=0.5, alpha=2.0),
     "lerp-addcmul": lambda x: torch.lerp(x, x * x, 0.3) + torch.addcmul(x, x, x, value=0.7),
@@ -143,6 +144,13 @@ FUNCTIONS: dict[str, Function] = {
 BAG, STARTS = torch.tensor([1, 4, 1, 0, 5, 5, 2]), torch.tensor([0, 3, 3, 6])
 WEIGHTS = (torch.arange(4096) * 0.37).sin()
 BACKENDS = ("rounded", "exact")
+
+
+def grouped(x: Tensor, weights: Tensor) -> Tensor:
+    """Products by groups of rows, of which ATen's kernel takes no FP64: there, group by group."""
+    if x.dtype == torch.float64:
+        return torch.cat([x[:2] @ weights[0], x[2:5] @ weights[2], torch.zeros_like(x[5:])])
+    return torch._grouped_mm(x, weights, torch.tensor([2, 2, 5], dtype=torch.int32))
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -425,3 +433,14 @@ def test_histograms_and_extremes_of_special_values(numerics: str) -> None:
     assert same.tolist() == [0, 0, 5, 0]
     with pytest.raises(UnsupportedOperator, match=r"aten\.histc.*give min and max"), recording(numerics):
         torch.histc(x, bins=4)
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_integers_keep_the_type_that_is_asked_for(numerics: str) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    for make in (torch.cumsum, torch.cumprod, torch.sum, torch.prod):
+        native = make(x, 0, dtype=torch.int32)
+        with recording(numerics):
+            found = make(x, 0, dtype=torch.int32)
+        assert found.dtype == native.dtype == torch.int32
+        assert torch.equal(found, native)
