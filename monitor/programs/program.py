@@ -33,6 +33,7 @@ from monitor.programs.work import call_work
 
 __all__ = [
     "ITEM",
+    "MANY_PROGRAMS",
     "MAXIMUM_PROGRAMS",
     "Constant",
     "Program",
@@ -42,7 +43,11 @@ __all__ = [
     "scalar_numbers",
 ]
 
-MAXIMUM_PROGRAMS = 64
+MAXIMUM_PROGRAMS = 4096
+"""Of one run. Each is a file, a line of the countersigned declaration, and Python objects of some fifteen times its
+file in whoever records or inspects the run."""
+MANY_PROGRAMS = 64
+"""From here on a recorder warns."""
 _MOST_CALLS = 1 << 20
 _MOST_UPDATES = 64
 _FORM = "chipwitness/program/3"

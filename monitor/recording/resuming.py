@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.declaration.statement import Declaration, class_name
+from monitor.declaration.statement import Declaration, optimizer_name
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
 from monitor.lab.reexecution import LabSteps
@@ -32,7 +32,7 @@ def require_same(
 ) -> Declaration:
     """The run's declaration; CallerError unless model and optimizer are those that it declares."""
     declared = run.declared
-    mine = replace(declared, optimizer=class_name(optimizer), parameters=parameters, state=loop.entries)
+    mine = replace(declared, optimizer=optimizer_name(optimizer), parameters=parameters, state=loop.entries)
     keys = [set(group) - {_SCHEDULED} for group in declared.groups]  # a schedule may come before or after
     if mine != declared or [set(group) - {_SCHEDULED} for group in groups] != keys:
         raise CallerError(f"{run.folder.name} was recorded with another model or optimizer")
