@@ -68,8 +68,10 @@ STEP_BYTES = Limit(4 * _MIB, "bytes of a step's leaf")
 """Its opened state has at most 3 MB; the rest are the numbers of scalars that change."""
 ROUNDING_LOG_BYTES = Limit(64 * _MIB, "bytes of a step's rounding log")
 """A step of the largest preset logs less than 1 MB."""
-PROGRAM_BYTES = Limit(256 * _MIB, "bytes of all programs of a run")
+PROGRAM_BYTES = Limit(256 * _MIB, "bytes of a program")
 """The digest of a program that was not agreed is checked, and nothing else: half a second."""
+PROGRAMS_BYTES = Limit(4 << 30, "bytes of all programs of a run")
+"""4096 of a mebibyte each: as many lengths of a sequence, in a model of a thousand operators."""
 SALT_BYTES = Limit(32, "bytes of a salt key")
 SAMPLES_BYTES = Limit(256 * _MIB, "bytes of samples")
 """Held twice while they are parsed; data sets of the presets have less than 6 MB."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from monitor.presets import PRESETS
     from monitor.presets.task import Task
     from monitor.recording.initialising import initialised
+    from monitor.recording.padding import padded
     from monitor.recording.recipes import resume, train
     from monitor.recording.recorder import Recorder
     from monitor.transcript import RunFolder
@@ -28,6 +29,7 @@ __all__ = [
     "Task",
     "initialised",
     "new_lab_config",
+    "padded",
     "resume",
     "train",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     "presets": ("PRESETS",),
     "presets.task": ("Task",),
     "recording.initialising": ("initialised",),
+    "recording.padding": ("padded",),
     "recording.recipes": ("resume", "train"),
     "recording.recorder": ("Recorder",),
     "transcript": ("RunFolder",),

@@ -130,6 +130,7 @@ def _reductions() -> None:
         _call("norm.Scalar", x)
         for order in (1, 2, float("inf")):
             _call("linalg_vector_norm", x, order)
+            _call("norm.ScalarOpt_dim_dtype", x, order, [0], False, dtype=torch.float32)
         for dim in range(x.dim()):
             for name in ("sum.dim_IntList", "mean.dim", "var.correction", "std.correction", "var_mean.correction"):
                 _call(name, x, [dim])
@@ -388,12 +389,47 @@ _MODULES: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
     (lambda: nn.AdaptiveAvgPool2d((2, 3)), (2, 3, 7, 8)),
     (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (2, 5, 8)),
     (lambda: nn.Sequential(nn.Linear(6, 8), nn.GLU(), nn.ELU(), nn.Softplus(), nn.LeakyReLU()), (5, 6)),
+    (lambda: nn.Conv3d(4, 6, (2, 3, 2), stride=(1, 2, 1), padding=1, dilation=(1, 1, 2), groups=2), (2, 4, 4, 6, 5)),
+    (lambda: nn.ConvTranspose3d(4, 2, 2, stride=2, output_padding=1), (2, 4, 3, 3, 2)),
+    (lambda: nn.MaxPool3d(2, 1), (2, 3, 4, 5, 4)),
+    (lambda: nn.AvgPool3d(2, ceil_mode=True, count_include_pad=False, padding=1), (2, 3, 5, 5, 4)),
+    (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True), (2, 3, 8, 9)),
+    (lambda: nn.AdaptiveMaxPool2d((3, 2)), (2, 3, 7, 8)),
+    (lambda: nn.Upsample(scale_factor=1.7), (2, 3, 5)),
+    (lambda: nn.Upsample(size=(7, 3)), (2, 3, 5, 4)),
+    (lambda: nn.Upsample(scale_factor=2), (1, 2, 3, 2, 3)),
+    (lambda: nn.Upsample(size=7, mode="nearest-exact"), (2, 3, 5)),
+    (lambda: nn.Upsample(size=(7, 3), mode="nearest-exact"), (2, 3, 5, 4)),
+    (lambda: nn.Upsample(size=(2, 7, 3), mode="nearest-exact"), (1, 2, 3, 5, 4)),
+    (lambda: nn.Upsample(scale_factor=1.7, mode="linear"), (2, 3, 5)),
+    (lambda: nn.Upsample(size=(7, 3), mode="bilinear"), (2, 3, 5, 4)),
+    (lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), (2, 3, 5, 4)),
+    (lambda: nn.Upsample(size=(7, 3, 5), mode="trilinear"), (1, 2, 5, 4, 3)),
+    (lambda: nn.Upsample(size=(7, 3), mode="bicubic"), (2, 3, 5, 4)),
+    (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5), dim=1), (4, 6)),
+    (lambda: nn.Sequential(nn.Linear(6, 8), nn.Unflatten(1, (8, 1, 1)), nn.PReLU(8), nn.PixelShuffle(2)), (4, 6)),
     (lambda: nn.Sequential(nn.Linear(6, 8), nn.LogSigmoid(), nn.Hardsigmoid(), nn.GELU("tanh")), (5, 6)),
 )
 
 
 def _attend(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, x * 2, x * 3, is_causal=True).sum()
+
+
+def _temporal(x: Tensor) -> Tensor:
+    return F.ctc_loss(x, torch.tensor([[1, 2], [3, 3]]), torch.tensor([3, 2]), torch.tensor([2, 1]), reduction="sum")
+
+
+def _experts(x: Tensor) -> Tensor:
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    weights = torch.stack([x, x * 2, x - 1])
+    return (torch._grouped_mm(x, weights, ends)[:5] * x[:5]).sum()
+
+
+def _bags(x: Tensor, mode: str) -> Tensor:
+    ids, starts = torch.tensor([1, 4, 1, 0, 5, 5, 2]), torch.tensor([0, 3, 3, 5])
+    weights = x[0].detach().abs().repeat(2)[:7].requires_grad_() if mode == "sum" else None
+    return (F.embedding_bag(ids, x, starts, mode=mode, per_sample_weights=weights, padding_idx=5) * x[:4]).sum()
 
 
 _LOSSES: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -407,6 +443,20 @@ _LOSSES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: F.binary_cross_entropy(x.sigmoid(), torch.full_like(x, 0.25)),
     lambda x: F.kl_div(x.log_softmax(-1), torch.full_like(x, 1 / 6), reduction="sum"),
     lambda x: _attend(x.reshape(1, 2, 3, 6)),
+    lambda x: _temporal(x.reshape(3, 2, 6).log_softmax(2)),
+    lambda x: torch.ctc_loss(x.reshape(6, 1, 6).log_softmax(2), torch.tensor([4, 4, 1]), [5], [3], 2),
+    lambda x: x.sum() * F.embedding_bag(torch.tensor([1, 4, 1]), x.detach(), torch.tensor([0, 2])).sum(),
+    lambda x: _experts(x),
+    lambda x: _bags(x, "sum"),
+    lambda x: _bags(x, "mean"),
+    lambda x: _bags(x, "max"),
+    lambda x: x.prod() + x.prod(0).sum() + x.cumprod(1).sum() + x.norm(2, dim=1).sum() + torch.vdot(x[0], x[1]),
+    lambda x: x.sum() * (torch.histc(x.detach(), 5, -1, 1).sum() + torch.aminmax(x.detach(), dim=0)[1].sum()),
+    lambda x: x.sum() * torch.aminmax(x.detach())[0] * torch.histc(x.detach(), 4)[1],
+    lambda x: (
+        x.sum() * (x.detach() * 1e30).to(torch.int32).sum().float() * (x / x.detach()).log().to(torch.int64).sum()
+    ),
+    lambda x: F.multi_margin_loss(x.detach(), torch.arange(6)) * x.sum(),
     lambda x: F.normalize(x).sum() + torch.einsum("ij,kj->ik", x, x).mean() + x.cumsum(0).mean(),
 )
 

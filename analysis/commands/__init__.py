@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from analysis.commands import (
     bench,
     campaign,
+    check,
     chips,
     declarations,
     demo,
@@ -29,6 +30,7 @@ __all__ = ["register_all"]
 _GROUPS = (
     demo,
     bench,
+    check,
     runs,
     drift,
     storage,

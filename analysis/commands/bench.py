@@ -132,6 +132,21 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "loops",
+        "training loops of many kinds: which are recorded and equal on devices that differ, which are refused and why",
+        "JSON: a list of rows with work (the case), mode (numerics), seconds, ratio (null), package, version, seed, "
+        "batch_size, recorded, equal, outcome and reasons (of the inspection), refusals (a list of cause and remedy), "
+        "devices; exit code 1 where a recorded loop is not equal, or a refused one has no remedy",
+    )
+    one.add_argument("--case", action="append", metavar="NAME", dest="cases", help="default: all")
+    one.add_argument("--seeds", type=int, metavar="N", help="seeds, counted from 0 (default: 1)")
+    one.add_argument(
+        "--batch", action="append", type=int, metavar="N", dest="sizes", help="samples (default: each case's own)"
+    )
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "adversary",
         "a lab that lies in random ways and one that does not: what is accepted, what rejected",
         "JSON: a list of rows with work, mode, seconds (of all processes), ratio (null), sequences, outcomes, lies and "
@@ -162,10 +177,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one = _add(
         works,
         "chip",
-        "what a chip costs: freezes, digests, memory, audits, and ten years in 64 KiB under a flood",
-        "JSON: a list of rows with work (freeze, digest, tiny-gpt, chips, audit or decade), mode, seconds, ratio (to a "
-        "plain copy, SHA-256 in one thread, a plain step, the youngest log) and what else was measured; exit code 1 "
-        "where a target is missed",
+        "what a chip costs: freezes, digests, the meter, memory, audits, and ten years in 64 KiB under a flood",
+        "JSON: a list of rows with work (freeze, digest, tiny-gpt, meter, chips, audit or decade), mode, seconds, "
+        "ratio (to a plain copy, SHA-256 in one thread, a plain step, the youngest log) and what else was measured; "
+        "exit code 1 where a target is missed",
     )
     one.add_argument("--chips", type=int, metavar="N", help="chips in one process (default: 1000)")
     one.add_argument("--megabytes", type=int, metavar="M", help="memory that is frozen and hashed (default: 512)")
@@ -215,7 +230,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     if arguments.work in _ON_NATIVE:
         enter("native")
-    if arguments.work == "honest":
+    if arguments.work in ("honest", "loops"):
         enter("native-1")
     if arguments.work == "numerics":
         enter(arguments.device)
@@ -224,11 +239,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
     names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
-    names += ["megabytes", "years"]
+    names += ["megabytes", "years", "cases", "sizes"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)
-    elif arguments.work in ("equality", "quality", "honest", "fuzz"):
+    elif arguments.work in ("equality", "quality", "honest", "fuzz", "loops"):
         if arguments.work in ("equality", "quality"):
             options["out"] = arguments.out
         if arguments.work == "quality" and arguments.run is not None:
@@ -244,7 +259,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             found = module.run(progress=bar.update, **options)
     else:
         found = module.run(**options)
-    written = ("accuracy", "numerics", "evasions", "honest", "fuzz", "replay", *_UNITS)
+    written = ("accuracy", "numerics", "evasions", "honest", "fuzz", "loops", "replay", *_UNITS)
     if arguments.work in written and arguments.out is not None:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
@@ -19,13 +19,14 @@ PathReport = dict[str, list[dict[str, Any]]]
 """Paths as JSON-able values under ``forbidden``, ``agreed`` and ``running_statistics``."""
 
 
-def find_paths(programs: Mapping[str, Program], declared: Declaration) -> list[Path]:
-    """All direct paths of a run's programs, under the declared layout of its state.
+def find_paths(programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = ()) -> list[Path]:
+    """All direct paths of a run's programs, under the declared layout of its state; ``free`` as agreed.
 
     Raises:
         EvidenceError: a program names memory that is not its own.
     """
-    return direct_paths(programs, {f"{entry.kind}/{entry.name}": entry.shape for entry in declared.state})
+    state = {f"{entry.kind}/{entry.name}": entry.shape for entry in declared.state}
+    return direct_paths(programs, state, free=free)
 
 
 def check_paths(
@@ -38,7 +39,7 @@ def check_paths(
     """Each direct path is agreed, or ends in a running statistic; any other is a finding of ``Guard.PROGRAM``."""
     report: PathReport = {"forbidden": [], "agreed": [], "running_statistics": []}
     try:
-        found = find_paths(programs, declared)
+        found = find_paths(programs, declared, agreed.free)
     except EvidenceError as error:
         findings.add(Guard.PROGRAM, str(error), **where)
         return report

@@ -68,12 +68,13 @@ class ReferenceOptimizer:
         start: the state that the run began with, under ``kind/name``.
 
     Raises:
-        NotBound: the class is none of ``CLASSES``, or it refuses the declared hyper-parameters.
+        NotBound: a class is none of ``CLASSES``, or it refuses the declared hyper-parameters.
     """
 
     def __init__(self, task: Declaration, start: Mapping[str, Tensor]) -> None:
-        kind = CLASSES.get(task.optimizer)
-        if kind is None:
+        kinds = [CLASSES.get(name) for name in task.optimizer.split("+")]
+        kinds *= len(task.groups) if len(kinds) == 1 else 1
+        if len(kinds) != len(task.groups) or None in kinds:
             raise NotBound(f"the arithmetic of optimizer {task.optimizer[:100]!a} is not known here")
         self._layouts: dict[str, dict[str, Tensor]] = {}
         weights = {}
@@ -94,16 +95,24 @@ class ReferenceOptimizer:
             for hyper, names in zip(task.groups, task.parameters, strict=True)
         ]
         try:
-            self._optimizer = kind(groups)  # type: ignore[call-arg]
+            # PyTorch's classes take one group after the other, so each group may have an instance of its own.
+            self._optimizers = [
+                kind([group])  # type: ignore[call-arg]
+                for kind, group in zip(kinds, groups, strict=True)
+                if kind is not None
+            ]
         except _FAILURES as error:
             raise NotBound(_refusal(task.optimizer, error)) from None
         self._class = task.optimizer
+        self._owner = {
+            weight: each for each in self._optimizers for group in each.param_groups for weight in group["params"]
+        }
         self._unmoved = set(self._weights)
 
     @property
     def known(self) -> frozenset[str]:
         """Names of the hyper-parameters that the class has."""
-        return frozenset(self._optimizer.defaults)
+        return frozenset(name for each in self._optimizers for name in each.defaults)
 
     def take(self, updates: Sequence[Update], groups: Sequence[Mapping[str, Any]], present: Collection[str]) -> Program:
         """Take the updates of the next step.
@@ -128,7 +137,8 @@ class ReferenceOptimizer:
                 first = len(capture.nodes)
                 self._prepare(update, groups, capture)
                 with _Calls(capture):
-                    self._optimizer.step()
+                    for each in self._optimizers:
+                        each.step()
                 ranges.append((first, len(capture.nodes)))
             return capture.program(dict(self._held()), {}, tuple(ranges))
         except (*_FAILURES, CallerError, EvidenceError) as error:
@@ -138,9 +148,9 @@ class ReferenceOptimizer:
         """Have state for just these weights: that of the start where none was made since."""
         for name, weight in self._weights.items():
             if name not in present:
-                self._optimizer.state.pop(weight, None)
+                self._owner[weight].state.pop(weight, None)
             elif name in self._unmoved:
-                self._optimizer.state[weight] = dict(self._layouts[name])
+                self._owner[weight].state[weight] = dict(self._layouts[name])
                 self._unmoved.remove(name)
 
     def _prepare(self, update: Update, groups: Sequence[Mapping[str, Any]], capture: Capture) -> None:
@@ -151,14 +161,16 @@ class ReferenceOptimizer:
                 weight.grad = gradients[f"gradient/{name}"] = torch.ones_like(weight)
                 self._unmoved.discard(name)
         capture.declare_inputs(gradients, {})
-        for group, hyper in zip(self._optimizer.param_groups, groups, strict=True):
+        own = [group for each in self._optimizers for group in each.param_groups]
+        for group, hyper in zip(own, groups, strict=True):
             group.update(_hyper(hyper))
             if hyper.get("foreach") is None:  # then PyTorch chooses by where the weights lie
                 group["foreach"] = update.foreach
 
     def _held(self) -> dict[str, Tensor]:
         held = {f"weight/{name}": weight for name, weight in self._weights.items()}
-        for weight, state in self._optimizer.state.items():
+        states = [item for each in self._optimizers for item in each.state.items()]
+        for weight, state in states:
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     held[f"optimizer/{self._names[weight]}/{key}"] = value

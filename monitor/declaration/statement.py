@@ -37,6 +37,7 @@ __all__ = [
     "is_hyper_name",
     "is_state_name",
     "members_of",
+    "optimizer_name",
 ]
 
 _FORM = "declaration/1"
@@ -83,7 +84,7 @@ class Declaration:
     Attributes:
         seed: of the keys of random operators (dropout).
         shares: how many equal parts of the state each chip holds, in their order.
-        optimizer: full name of the optimizer's class.
+        optimizer: full name of the optimizer's class, or of each group's, joined by plus signs.
         groups: hyper-parameters of each parameter group, as they are before the first step.
         parameters: names of the weights in each parameter group, in its order.
         state: all tensors of the state, in the order of memory.
@@ -265,6 +266,12 @@ class Declaration:
 
 def _count(value: object) -> int:
     return len(value) if isinstance(value, list | tuple) else 0
+
+
+def optimizer_name(optimizer: object) -> str:
+    """Class of an optimizer; of several with different classes, that of each parameter group, joined by plus signs."""
+    names = getattr(optimizer, "class_names", None) or [class_name(optimizer)]
+    return names[0] if len(set(names)) == 1 else "+".join(names)
 
 
 def class_name(value: object) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
@@ -50,6 +51,8 @@ DECLARABLE = (*NUMERICS, "rounded-probabilistic", "rounded-calibrated")
 
 MakesCall = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
 """Makes a call of one operator, given its number in the step, args and kwargs."""
+
+Tolerate = Callable[[CallerError, OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 _ITEM = "aten._local_scalar_dense.default"
 
@@ -114,8 +117,22 @@ def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+@contextmanager
+def _plain_layers() -> Iterator[None]:
+    """Recurrent layers on a CPU, transformer layers in evaluation and compiled modules take their plain operators."""
+    before = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
+    torch._C._set_mkldnn_enabled(False)  # its public form sets other flags too, and warns of them
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(before[0])
+        torch.backends.mha.set_fastpath_enabled(before[1])
+
+
 class _PlainKernels:
-    """While anybody is in here, torch takes no fused attention or normalisation that only some devices have.
+    """While anybody is in here, torch takes no fused layers (attention, recurrence) that only some devices have.
 
     These switches are the whole process's: the first to enter throws them, the last to leave puts them back.
     """
@@ -130,6 +147,7 @@ class _PlainKernels:
             if not self._inside:
                 self._switches.enter_context(sdpa_kernel(SDPBackend.MATH))
                 self._switches.enter_context(torch.backends.cudnn.flags(enabled=False))
+                self._switches.enter_context(_plain_layers())
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -149,6 +167,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         numerics: ``native``, ``rounded`` or ``exact``.
         statistics: counts of the step.
         log: after exit, the canonical rounding log; empty for native and exact.
+        tolerate: makes the result of a call that is refused, for whoever wants to see all refusals; by default none.
     """
 
     def __init__(
@@ -170,6 +189,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._depth = 0
         self._is_aside = False
         self._state: Literal["new", "open", "closed", "failed"] = "new"
+        self.tolerate: Tolerate | None = None
 
     @property
     def log(self) -> bytes:
@@ -284,7 +304,12 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if self._depth:
             return self._apply(func, args, kwargs)
-        return self.call(func, args, kwargs)
+        if self.tolerate is None:
+            return self.call(func, args, kwargs)
+        try:
+            return self.call(func, args, kwargs)
+        except CallerError as error:
+            return self.tolerate(error, func, args, kwargs)
 
     def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the next call of the step."""

@@ -37,7 +37,7 @@ MOST_USES = 7
 stream use its elements four times."""
 
 _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError)
-_VECTORS = {"mv": "self", "addmv": "mat", "dot": "self"}
+_VECTORS = {"mv": "self", "addmv": "mat", "dot": "self", "vdot": "self"}
 """Products that PyTorch's own counter leaves out, and the factor whose elements are each multiplied once."""
 _ADDED_PRODUCTS = {"addcmul": ("tensor1", "tensor2"), "addcdiv": ("tensor1", "tensor2"), "lerp": ("end", "weight")}
 _ADDED_PRODUCTS |= {"addr": ("vec1", "vec2")}
@@ -242,8 +242,16 @@ class _Count:
         return slots[:1] if name in LOOKUPS else slots
 
 
+def _grouped(a: list[int], b: list[int]) -> int:
+    """Products of groups of rows, columns or terms, each of which belongs to one group at most."""
+    once = a[1:] if len(a) == 3 and len(b) == 2 else a
+    return 2 * math.prod(once) * b[-1]
+
+
 def counted(call: Mapping[str, Any]) -> int | None:
-    """FLOP of a product that PyTorch's counter knows; None for anything else."""
+    """FLOP of a product that PyTorch's counter knows, or of one in groups; None for anything else."""
+    if base_name(call["operator"]) == "_grouped_mm":
+        return _grouped(*(place["shape"] for place in call["sources"][:2]))
     packet = operator_of(call["operator"]).overloadpacket
     count = flop_registry.get(packet)
     if count is None:

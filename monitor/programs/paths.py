@@ -5,6 +5,8 @@ they reach *directly*. A backward pass begins with ones in the shape of the loss
 these seeds are what is taken as zero, so that every gradient vanishes, and with it all that reaches the state through
 one. What the analysis cannot see to vanish, it lets through: it may name a path too many, never one too few.
 
+- A number that is zero in the program counts as zero, unless the program's numbers may change from step to step, or
+  it belongs to an update of the optimizer.
 - A constant whose elements are all equal is a number, like the scalars of the program, and no source.
 - What a batch norm writes as its running statistics is listed apart, as long as it stays in buffers and nothing else
   than batch norms computes with it.
@@ -14,8 +16,8 @@ A loss may deliver a model too: the gradient of ``(w * target).sum()`` is the ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
@@ -96,31 +98,38 @@ class _Written:
     calls: list[tuple[int, str, int]] = field(default_factory=list)
 
 
-def flows(program: Form, state: Mapping[str, Sequence[int]] | None = None) -> dict[str, Flow]:
+def flows(program: Form, state: Mapping[str, Sequence[int]] | None = None, *, is_free: bool = False) -> dict[str, Flow]:
     """Sources that reach each tensor which a program commits.
 
     Args:
         state: shapes of the declared state, under ``kind/name``.
+        is_free: steps may give the program's numbers other values, so that none of them counts as zero.
 
     Raises:
         EvidenceError: a call names memory that is not its own, or has other arguments than its operator.
     """
     try:
-        return _Analysis(program, state).flows()
+        return _Analysis(program, state, is_free).flows()
     except _MISFITS as error:
         if isinstance(error, EvidenceError):
             raise
         raise EvidenceError("a program's call has other arguments than its operator") from None
 
 
-def direct_paths(programs: Mapping[str, Form], state: Mapping[str, Sequence[int]] | None = None) -> list[Path]:
+def direct_paths(
+    programs: Mapping[str, Form],
+    state: Mapping[str, Sequence[int]] | None = None,
+    *,
+    free: Collection[str] = (),
+) -> list[Path]:
     """All direct paths of a run's programs, which may lead from step to step through the state.
 
     Args:
         programs: by digest.
         state: shapes of the declared state, under ``kind/name``.
+        free: those of the programs whose numbers steps may change outside the optimizer's updates.
     """
-    found = {digest: flows(program, state) for digest, program in programs.items()}
+    found = {digest: flows(program, state, is_free=digest in free) for digest, program in programs.items()}
     used = frozenset().union(*(flow.used for each in found.values() for flow in each.values()))
     dirty: dict[str, bool] = {}  # tensors of the state that hold what came directly -> only as unused statistics
     paths: dict[tuple[str, str, str], Path] = {}
@@ -152,8 +161,10 @@ def _paths_into(
 
 
 class _Analysis:
-    def __init__(self, program: Form, state: Mapping[str, Sequence[int]] | None) -> None:
+    def __init__(self, program: Form, state: Mapping[str, Sequence[int]] | None, is_free: bool) -> None:
         self._program = program
+        self._is_free = is_free
+        self._updates = {call for first, last in program.updates for call in range(first, last)}
         self._memory = Memory(program, state)
         self._sources: dict[str, int] = {}
         self._weights = self._buffers = 0
@@ -188,10 +199,18 @@ class _Analysis:
         targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
         inputs = [self._regions[spot.region].value for spot in access.inputs]
         for part in parts_of(access):
+            if not self._is_free and access.number not in self._updates:
+                part = replace(part, others={name: self._number(value) for name, value in part.others.items()})
             values = self._outcome(part, inputs, len(access.results))
             for output in part.outputs:
                 value = values.get(output, values[-1])
                 self._store(access, targets[output], value, fresh=output < len(access.results))
+
+    def _number(self, argument: Any) -> Any:
+        """A fractional number in place of the scalar that stands for it; any other argument as it is."""
+        if isinstance(argument, dict) and set(argument) == {"$scalar"}:
+            return float.fromhex(self._program.scalars[argument["$scalar"]])
+        return argument
 
     def _store(self, access: Access, spot: Spot, value: _Value, *, fresh: bool) -> None:
         region = self._regions[spot.region]

@@ -92,7 +92,13 @@ class WriteWatch:
 
     def _require_unwritten(self, name: str, now: Tensor, copy: Tensor) -> None:
         if not unwritten(now, copy):
-            raise CallerError(f"{name} was written in step {self._step} by something that is no recorded operator")
+            raise self._refusal(name)
+
+    def _refusal(self, name: str) -> CallerError:
+        return CallerError(
+            f"{name} was written in step {self._step} by something that is no recorded operator; "
+            "write it inside of a step, with PyTorch's operators"
+        )
 
     def _touched(self, tensor: Tensor) -> list[_Region]:
         """Regions that a tensor reaches into; no two regions overlap."""

@@ -14,7 +14,7 @@ __all__ = ["is_zero", "visible"]
 
 _KEEPING = """
 neg abs sqrt sgn sign relu tanh erf sin expm1 log1p trunc round floor ceil silu gelu leaky_relu
-sum mean cumsum norm linalg_vector_norm amax amin div native_dropout avg_pool2d _adaptive_avg_pool2d
+sum mean cumsum prod cumprod norm linalg_vector_norm amax amin div native_dropout avg_pool2d _adaptive_avg_pool2d
 """
 
 _MERGES = frozenset({"cat", "stack", "slice_scatter", "select_scatter"})
@@ -22,7 +22,7 @@ _MERGES = frozenset({"cat", "stack", "slice_scatter", "select_scatter"})
 _LIKE_FIRST = (MOVES - _MERGES - {"copy", "constant_pad_nd"}) | LOOKUPS | frozenset(_KEEPING.split())
 """Zero if the first tensor is, whatever the others are."""
 
-_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot"})
+_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "vdot", "_grouped_mm"})
 """Zero if any tensor is."""
 
 _SUMS = _MERGES | {"add", "sub", "maximum", "minimum"}
@@ -42,6 +42,9 @@ _WITH_PRODUCT = {
 }
 """A summand, and two factors of which one must vanish for their product to vanish."""
 
+_FILLED_WITH = {"scalar_tensor": "s", "full": "fill_value", "full_like": "fill_value", "new_full": "fill_value"}
+"""What holds one number, and the argument that gives it."""
+
 _ADDED_AT = {"index_add": "source", "scatter_add": "src", "index_put": "values", "_unsafe_index_put": "values"}
 """What is added (or put) where other arguments say."""
 
@@ -49,6 +52,8 @@ _ADDED_AT = {"index_add": "source", "scatter_add": "src", "index_put": "values",
 def is_zero(part: Part, zeros: Sequence[bool]) -> bool:
     """Tell whether all that an operator makes is zero, given which of its tensor inputs are."""
     name = part.name
+    if name in _FILLED_WITH:
+        return part.others.get(_FILLED_WITH[name]) == 0
     if name in ZEROS or name in SHAPE_ONLY or not part.read:
         return name in ZEROS
     if name == "copy":
@@ -72,6 +77,8 @@ def is_zero(part: Part, zeros: Sequence[bool]) -> bool:
             and ("value" not in part.slots or _vanishes(part, "value", zeros))
             and (part.others.get("value", 0) == 0)
         )
+    if name == "constant_pad_nd":
+        return _vanishes(part, "self", zeros) and part.others.get("value", 0) == 0
     if name in _SUMS:
         added = [part.others[each] for each in ("other", "scalar", "scalars") if each in part.others]
         return not added and all(zeros[slot] for slot in part.read)

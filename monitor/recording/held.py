@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from monitor.replay.steps import ProgramSteps
 from monitor.transcript import Leaf, RunFolder
 
 __all__ = ["HeldState"]
+
+_INSIDE = "write the state inside of the with statement of a step alone"
 
 
 class HeldState:
@@ -50,14 +52,18 @@ class HeldState:
 
     def require_untouched(self) -> None:
         """CallerError if somebody wrote the state between steps."""
+        for refusal in self.written_between():
+            raise refusal
+
+    def written_between(self) -> Iterator[CallerError]:
+        """Why the next step cannot be recorded, for each tensor of the state that was written since the last one."""
         if not self._watched:
             return
-        strays = self._loop.strays()
-        if strays:
-            raise CallerError(f"{strays[0]} was put elsewhere than in chip memory between steps")
+        for name in self._loop.strays():
+            yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {_INSIDE}")
         for name, tensor in self._loop.memory.export().items():
             if not same_bytes(tensor, self.before[name]):
-                raise CallerError(f"{name} was written between steps; only a recorded step may write the state")
+                yield CallerError(f"{name} was written between steps; {_INSIDE}")
 
     def watch(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
         """A watch over the state and the batch of a step that is about to begin."""

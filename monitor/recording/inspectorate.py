@@ -45,6 +45,7 @@ class SimulatedInspectorate:
         self._key, self._lab = SimulatedLab.inspectorate_key(config), config.lab
         self._reference = SimulatedLab.reference_values(config) if reference is None else reference
         self._free, self._direct_paths, self._data = free, direct_paths, data
+        self._admitted: dict[str, Admitted] = {}
 
     def recall(self) -> None:
         """Go on from the trust file of a run's first part, where it is still there."""
@@ -59,7 +60,7 @@ class SimulatedInspectorate:
         signed = Countersigned(
             lab=self._lab,
             declaration=declared,
-            programs={digest: Admitted.of(program) for digest, program in programs.items()},
+            programs={digest: self._admit(digest, program) for digest, program in programs.items()},
             free=self._free,
             direct_paths=self._direct_paths,
             data=self._data,
@@ -71,3 +72,8 @@ class SimulatedInspectorate:
         draft = self._path.with_name(self._path.name + ".new")
         draft.write_text(json.dumps(trust, indent=2) + "\n", encoding="utf-8")
         os.replace(draft, self._path)
+
+    def _admit(self, digest: str, program: Program) -> Admitted:
+        if digest not in self._admitted:
+            self._admitted[digest] = Admitted.of(program)
+        return self._admitted[digest]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import check_shares, is_hyper_name
 from monitor.lab.conduct import simulated_lie
+from monitor.recording.objects import Several
 
-__all__ = ["Options", "check_objects", "checked_lie", "checked_shares", "require_new"]
+__all__ = ["Options", "check_objects", "checked_lie", "checked_shares", "refusals_of_objects", "require_new"]
 
 _SAMPLED = 16
 """Of how many steps one is repeated from its program, unless the caller says otherwise."""
@@ -87,15 +88,20 @@ def checked_lie(lie: str | None, step: int) -> str | None:
 
 def check_objects(model: object, optimizer: object) -> None:
     """CallerError unless model and optimizer are such as can be recorded."""
+    for refusal in refusals_of_objects(model, optimizer):
+        raise refusal
+
+
+def refusals_of_objects(model: object, optimizer: object) -> Iterator[CallerError]:
+    """Each reason why model and optimizer cannot be recorded that shows without a step."""
+    if not isinstance(optimizer, Optimizer | Several):
+        yield CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     if not isinstance(model, nn.Module):
-        raise CallerError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
-    if not isinstance(optimizer, Optimizer):
-        raise CallerError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+        yield CallerError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+        return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type == "meta":
-            raise CallerError(f"{name} lies on meta; a recorded model has tensors with values")
+            yield CallerError(f"{name} lies on meta; a recorded model has tensors with values")
     for name, module in model.named_modules():
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            raise CallerError(f"{name or 'the model'} is compiled; record the model without torch.compile")
         if isinstance(module, torch.jit.ScriptModule):
-            raise CallerError(f"{name or 'the model'} is a script module; record the model without torch.jit")
+            yield CallerError(f"{name or 'the model'} is a script module; record the model without torch.jit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,7 +22,7 @@ from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
-from monitor.declaration.statement import Declaration, class_name, members_of
+from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
 from monitor.lab.conduct import conduct
 from monitor.lab.evidence import chip_evidence, write_answers
@@ -39,10 +40,14 @@ from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.inspectorate import SimulatedInspectorate
+from monitor.recording.objects import named_objects, one_optimizer, original
 from monitor.recording.options import Options, check_objects, checked_lie, checked_shares, require_new
 from monitor.recording.parents import hold, start_from
+from monitor.recording.refusals import Refusal
+from monitor.recording.rehearsal import Rehearsal
 from monitor.recording.resuming import repeat_committed, require_same, require_start
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
+from monitor.recording.starting import free_again, freeing
 from monitor.recording.state import LoopState
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
@@ -81,13 +86,15 @@ class Recorder:
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
             supplied, unless ``monitor.initialised`` built it.
-        optimizer: of the model's parameters.
+        optimizer: of the model's parameters; several in a list, or None for steps that only compute. Those that are
+            frozen when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
         out: run folder that does not exist yet.
         numerics: ``exact`` or ``rounded``.
         seed: decides the lab's keys and the masks of dropout.
         chips: number of chips that the state is spread over, evenly.
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
+        beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
@@ -100,18 +107,22 @@ class Recorder:
         stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
             ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
             hyper-parameters and the global random generators, and ``resume`` gives them back.
+        state: further objects whose tensors the steps write, such as averaged weights, in a list or by name: modules,
+            dicts, lists, and anything with tensors as attributes. They are recorded like the model's buffers.
         started: UTC time of the start; now, if None.
         hours: until the declared end of the run.
         after: the same lab's earlier run, whose chips go on in this one.
         parent: a finished run of a model with the same tensors, whose last weights and buffers this one starts from.
         lie: simulates a lab that tells this one lie, from step ``lie_step`` on; ``train --lie list`` names them. Its
             recorder does not repeat steps.
+        dry_run: write, sign and tell chips nothing; note each refusal under ``refusals`` and go on. ``finish`` raises
+            them all. The arithmetic after a refusal is not that of a recorded run.
 
     Raises:
         CallerError: here and in every step, on anything that cannot be recorded; nothing is committed then.
     """
 
-    _state: Literal["ready", "open", "failed", "quoted", "finished"]
+    _state: Literal["ready", "open", "failed", "withdrawn", "quoted", "finished"]
     _loop: LoopState
     _declared: Declaration
     _source: Source
@@ -121,11 +132,12 @@ class Recorder:
     _start: Program | None = None
     _step: RecordedStep | None = None
     _host_state: HostState | None = None
+    _rehearsal: Rehearsal | None = None
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
         *,
         out: str | Path,
         numerics: str = "exact",
@@ -133,6 +145,7 @@ class Recorder:
         chips: int = 4,
         shares: Sequence[int] | None = None,
         idle_chips: int = 0,
+        beacon_every: int = 0,
         checkpoint_every: int = 4,
         keep: int | None = None,
         schedule: Schedule | None = None,
@@ -143,13 +156,29 @@ class Recorder:
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
         stateful: Mapping[str, object] | None = None,
+        state: Mapping[str, object] | Sequence[object] = (),
         started: datetime | None = None,
         hours: float = 24.0,
         after: str | Path | None = None,
         parent: str | Path | None = None,
         lie: str | None = None,
         lie_step: int = 1,
+        dry_run: bool = False,
     ) -> None:
+        model, chosen = original(model), one_optimizer(optimizer)
+        objects = named_objects(state)
+        if dry_run or Rehearsal.is_wanted():
+            options = Options.of(free_slots, free, direct_paths, check_writes)
+            self._rehearsal = Rehearsal(
+                model,
+                chosen,
+                objects,
+                numerics=numerics,
+                seed=seed,
+                schedule=schedule,
+                options=options,
+            )
+            return
         folder = Path(out)
         require_new(folder)
         begin, duration = started or datetime.now(UTC).replace(microsecond=0), timedelta(hours=hours)
@@ -164,6 +193,7 @@ class Recorder:
                 seed=seed,
                 chips=chips if shares is None else len(shares),
                 idle_chips=idle_chips,
+                beacon_every=beacon_every,
                 lie=lie,
                 lie_step=lie_step,
                 snapshot_rate=snapshot_rate,
@@ -172,15 +202,16 @@ class Recorder:
             )
         past = None if parent is None else start_from(model, Path(parent))
         shares = checked_shares(shares, config.chips)
-        self._adopt(model, optimizer, folder, config, shares, Options.of(free_slots, free, direct_paths, check_writes))
+        options = Options.of(free_slots, free, direct_paths, check_writes)
+        self._adopt(model, chosen, folder, config, shares, options, objects)
         declared = Declaration(
             numerics=numerics,
             seed=seed,
             checkpoint_every=checkpoint_every,
             shares=shares,
-            optimizer=class_name(optimizer),
+            optimizer=optimizer_name(chosen),
             groups=self._groups,
-            parameters=members_of(model, optimizer),
+            parameters=members_of(model, chosen),
             state=self._loop.entries,
             schedule=schedule,
             origin=Origin(state=self._root, parent=past),
@@ -189,7 +220,8 @@ class Recorder:
         if past is None:
             declared, self._start = with_start(declared, model, self._loop.memory.place)
         self._keep_states(stateful)
-        self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
+        with freeing(folder, config):
+            self._begin(declared, StreamSource(lab_salt(config), folder), config, None)
 
     @classmethod
     def of_recipe(
@@ -231,7 +263,7 @@ class Recorder:
     def resume(
         cls,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
         *,
         out: str | Path,
         free_slots: bool = False,
@@ -239,6 +271,7 @@ class Recorder:
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
         stateful: Mapping[str, object] | None = None,
+        state: Mapping[str, object] | Sequence[object] = (),
     ) -> Self:
         """Go on with a run whose process died: the steps after its last checkpoint are repeated from their programs.
 
@@ -251,12 +284,23 @@ class Recorder:
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
             free_slots, free, direct_paths, check_writes: as for the first part.
-            stateful: objects made as for the first part, under the same names.
+            stateful, state: objects made as for the first part, under the same names.
 
         Raises:
             CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states.
             EvidenceError: a committed step does not lead to its committed state again.
         """
+        if Rehearsal.is_wanted():
+            return cls(
+                model,
+                optimizer,
+                out=out,
+                state=state,
+                free_slots=free_slots,
+                free=free,
+                direct_paths=direct_paths,
+            )
+        model, chosen = original(model), one_optimizer(optimizer)
         folder = Path(out)
         lab_folder = lab_path(folder)
         config = SimulatedLab.read_config(lab_folder)
@@ -272,13 +316,13 @@ class Recorder:
             Options.of(free_slots, free, direct_paths, check_writes),
             trusted=run.declared.recipe is not None,
         )
-        recorder._adopt(model, optimizer, folder, config, run.declared.shares, options)
+        recorder._adopt(model, chosen, folder, config, run.declared.shares, options, named_objects(state))
         recorder._keep_states(stateful)
         last = max(writer.steps, 0)
         if stateful is None:
             HostState.require_none(lab_folder, last)
         recorder._start = start_again(model, run)
-        recorder._take_over(run, writer, members_of(model, optimizer), config)
+        recorder._take_over(run, writer, members_of(model, chosen), config)
         if recorder._host_state is not None and recorder._state == "ready":
             recorder._host_state.give_back(last)
         return recorder
@@ -286,7 +330,12 @@ class Recorder:
     @property
     def steps(self) -> int:
         """Number of steps that are recorded."""
-        return self._writer.steps
+        return self._writer.steps if self._rehearsal is None else self._rehearsal.steps
+
+    @property
+    def refusals(self) -> Sequence[Refusal]:
+        """What a dry run has found so far that cannot be recorded."""
+        return () if self._rehearsal is None else tuple(self._rehearsal.refusals)
 
     @property
     def run_id(self) -> str:
@@ -304,6 +353,8 @@ class Recorder:
         Args:
             batch: every tensor that the body reads from outside: a tensor, or dicts, tuples and lists of them.
         """
+        if self._rehearsal is not None:
+            return self._rehearsal.step(batch)
         return RecordedStep(functools.partial(self._open_step, batch), self._close_step)
 
     @property
@@ -312,7 +363,13 @@ class Recorder:
         return str(self._loop.memory.digest().root)
 
     def finish(self) -> str:
-        """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state."""
+        """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state.
+
+        Raises:
+            CallerError: no step was recorded, or the state was written since; after a dry run, with all refusals.
+        """
+        if self._rehearsal is not None:
+            return self._rehearsal.finish()
         root = self._root
         if self._state == "quoted":
             self._writer.finish({})
@@ -331,6 +388,7 @@ class Recorder:
             self._held.repeat_segment(RunFolder(self.folder, self._lab.key.verifying), steps)
         files = self._checkpoints.whole(steps)
         self._conduct.before_evidence(self._host)
+        self._host.show_time(steps)
         evidence = chip_evidence(self._lab, self._host.hand_over)
         write_answers(self._lab, self.folder)
         self._writer.finish({**files, **evidence})
@@ -350,6 +408,7 @@ class Recorder:
         config: LabConfig,
         shares: Sequence[int],
         options: Options,
+        objects: Mapping[str, object] | None = None,
     ) -> None:
         """Take model and optimizer into chip memory; nothing is on disk yet."""
         check_objects(model, optimizer)
@@ -361,7 +420,7 @@ class Recorder:
         self._is_watched = not options.trusted
         self._is_checked = not options.trusted and not self._conduct.lies
         self._state = "ready"
-        self._loop = LoopState(model, optimizer, shares, complete=options.trusted)
+        self._loop = LoopState(model, optimizer, shares, complete=options.trusted, objects=objects)
         names = {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}
         if not options.direct_paths <= names:
             raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
@@ -497,6 +556,8 @@ class Recorder:
             reasons = {
                 "open": "a step is open; leave its with statement first",
                 "failed": "a step failed, so this recorder cannot go on; Recorder.resume can, from the last step",
+                "withdrawn": "the first step was refused, and the folder is free again; make model, optimizer and "
+                "recorder anew",
                 "quoted": "the chips have given their evidence; only finish() is left",
                 "finished": "the run is finished",
             }
@@ -540,8 +601,8 @@ class Recorder:
         """Whatever looks at the operators of a step that is about to begin."""
         observer = self._conduct.observer(step)
         if self._options.trusted and self._programs.known:
-            return Follower(next(iter(self._programs.known.values())), keys, observer)
-        capture = Capture(keys, watch, observer)
+            return Follower(next(iter(self._programs.known.values())), keys, self._loop.memory.meter, observer)
+        capture = Capture(keys, watch, observer, meter=self._loop.memory.meter)
         present = {name: tensor for name, tensor in self._loop.current().items() if tensor is not None}
         capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         return capture
@@ -557,6 +618,9 @@ class Recorder:
             self._updates.end()
             if self._state == "failed":
                 self._lab.cut_power()
+                is_refusal = isinstance(sys.exception(), CallerError)
+                if is_refusal and not self._writer.steps and free_again(self.folder, self._lab.config):
+                    self._state = "withdrawn"
 
     def _record(self, taken: RecordedStep, opened: OpenStep) -> None:
         """Turn what was seen of a step into a committed one."""
@@ -601,7 +665,7 @@ class Recorder:
         files = {log_path(step): log, **self._source.step_files(step, opened.content)}
         files |= self._checkpoints.of_past(step, program)
         if is_new:
-            self._programs.known[program.digest] = program
+            self._programs.know(program)
             self._agree()
             files[program_path(program.digest)] = program.encoded
         self._held.remember()

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.declaration.statement import Declaration, class_name
+from monitor.declaration.statement import Declaration, optimizer_name
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
 from monitor.lab.reexecution import LabSteps
@@ -32,7 +32,7 @@ def require_same(
 ) -> Declaration:
     """The run's declaration; CallerError unless model and optimizer are those that it declares."""
     declared = run.declared
-    mine = replace(declared, optimizer=class_name(optimizer), parameters=parameters, state=loop.entries)
+    mine = replace(declared, optimizer=optimizer_name(optimizer), parameters=parameters, state=loop.entries)
     keys = [set(group) - {_SCHEDULED} for group in declared.groups]  # a schedule may come before or after
     if mine != declared or [set(group) - {_SCHEDULED} for group in groups] != keys:
         raise CallerError(f"{run.folder.name} was recorded with another model or optimizer")
@@ -55,15 +55,14 @@ def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: L
     Raises:
         EvidenceError: a committed step does not lead to its committed state again.
     """
-    start = run.checkpoint_before(leaves[-1].step)
+    start = run.checkpoint_before(max(leaves[-1].step - 1, 0))  # of the last one the chips may not have heard
     first = start + (start > 0)  # the first that is whole again: a checkpoint holds what its next step reads
     for leaf in leaves[:first]:
         host.keep(leaf)
-    steps = LabSteps(run, start, conduct, device=loop.memory.place)
+    steps = LabSteps(run, start, conduct, memory=loop.memory)
     for leaf in leaves[first:]:
         if leaf.step and steps.take()[0] != leaf:
             raise EvidenceError(f"step {leaf.step} does not lead to its committed state; this run cannot be resumed")
-        loop.memory.load(steps.memory.export())
         if leaf.step == first:
             host.attach_memory(first)
         host.keep(leaf)

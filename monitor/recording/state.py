@@ -7,7 +7,7 @@ each has its place from the start, zeros while it is absent.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,12 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import StateEntry
+from monitor.recording.objects import tensors_held
 from monitor.sharding import Layout, ShardedMemory, StateDigest
 
-__all__ = ["LoopState"]
+__all__ = ["FROM_THE_START", "LoopState"]
+
+FROM_THE_START = "give it all that will ever learn from the start, and freeze that by requires_grad_(False) until then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class LoopState:
 
     Args:
         shares: how many equal parts of it each chip holds.
+        objects: what else holds tensors that the steps write, by name; these count as buffers.
         complete: the optimizer holds all the state that it will ever have, so that no trial step need show it.
 
     Attributes:
@@ -46,9 +50,16 @@ class LoopState:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, shares: Sequence[int], *, complete: bool = False
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        shares: Sequence[int],
+        *,
+        complete: bool = False,
+        objects: Mapping[str, object] | None = None,
     ) -> None:
         self._model = model
+        self._objects = objects or {}
         self._optimizer = optimizer
         self._names = _parameter_names(model, optimizer)
         forthcoming: dict[tuple[str, str], Tensor] = {}
@@ -79,7 +90,9 @@ class LoopState:
         """
         for parameter, slots in self._optimizer.state.items():
             if parameter not in self._names:
-                raise CallerError("the optimizer has got another parameter since the recorder was made")
+                raise CallerError(
+                    f"the optimizer has got another parameter since the recorder was made; {FROM_THE_START}"
+                )
             for key, value in slots.items():
                 if isinstance(value, Tensor) and ("optimizer", f"{self._names[parameter]}/{key}") not in self._bindings:
                     raise CallerError(f"the optimizer has grown the state {key} of {self._names[parameter]}")
@@ -139,8 +152,13 @@ class LoopState:
         for name, buffer in self._model.named_buffers():
             tensors["buffer", name] = buffer.detach()
             bindings["buffer", name] = self._buffer(name)
+        for holder in tensors_held(self._objects, [*self._model.parameters(), *self._model.buffers()]):
+            held = holder.get()
+            assert held is not None
+            tensors["buffer", holder.name] = held.detach()
+            bindings["buffer", holder.name] = _Binding(holder.get, holder.put)
         for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad or parameter in self._names:  # a frozen one may learn later
                 gradient = parameter.grad
                 tensors["gradient", name] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
                 bindings["gradient", name] = _gradient(parameter)
@@ -236,7 +254,7 @@ def _forthcoming(
         twin = copy.deepcopy(optimizer)
         for group in twin.param_groups:
             for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+                parameter.grad = torch.zeros_like(parameter)
         twin.step()
     except CallerError:
         raise

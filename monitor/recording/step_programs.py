@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,15 +14,23 @@ from monitor.declaration.slots import StepNumbers
 from monitor.declaration.statement import Declaration
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture, digest_reads
-from monitor.programs.program import MAXIMUM_PROGRAMS, Program
+from monitor.programs.program import MANY_PROGRAMS, MAXIMUM_PROGRAMS, Program
 from monitor.recording.following import Follower
 from monitor.recording.options import Options
+from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
 from monitor.transcript import Execution
 
-__all__ = ["StepPrograms"]
+__all__ = ["StepPrograms", "changed_constants", "changed_number", "differences"]
 
 Hyper = Mapping[str, Any]
+
+_FEWER = (
+    "pad the shapes of batches to a few sizes (monitor.padded), and keep whole numbers among arguments and branches "
+    "the same from step to step"
+)
+_LITERAL = "aten.lift_fresh.default"
+"""The call by which torch.tensor hands over what it made of Python's numbers."""
 
 
 class StepPrograms:
@@ -46,12 +55,14 @@ class StepPrograms:
         start: Mapping[str, Tensor],
     ) -> None:
         self.known: dict[str, Program] = {}
+        self._by_form: dict[tuple[Any, ...], list[Program]] = {}
         self._declared, self._groups, self._options = declared, groups, options
         self._rules = StepNumbers(declared, start) if checked else None
 
     def recall(self, program: Program, execution: Execution) -> None:
         """Take note of a step that was recorded before."""
-        program = self.known.setdefault(execution.program, program)
+        self.know(program)
+        program = self.known[execution.program]
         if self._rules is not None:
             self._rules.take(program, execution.slots, execution.hyper)
 
@@ -69,13 +80,13 @@ class StepPrograms:
         Raises:
             CallerError: a number or a tensor of the step is not explained by the declaration.
         """
-        changes = self._changes(step, updates)
+        changes = self.changes(step, updates)
         if isinstance(observed, Follower):
             program, slots = observed.program, observed.slots()
         else:
             captured = observed.program(state, batch_layout(batch), updates.places, loss)
             program = self.same(captured, observed)
-            slots = _differences(captured, program)
+            slots = differences(captured, program)
         if self._rules is not None:
             self._require_bound(self._rules, program, slots, changes)
         reads = digest_reads(observed.reads)
@@ -100,32 +111,51 @@ class StepPrograms:
             )
         unexplained = rules.unexplained()
         if unexplained and not self._options.free_slots:
-            raise CallerError(
-                f"a number that {unexplained[0].operator} takes changes from step to step outside the optimizer's "
-                "updates; pass it as a tensor of the batch, or allow free_slots=True"
-            )
+            raise CallerError(changed_number(unexplained[0].operator))
 
     def same(self, captured: Program, capture: Capture) -> Program:
         """The program of the captured one's structure that a step ran before, or the captured one itself."""
-        structure = captured.structure()
-        program = next((known for known in self.known.values() if known.structure() == structure), captured)
-        for number, (one, other) in enumerate(zip(captured.constants, program.constants, strict=True)):
-            if one != other:
-                raise CallerError(
-                    f"{capture.reader_of(number)} reads a tensor that changes from step to step, and that no recorded "
-                    "operator, state or batch produced; declare it in the batch or register it as a buffer"
-                )
-        if program is captured and len(self.known) == MAXIMUM_PROGRAMS:
-            raise CallerError(
-                f"the run has {MAXIMUM_PROGRAMS} different programs already; keep the shapes of batches, whole "
-                "numbers among arguments and branches the same from step to step"
-            )
+        program = self.alike(captured)
+        for _, refusal in changed_constants(captured, program, capture):
+            raise refusal
+        if program is captured:
+            self._count_another()
         return program
 
-    def _changes(self, step: int, updates: OptimizerUpdates) -> tuple[Hyper, ...]:
-        """For each parameter group, the hyper-parameters of a step that differ from the declared ones."""
+    def alike(self, captured: Program) -> Program:
+        """The known program of the same structure, or the captured one."""
+        structure = captured.structure()
+        others = self._by_form.get(_form(captured), ())
+        return next((known for known in others if known.structure() == structure), captured)
+
+    def _count_another(self) -> None:
+        if len(self.known) >= MAXIMUM_PROGRAMS:
+            raise CallerError(f"the run has {MAXIMUM_PROGRAMS} different programs already; {_FEWER}")
+        if len(self.known) == MANY_PROGRAMS:
+            size = sum(len(program.encoded) for program in self.known.values())
+            warnings.warn(
+                f"this step runs program {MANY_PROGRAMS + 1} of the run; those before take {size} bytes on disk and "
+                f"some fifteen times as much memory here and at each inspection; at most {MAXIMUM_PROGRAMS} can "
+                f"be recorded; {_FEWER}",
+                stacklevel=2,
+            )
+
+    def know(self, program: Program) -> None:
+        """Take note of a program that a step ran."""
+        if program.digest not in self.known:
+            self.known[program.digest] = program
+            self._by_form.setdefault(_form(program), []).append(program)
+
+    def changes(self, step: int, updates: OptimizerUpdates) -> tuple[Hyper, ...]:
+        """For each parameter group, the hyper-parameters of a step that differ from the declared ones.
+
+        Raises:
+            CallerError: one may not differ, or does not follow its schedule.
+        """
         if len(updates.used) != len(self._groups):
-            raise CallerError("the optimizer has got another parameter group since the recorder was made")
+            raise CallerError(
+                f"the optimizer has got another parameter group since the recorder was made; {FROM_THE_START}"
+            )
         changes: list[Hyper] = []
         schedule = self._declared.schedule
         for now, declared in zip(updates.used, self._groups, strict=True):
@@ -141,7 +171,37 @@ class StepPrograms:
         return tuple(changes)
 
 
-def _differences(captured: Program, program: Program) -> dict[str, tuple[int, ...]]:
+def changed_number(operator: str) -> str:
+    """Why a step cannot be recorded in which an operator takes another number than in the step before."""
+    return (
+        f"a number that {operator} takes changes from step to step outside the optimizer's updates; pass it as a "
+        "tensor of the batch, or have lab and inspector agree by free_slots=True"
+    )
+
+
+def changed_constants(captured: Program, program: Program, capture: Capture) -> Iterator[tuple[int, CallerError]]:
+    """The numbers of constants that are not the known program's, each with why it cannot be recorded."""
+    for number, (one, other) in enumerate(zip(captured.constants, program.constants, strict=True)):
+        if one == other:
+            continue
+        reader = capture.reader_of(number)
+        cause = (
+            "a tensor that is made of Python's numbers changes from step to step; pass it as a tensor of the batch"
+            if reader == _LITERAL
+            else f"{reader} reads a tensor that changes from step to step and that nothing in this step made: state of "
+            "an object that you did not pass; list the object under state=[…], register the tensor as a buffer of the "
+            "model, or pass it in the batch if it is data"
+        )
+        yield number, CallerError(cause)
+
+
+def _form(program: Program) -> tuple[Any, ...]:
+    """What programs of one structure share, and few others do."""
+    shapes = tuple((name, *layout["shape"]) for name, layout in sorted(program.batch.items()))
+    return len(program.calls), len(program.scalars), program.updates, shapes
+
+
+def differences(captured: Program, program: Program) -> dict[str, tuple[int, ...]]:
     """Each value of a captured step that differs from its program's own, with the numbers of its scalars."""
     slots: dict[str, list[int]] = {}
     for number, (mine, known) in enumerate(zip(captured.scalars, program.scalars, strict=True)):

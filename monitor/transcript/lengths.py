@@ -40,7 +40,7 @@ def check_lengths(declared: Declaration, files: Mapping[str, Entry]) -> None:
         most = _bound(declared, path)
         if most is not None and entry.length > most.most:
             raise EvidenceError(f"{path} is signed as {entry.length} bytes long: at most {most.most} {most.what}")
-    limits.PROGRAM_BYTES.check(sum(entry.length for path, entry in files.items() if path.startswith("programs/")))
+    limits.PROGRAMS_BYTES.check(sum(entry.length for path, entry in files.items() if path.startswith("programs/")))
 
 
 def batch_bytes(layouts: Mapping[str, Mapping[str, Any]]) -> int:

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from monitor.numerics.operators.row import Code, Row
 
-__all__ = ["composition", "rms_norm", "rms_norm_backward"]
+__all__ = ["composition", "rms_norm", "rms_norm_backward", "weight_norm_backward"]
 
 
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
@@ -37,6 +37,14 @@ def rms_norm_backward(
         if split:
             grad_weight = grad_weight.sum(list(range(split)))
     return grad_x if output_mask[0] else None, grad_weight
+
+
+def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Gradients of v · g / ‖v‖, the norm over all dimensions but one (Salimans and Kingma 2016, equation 3)."""
+    others = [each for each in range(v.dim()) if each != dim % v.dim()]
+    along = (grad * v).sum(others, keepdim=True)
+    inner = grad - v * torch.div(along, norms * norms)
+    return torch.div(g, norms) * inner, torch.div(along, norms)
 
 
 def composition(row: Row, func: OpOverload) -> Code | None:

@@ -242,8 +242,26 @@ def cast(_: Backend, x: Tensor, **kwargs: Any) -> Tensor:
     if dtype in HALF and x.dtype not in HALF:
         _refuse_autocast("aten._to_copy.default")
     if dtype is not None and x.dtype.is_floating_point and not (dtype.is_floating_point or dtype == torch.bool):
+        if dtype in _WIDE:
+            return _saturated(x, dtype).to(device=kwargs.get("device") or x.device)
         _check_integer_range(x, dtype)
     return torch.ops.aten._to_copy.default(x, **kwargs)  # type: ignore[no-any-return]
+
+
+_WIDE = (torch.int32, torch.int64)
+
+
+def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest integer towards zero; what lies outside the type becomes its nearest number, NaN zero.
+
+    C++ leaves that undefined, and processors differ. T5's buckets of relative positions cast log(0), and choose what
+    came of it nowhere.
+    """
+    bounds = torch.iinfo(dtype)
+    wide = x.to(torch.float64)
+    above, below = wide >= bounds.max + 1.0, wide <= bounds.min
+    inside = torch.where(above | below | wide.isnan(), torch.zeros_like(wide), wide).to(dtype)
+    return torch.where(above, bounds.max, torch.where(below, bounds.min, inside))
 
 
 def _check_integer_range(x: Tensor, dtype: torch.dtype) -> None:
@@ -255,6 +273,8 @@ def _check_integer_range(x: Tensor, dtype: torch.dtype) -> None:
 
 def copy(_: Backend, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if source.dtype.is_floating_point and not (x.dtype.is_floating_point or x.dtype == torch.bool):
+        if x.dtype in _WIDE:
+            return torch.ops.aten.copy.default(x, _saturated(source, x.dtype))  # type: ignore[no-any-return]
         _check_integer_range(source, x.dtype)
     return torch.ops.aten.copy.default(x, source)  # type: ignore[no-any-return]
 

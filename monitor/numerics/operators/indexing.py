@@ -11,16 +11,23 @@ from torch import Tensor
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.geometry import places
+from monitor.numerics.operators import volumes
 
 __all__ = [
+    "adaptive_max_pool",
+    "adaptive_max_pool_backward",
     "adaptive_pool_backward",
     "avg_pool",
+    "avg_pool_3d",
+    "avg_pool_3d_backward",
     "avg_pool_backward",
     "embedding_backward",
     "index",
     "index_add",
     "index_put",
     "max_pool",
+    "max_pool_3d",
+    "max_pool_3d_backward",
     "max_pool_backward",
     "scatter_add",
     "scatter_src",
@@ -118,12 +125,14 @@ def _pair(value: Sequence[int]) -> tuple[int, int]:
     return (value[0], value[-1])
 
 
+def _triple(value: Sequence[int]) -> tuple[int, ...]:
+    return tuple(value) * (3 if len(value) == 1 else 1)
+
+
 def _windows(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool, operator: str
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, tuple[int, int]]:
-    """(n·c, kh·kw, places) patches of zero-padded ``x`` and the output height and width."""
-    if ceil_mode or x.dim() != 4:
-        raise UnsupportedOperator(operator, "only 4-D inputs without ceil_mode are built")
+    """(n·c, kh·kw, places) patches of zero-padded ``x`` (n, c, h, w) and the output height and width."""
     (kh, kw), (ph, pw), (sh, sw) = _pair(kernel), _pair(padding), _pair(stride or kernel)
     n, c, h, w = x.shape
     out = places(h, kh, sh, 1, 2 * ph), places(w, kw, sw, 1, 2 * pw)
@@ -142,7 +151,7 @@ def _divisor(
     """Divisor for each output place, shape (1, places) or ()."""
     if divisor_override is None and not count_include_pad and any(padding):
         ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
-        return _windows(ones, kernel, stride, padding, False, "aten.avg_pool2d")[0].sum(1)
+        return _windows(ones, kernel, stride, padding)[0].sum(1)
     size = divisor_override or _pair(kernel)[0] * _pair(kernel)[1]
     return torch.full((), size, dtype=x.dtype, device=x.device)
 
@@ -157,9 +166,41 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    patches, out = _windows(x, kernel, stride, padding, ceil_mode, "aten.avg_pool2d")
+    if ceil_mode or x.dim() != 4:
+        sides = (_pair(kernel), _pair(stride) if stride else (), _pair(padding))
+        return volumes.average(backend, x, *sides, ceil_mode, count_include_pad, divisor_override)
+    patches, out = _windows(x, kernel, stride, padding)
     divisor = _divisor(x, kernel, stride, padding, count_include_pad, divisor_override)
     return torch.div(backend.sum(patches, [1], False), divisor).reshape(*x.shape[:2], *out)
+
+
+def avg_pool_3d(
+    backend: Backend,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    sides = (_triple(kernel), _triple(stride) if stride else (), _triple(padding))
+    return volumes.average(backend, x, *sides, ceil_mode, count_include_pad, divisor_override)
+
+
+def avg_pool_3d_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    sides = (_triple(kernel), _triple(stride) if stride else (), _triple(padding))
+    return volumes.average_backward(backend, grad, x, *sides, ceil_mode, count_include_pad, divisor_override)
 
 
 def _spread_windows(
@@ -168,7 +209,7 @@ def _spread_windows(
     """Add (n·c, kh·kw, places) values at the input places that their windows cover."""
     n, c, h, w = x_shape
     numbers = torch.arange(1, h * w + 1, dtype=torch.float64, device=values.device).reshape(1, 1, h, w)
-    target = _windows(numbers, kernel, stride, padding, False, "aten.avg_pool2d_backward")[0].reshape(-1).long()
+    target = _windows(numbers, kernel, stride, padding)[0].reshape(-1).long()
     rows = values.reshape(n * c, -1).t()
     summed = backend.scatter_rows(h * w + 1, target, rows)
     return summed[1:].t().reshape(n, c, h, w)
@@ -185,7 +226,10 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    patches, _ = _windows(x, kernel, stride, padding, ceil_mode, "aten.avg_pool2d_backward")
+    if ceil_mode or x.dim() != 4:
+        sides = (_pair(kernel), _pair(stride) if stride else (), _pair(padding))
+        return volumes.average_backward(backend, grad, x, *sides, ceil_mode, count_include_pad, divisor_override)
+    patches, _ = _windows(x, kernel, stride, padding)
     share = torch.div(
         grad.reshape(patches.shape[0], -1), _divisor(x, kernel, stride, padding, count_include_pad, divisor_override)
     )
@@ -239,8 +283,50 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    planes = x.shape[:-2].numel()
-    size = x.shape[-2] * x.shape[-1]
+    return _scatter_largest(backend, grad, x, indices, 2)
+
+
+def max_pool_3d(
+    _: Backend,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    out, index = torch.ops.aten.max_pool3d_with_indices.default(
+        x.contiguous(), kernel, stride, padding, dilation, ceil_mode
+    )
+    return out, index
+
+
+def max_pool_3d_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    return _scatter_largest(backend, grad, x, indices, 3)
+
+
+def adaptive_max_pool(_: Backend, x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    out, index = torch.ops.aten.adaptive_max_pool2d.default(x.contiguous(), output_size)
+    return out, index
+
+
+def adaptive_max_pool_backward(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    return _scatter_largest(backend, grad, x, indices, 2)
+
+
+def _scatter_largest(backend: Backend, grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
+    """Add each gradient where its window's largest element lies, over the last ``rank`` dimensions."""
+    planes, size = x.shape[:-rank].numel(), x.shape[-rank:].numel()
     offsets = torch.arange(planes, device=x.device).reshape(-1, 1) * size
     target = (indices.reshape(planes, -1) + offsets).reshape(-1)
     return backend.scatter_rows(planes * size, target, grad.reshape(-1, 1)).reshape(x.shape)

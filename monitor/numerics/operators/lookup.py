@@ -32,8 +32,9 @@ Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _REMEDIES = {
     "autocast": "switch autocast off; keep parameters in one format",
     "_amp_": "switch the gradient scaler off",
+    "_thnn_fused": "record a recurrent layer on a CPU, or write its cell with plain operators",
     "_fused_": "build the optimizer with fused=False",
-    "mkldnn": "switch torch.backends.mkldnn off for this model",
+    "mkldnn": "leave the layer's choice of kernels to the recorder",
     "_linalg_": "decompose the model's linear algebra into matrix products",
     "quantize": "train without quantised operators",
     "sparse": "use dense tensors",
@@ -109,7 +110,9 @@ def remedy_for(name: str) -> str:
     for part, remedy in _REMEDIES.items():
         if part in name:
             return remedy
-    return "write it with operators listed by `chipwitness operators`, or train with native numerics"
+    return (
+        "write it with operators that `chipwitness operators` lists, or compute it before the step as part of the batch"
+    )
 
 
 def overload_named(name: str) -> OpOverload | None:

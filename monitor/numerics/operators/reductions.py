@@ -17,11 +17,17 @@ __all__ = [
     "all_dims",
     "along",
     "arg",
+    "cumprod",
     "cumsum",
     "extreme",
     "extreme_all",
+    "histogram",
     "logsumexp",
     "mean",
+    "norm_along",
+    "product_along",
+    "product_of_all",
+    "smallest_and_largest",
     "sort",
     "std",
     "sum_over",
@@ -56,7 +62,7 @@ def sum_over(
     if dtype is not None:
         x = x.to(dtype)
     if not x.dtype.is_floating_point:
-        return torch.sum(x, all_dims(x, dims), keepdim=keepdim) if x.dim() else torch.sum(x)
+        return torch.sum(x, all_dims(x, dims), keepdim=keepdim, dtype=dtype) if x.dim() else torch.sum(x, dtype=dtype)
     return _sum_float(backend, x, dims, keepdim)
 
 
@@ -141,6 +147,82 @@ def extreme_all(largest: bool) -> Any:
     return reduce
 
 
+def smallest_and_largest(
+    backend: Backend, x: Tensor, *, dim: int | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = () if dim is None else (dim,)
+    smallest, largest = (extreme(which)(backend, x, dims, keepdim) for which in (False, True))
+    return smallest, largest
+
+
+def histogram(_: Backend, x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor:
+    """Counts of the elements in each of equal bins from low to high, both included; those outside are left out.
+
+    An element lies in bin ⌊((x − low) / (high − low)) · bins⌋, each operation rounded to FP32, or in the last.
+    """
+    flat = x.reshape(-1).to(torch.float32)
+    first, last = (torch.full((), float(value), device=x.device) for value in (low, high))
+    if low == high and flat.numel():
+        first, last = flat.amin(), flat.amax()
+    if bool((first == last).all()):
+        first, last = first - 1.0, last + 1.0
+    if not bool((first.isfinite() & last.isfinite()).all()):
+        raise UnsupportedOperator("aten.histc", "a range that is not finite; give min and max")
+    kept = flat[(flat >= first) & (flat <= last)]
+    places = (torch.div(kept - first, last - first) * float(bins)).floor().clamp(0, bins - 1).long()
+    return torch.bincount(places, minlength=bins).to(x.dtype)
+
+
+def product_of_all(backend: Backend, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return product_along(backend, x.reshape(-1), 0, dtype=dtype)
+
+
+def product_along(
+    _: Backend, x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Neighbours are multiplied, then neighbours among these products, and so on; a lone last one waits."""
+    if dtype is not None:
+        x = x.to(dtype)
+    if not x.dtype.is_floating_point:
+        return torch.prod(x, dim, keepdim=keepdim, dtype=dtype)
+    if x.dim() == 0:
+        return x.clone()
+    rest = x.movedim(dim, 0)
+    if not len(rest):
+        rest = torch.ones((1, *rest.shape[1:]), dtype=x.dtype, device=x.device)
+    while len(rest) > 1:
+        even = len(rest) // 2 * 2
+        rest = torch.cat([rest[0:even:2] * rest[1:even:2], rest[even:]])
+    return rest.movedim(0, dim).contiguous() if keepdim else rest[0].clone()
+
+
+def cumprod(_: Backend, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Running products in doubling steps (Hillis and Steele 1986): each is the product of two halves, rounded once."""
+    if dtype is not None:
+        x = x.to(dtype)
+    if not x.dtype.is_floating_point:
+        return torch.cumprod(x, dim, dtype=dtype)
+    if x.dim() == 0:
+        return x.clone()
+    out, step = x.movedim(dim, 0), 1
+    while step < len(out):
+        out = torch.cat([out[:step], out[step:] * out[:-step]])
+        step *= 2
+    return out.movedim(0, dim).contiguous()
+
+
+def norm_along(
+    backend: Backend,
+    x: Tensor,
+    order: float | None,
+    dims: Dims,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return vector_norm(backend, x, 2 if order is None else order, dims, keepdim, dtype=dtype)
+
+
 def logsumexp(backend: Backend, x: Tensor, dims: Dims, keepdim: bool = False) -> Tensor:
     listed = all_dims(x, dims)
     top = x.amax(listed, keepdim=True) + 0.0
@@ -199,5 +281,5 @@ def cumsum(_: Backend, x: Tensor, dim: int, *, dtype: torch.dtype | None = None)
     if dtype is not None:
         x = x.to(dtype)
     if not x.dtype.is_floating_point:
-        return torch.cumsum(x, dim)
+        return torch.cumsum(x, dim, dtype=dtype)
     return order_free_cumsum(x, dim)

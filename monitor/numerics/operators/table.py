@@ -7,7 +7,7 @@ case to the battery (``analysis.bench.battery_cases``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from monitor.numerics.engines.cpu.fused import losses as fused_losses
 from monitor.numerics.engines.cpu.fused import normalisation as fused_norms
 from monitor.numerics.engines.cpu.fused import pointwise as fused
 from monitor.numerics.operators import (
+    bags,
     compositions,
     elementwise,
     indexing,
@@ -27,6 +28,8 @@ from monitor.numerics.operators import (
     normalisation,
     random,
     reductions,
+    resampling,
+    temporal,
 )
 from monitor.numerics.operators.row import Code, Kind, Row
 
@@ -51,7 +54,7 @@ def _code(names: str, code: Code, **facts: Any) -> Iterator[Row]:
 def _exact() -> Section:
     """Data movement, comparisons, single operations: exact on every device."""
     movement = """
-        lift_fresh lift_fresh_copy view _unsafe_view t transpose.int permute expand slice.Tensor select.int unsqueeze
+        lift_fresh lift_fresh_copy view _unsafe_view t permute expand slice.Tensor select.int unsqueeze
         squeeze squeeze.dim squeeze.dims clone cat stack split.Tensor split_with_sizes unbind.int as_strided diagonal
         unfold im2col constant_pad_nd flip roll repeat tril triu slice_backward select_backward unsafe_split.Tensor
         slice_scatter diagonal_copy view.dtype zeros zeros_like ones ones_like full full_like new_zeros new_ones
@@ -68,6 +71,7 @@ def _exact() -> Section:
         _rows("alias detach", "exact", counted=False),
         _rows("empty.memory_format empty_like empty_strided new_empty new_empty_strided", "exact", unset=True),
         _rows(movement + logic, "exact"),
+        _rows("transpose.int", "exact", in_place="aten.transpose_.default"),
     )
 
 
@@ -85,12 +89,14 @@ def _decomposed() -> Section:
         smooth_l1_loss_backward huber_loss huber_loss_backward xlogy.Tensor elu_backward softplus_backward
         leaky_relu_backward hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward mish
         mish_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward _adaptive_avg_pool2d pixel_shuffle addr
+        _prelu_kernel _prelu_kernel_backward pixel_unshuffle _weight_norm_interface multi_margin_loss
         addmv celu logaddexp unfold_backward select_scatter index_copy index_fill.int_Scalar nan_to_num sinc
     """
     return (
         _rows("_fused_rms_norm", "decomposed", code=compositions.rms_norm),
         _rows("_fused_rms_norm_backward", "decomposed", code=compositions.rms_norm_backward),
         _rows(by_pytorch, "decomposed"),
+        _rows("_weight_norm_interface_backward", "decomposed", code=compositions.weight_norm_backward),
     )
 
 
@@ -153,6 +159,12 @@ def _reductions() -> Section:
         _code("amin", r.extreme(False)),
         _code("max", r.extreme_all(True)),
         _code("min", r.extreme_all(False)),
+        _code("aminmax", r.smallest_and_largest),
+        _code("histc", r.histogram),
+        _code("prod", r.product_of_all),
+        _code("prod.dim_int", r.product_along),
+        _code("cumprod", r.cumprod),
+        _code("norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype", r.norm_along),
         _code("logsumexp", r.logsumexp, native_if_empty=True),
         _code("max.dim", r.along(True)),
         _code("min.dim", r.along(False)),
@@ -170,8 +182,9 @@ def _products() -> Section:
         product("mm bmm", linear.product, factors=(0, 1), settled=True),
         product("addmm", linear.addmm, factors=(1, 2), fused=fused_activations.addmm),
         product("baddbmm", linear.baddbmm, factors=(1, 2)),
+        product("_grouped_mm", linear.grouped, factors=(0, 1), settled=True),
         product("mv", linear.mv, factors=(0, 1)),
-        product("dot", linear.dot, factors=(0, 1)),
+        product("dot vdot", linear.dot, factors=(0, 1)),
         product("convolution", linear.convolution, factors=(0, 1)),
         product("convolution_backward", linear.convolution_backward, factors=(0, 1, 2)),
     )
@@ -207,10 +220,40 @@ def _indexing() -> Section:
         _code("index_put _unsafe_index_put", i.index_put),
         _code("avg_pool2d", i.avg_pool),
         _code("avg_pool2d_backward", i.avg_pool_backward),
+        _code("avg_pool3d", i.avg_pool_3d),
+        _code("avg_pool3d_backward", i.avg_pool_3d_backward),
+        _code("max_pool3d_with_indices", i.max_pool_3d),
+        _code("max_pool3d_with_indices_backward", i.max_pool_3d_backward, settled=True),
+        _code("adaptive_max_pool2d", i.adaptive_max_pool),
+        _code("adaptive_max_pool2d_backward", i.adaptive_max_pool_backward, settled=True),
+        _code("_embedding_bag _embedding_bag_forward_only", bags.bag),
+        _code("_embedding_bag_backward", bags.bag_backward, settled=True),
+        _code("_embedding_bag_per_sample_weights_backward", bags.bag_weights_backward),
         _code("_adaptive_avg_pool2d_backward", i.adaptive_pool_backward),
         _code("max_pool2d_with_indices", i.max_pool),
         _code("max_pool2d_with_indices_backward", i.max_pool_backward, settled=True, fused=pool),
     )
+
+
+def _resamplings() -> Section:
+    found: list[Iterator[Row]] = []
+    for kind, names in _RESAMPLED.items():
+        for rank, name in names.items():
+            found.append(_code(name, resampling.upsample(kind, rank)))
+            found.append(_code(f"{name}_backward", resampling.downsample(kind, rank)))
+    return tuple(found)
+
+
+_RESAMPLED: Mapping[resampling.Kind, Mapping[int, str]] = {
+    "nearest": {1: "upsample_nearest1d", 2: "upsample_nearest2d", 3: "upsample_nearest3d"},
+    "nearest exact": {
+        1: "_upsample_nearest_exact1d",
+        2: "_upsample_nearest_exact2d",
+        3: "_upsample_nearest_exact3d",
+    },
+    "linear": {1: "upsample_linear1d", 2: "upsample_bilinear2d", 3: "upsample_trilinear3d"},
+    "cubic": {2: "upsample_bicubic2d"},
+}
 
 
 def _losses() -> Section:
@@ -220,6 +263,8 @@ def _losses() -> Section:
         _code("nll_loss2d_forward", losses.nll),
         _code("nll_loss2d_backward", losses.nll_backward),
         _code("mse_loss", losses.mse),
+        _code("_ctc_loss _ctc_loss.Tensor", temporal.ctc),
+        _code("_ctc_loss_backward _ctc_loss_backward.Tensor", temporal.ctc_backward),
         _code("mse_loss_backward", losses.mse_backward),
         _code("_local_scalar_dense", losses.item),
     )
@@ -283,7 +328,9 @@ def _lists() -> Section:
 def operator_table() -> dict[str, Row]:
     """Rows by functional overload name, such as ``aten.add.Tensor``; in-place and ``out=`` overloads share them."""
     sections = (_exact, _arithmetic, _decomposed, _elementwise, _reductions, _products, _normalisations, _indexing)
-    rows = [row for section in (*sections, _losses, _random, _lists) for group in section() for row in group]
+    rows = [
+        row for section in (*sections, _resamplings, _losses, _random, _lists) for group in section() for row in group
+    ]
     table = {row.name: row for row in rows}
     if len(table) != len(rows):
         raise ValueError("an operator has two rows")

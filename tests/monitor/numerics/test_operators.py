@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrizations
 
 from monitor.numerics import UnsupportedOperator, execute, recording
 from monitor.numerics.operators.compositions import rms_norm
@@ -37,6 +38,33 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "avg-pool-inside": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), (2, 3, 9, 9)),
     "adaptive-pool": (lambda: nn.AdaptiveAvgPool2d((2, 3)), (2, 3, 7, 8)),
     "global-pool": (lambda: nn.AdaptiveAvgPool2d(1), (2, 3, 7, 8)),
+    "conv3d": (lambda: nn.Conv3d(4, 6, 3, padding=1), (2, 4, 4, 5, 4)),
+    "conv3d-uneven": (
+        lambda: nn.Conv3d(4, 6, (2, 3, 2), stride=(1, 2, 3), padding=(0, 2, 1), dilation=(1, 1, 2), groups=2),
+        (2, 4, 4, 6, 7),
+    ),
+    "conv3d-transposed": (
+        lambda: nn.ConvTranspose3d(4, 6, (2, 3, 2), stride=2, padding=1, output_padding=1, groups=2),
+        (2, 4, 3, 3, 2),
+    ),
+    "max-pool-3d": (lambda: nn.MaxPool3d(2, 2, 1), (2, 3, 5, 5, 4)),
+    "avg-pool-3d": (lambda: nn.AvgPool3d((2, 3, 2), 2, 1), (2, 3, 5, 6, 4)),
+    "avg-pool-1d": (lambda: nn.AvgPool1d(3, 2, 1), (2, 3, 9)),
+    "avg-pool-started": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), (2, 3, 8, 9)),
+    "avg-pool-3d-started": (lambda: nn.AvgPool3d(2, 3, ceil_mode=True, divisor_override=5), (2, 3, 6, 4, 5)),
+    "adaptive-max-pool": (lambda: nn.AdaptiveMaxPool2d((3, 2)), (2, 3, 7, 8)),
+    "nearest-1d": (lambda: nn.Upsample(scale_factor=1.7), (2, 3, 5)),
+    "nearest-2d": (lambda: nn.Upsample(size=(7, 3)), (2, 3, 5, 4)),
+    "nearest-3d": (lambda: nn.Upsample(scale_factor=2), (1, 2, 3, 2, 3)),
+    "nearest-exact": (lambda: nn.Upsample(size=(7, 3), mode="nearest-exact"), (2, 3, 5, 4)),
+    "linear-1d": (lambda: nn.Upsample(scale_factor=1.7, mode="linear"), (2, 3, 5)),
+    "bilinear": (lambda: nn.Upsample(size=(7, 3), mode="bilinear"), (2, 3, 5, 4)),
+    "bilinear-corners": (lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), (2, 3, 5, 4)),
+    "trilinear": (lambda: nn.Upsample(size=(7, 3, 5), mode="trilinear"), (1, 2, 5, 4, 3)),
+    "bicubic": (lambda: nn.Upsample(size=(7, 3), mode="bicubic"), (2, 3, 5, 4)),
+    "bicubic-corners": (lambda: nn.Upsample(size=(7, 3), mode="bicubic", align_corners=True), (2, 3, 5, 4)),
+    "weight-norm": (lambda: parametrizations.weight_norm(nn.Linear(6, 5), dim=1), (4, 6)),
+    "prelu": (lambda: nn.PReLU(6), (4, 6)),
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (2, 5, 8)),
 }
 
@@ -66,6 +94,29 @@ FUNCTIONS: dict[str, Function] = {
     "extremes": lambda x: x.max(-1).values + x.amin(-1) + torch.maximum(x, -x).sum(-1),
     "sorted": lambda x: x.sort(-1).values * x.topk(6, -1).values,
     "cumsum": lambda x: x.cumsum(0) * x,
+    "products": lambda x: x.prod(0) + x.prod(1) + x.cumprod(1) * x.prod(),
+    "norm-along": lambda x: x.norm(2, dim=1) + torch.vdot(x[0], x[1]),
+    "pixels": lambda x: F.pixel_unshuffle(F.pixel_shuffle(x.reshape(1, 4, 3, 3), 2), 2),
+    "ctc": lambda x: F.ctc_loss(
+        x.reshape(3, 2, 6).log_softmax(2),
+        torch.tensor([[1, 2], [3, 3]]),
+        torch.tensor([3, 2]),
+        torch.tensor([2, 1]),
+        reduction="none",
+    ),
+    "ctc-lists": lambda x: F.ctc_loss(
+        x.reshape(6, 1, 6).log_softmax(2), torch.tensor([4, 4, 1]), [5], [3], blank=2, zero_infinity=True
+    ),
+    "bag-sum": lambda x: F.embedding_bag(BAG, x, STARTS, mode="sum", per_sample_weights=WEIGHTS[:7].to(x)),
+    "bag-mean": lambda x: F.embedding_bag(BAG, x, STARTS, mode="mean", padding_idx=5),
+    "bag-max": lambda x: F.embedding_bag(BAG, x, STARTS, mode="max", padding_idx=5),
+    "bag-last": lambda x: F.embedding_bag(
+        BAG, x, torch.cat([STARTS, torch.tensor([7])]), include_last_offset=True, mode="sum"
+    ),
+    "bag-weights": lambda x: F.embedding_bag(
+        BAG, WEIGHTS[:36].to(x).reshape(6, 6), STARTS, mode="sum", per_sample_weights=x.reshape(-1)[:7], padding_idx=5
+    ),
+    "grouped": lambda x: grouped(x, torch.stack([x, x * 2, x - 1])),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
     "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x.t()[None] @ x[None], beta=0.5, alpha=2.0),
     "lerp-addcmul": lambda x: torch.lerp(x, x * x, 0.3) + torch.addcmul(x, x, x, value=0.7),
@@ -90,8 +141,16 @@ FUNCTIONS: dict[str, Function] = {
         x[None, None], x[None, None], x[None, None], attn_mask=torch.ones(6, 6, dtype=torch.bool).tril()
     ),
 }
+BAG, STARTS = torch.tensor([1, 4, 1, 0, 5, 5, 2]), torch.tensor([0, 3, 3, 6])
 WEIGHTS = (torch.arange(4096) * 0.37).sin()
 BACKENDS = ("rounded", "exact")
+
+
+def grouped(x: Tensor, weights: Tensor) -> Tensor:
+    """Products by groups of rows, of which ATen's kernel takes no FP64: there, group by group."""
+    if x.dtype == torch.float64:
+        return torch.cat([x[:2] @ weights[0], x[2:5] @ weights[2], torch.zeros_like(x[5:])])
+    return torch._grouped_mm(x, weights, torch.tensor([2, 2, 5], dtype=torch.int32))
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -171,11 +230,11 @@ def under_autocast(x: Tensor) -> Tensor:
         ("autocast", under_autocast),
         ("torch.float64", lambda x: x.double() @ x.double()),
         ("complex", lambda x: torch.view_as_complex(x.repeat(1, 2).reshape(3, 3, 2)) * 2),
-        ("aten.prod", lambda x: x.prod()),
+        ("aten._linalg_svd", lambda x: torch.linalg.svd(x)),
         ("aten._fft", lambda x: torch.fft.rfft(x)),
         ("aten.linspace", lambda x: torch.linspace(0, 1, 7)),
         ("aten.scatter", lambda x: x.scatter(0, torch.zeros(2, 3, dtype=torch.int64), x)),
-        ("aten._to_copy", lambda x: (x * 1e30).to(torch.int32)),
+        ("aten._to_copy", lambda x: (x * 1e30).to(torch.int16)),
     ],
 )
 def test_refusals_name_the_operator(name: str, function: Function) -> None:
@@ -344,3 +403,44 @@ def test_attention_is_made_of_plain_operators_while_any_thread_records() -> None
     thread.join()
     assert seen == [(False, False)]
     assert flags() == before
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_cast_to_a_wide_integer_ends_at_its_bounds(numerics: str) -> None:
+    x = torch.tensor([-torch.inf, -3e9, -2147483648.0, -1.7, -0.0, 1.7, 2147483520.0, 3e9, torch.inf, torch.nan])
+    for dtype in (torch.int32, torch.int64):
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        inside = [int(value) if low <= value <= high else (low if value < 0 else high) for value in x[1:-2].tolist()]
+        with recording(numerics):
+            cast, copied = x.to(dtype), torch.zeros(10, dtype=dtype).copy_(x)
+        assert cast.tolist() == [low, *inside, high, 0]
+        assert torch.equal(cast, copied)
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_histograms_and_extremes_of_special_values(numerics: str) -> None:
+    x = torch.tensor([-1.0, -0.5, 0.0, 0.49999997, 0.5, 1.0, 1.0000001, torch.nan, -torch.inf])
+    with recording(numerics):
+        counts = torch.histc(x, bins=4, min=-1, max=1)
+        whole = torch.histc(torch.tensor([0.0, 1.0, 3.0]), bins=3)
+        experts = torch.histc(torch.tensor([0.0, 3.0, 3.0, 1.0]), bins=4, min=0, max=3)
+        low, high = torch.aminmax(x[:6])
+        same = torch.histc(torch.full((5,), 2.0), bins=4)
+    assert counts.tolist() == [1, 1, 1, 3]  # (0.49999997 + 1) / 2 is 0.75 in FP32
+    assert whole.tolist() == [1, 1, 1]
+    assert experts.tolist() == [1, 1, 0, 2]
+    assert (float(low), float(high)) == (-1.0, 1.0)
+    assert same.tolist() == [0, 0, 5, 0]
+    with pytest.raises(UnsupportedOperator, match=r"aten\.histc.*give min and max"), recording(numerics):
+        torch.histc(x, bins=4)
+
+
+@pytest.mark.parametrize("numerics", BACKENDS)
+def test_integers_keep_the_type_that_is_asked_for(numerics: str) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    for make in (torch.cumsum, torch.cumprod, torch.sum, torch.prod):
+        native = make(x, 0, dtype=torch.int32)
+        with recording(numerics):
+            found = make(x, 0, dtype=torch.int32)
+        assert found.dtype == native.dtype == torch.int32
+        assert torch.equal(found, native)

@@ -1,0 +1,393 @@
+"""A dry run of a loop: each step is looked at as a recorder would, and nothing is written, signed or told to a chip.
+
+What a recorder would refuse is noted, and the step goes on without control: the arithmetic after a refusal is not that
+of a recorded run, but whatever else cannot be recorded shows itself too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import digest_bytes
+from monitor import numerics
+from monitor.declaration.origin import Origin
+from monitor.declaration.schedules import Schedule
+from monitor.declaration.statement import Declaration, members_of, optimizer_name
+from monitor.programs import direct_paths
+from monitor.programs.batches import batch_layout, flatten_batch
+from monitor.programs.capture import Capture
+from monitor.programs.interpreter import loss_bits
+from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.program import Program
+from monitor.programs.watching import WriteWatch, unwritten
+from monitor.recording.held import HeldState
+from monitor.recording.options import Options, refusals_of_objects
+from monitor.recording.refusals import Line, Refusals, caller_line, shapes_of
+from monitor.recording.state import LoopState
+from monitor.recording.step import OpenStep, RecordedStep
+from monitor.recording.step_programs import StepPrograms, changed_constants, changed_number, differences
+from monitor.recording.updates import OptimizerUpdates
+from monitor.transcript import Execution, Leaf
+
+__all__ = ["EnoughSteps", "Rehearsal", "Rehearsals", "rehearsals"]
+
+_SHARES = (1,)
+
+
+class EnoughSteps(BaseException):
+    """Ends a loop of which enough has been seen; no ``except Exception`` of the loop's own catches it."""
+
+
+@dataclass
+class Rehearsals:
+    """All dry runs that a piece of code made.
+
+    Attributes:
+        most: steps of each, after which its loop is ended; None for all.
+    """
+
+    most: int | None
+    made: list[Rehearsal] = field(default_factory=list)
+
+
+_OPEN: ContextVar[Rehearsals | None] = ContextVar("rehearsals", default=None)
+
+
+@contextmanager
+def rehearsals(most: int | None = None) -> Iterator[Rehearsals]:
+    """While it is open, every recorder that is made in this thread is a dry run."""
+    found = Rehearsals(most)
+    token = _OPEN.set(found)
+    try:
+        yield found
+    finally:
+        _OPEN.reset(token)
+
+
+class Rehearsal:
+    """One dry run: steps like a recorder's, and what cannot be recorded of them.
+
+    Args:
+        model, optimizer, objects, numerics, seed, schedule: as a ``Recorder`` has them.
+
+    Attributes:
+        refusals: so far.
+        steps: so far.
+        programs: different programs so far.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        objects: Mapping[str, object],
+        *,
+        numerics: str,
+        seed: int,
+        schedule: Schedule | None,
+        options: Options,
+    ) -> None:
+        self.refusals = Refusals()
+        self.steps = 0
+        self._is_clean = True
+        self._all = _OPEN.get()
+        if self._all is not None:
+            self._all.made.append(self)
+        self._model, self._optimizer, self._options = model, optimizer, options
+        self._objects = objects
+        self._seed, self._numerics = seed, numerics
+        self._loop: LoopState | None = None
+        self._structures: list[Program] = []
+        for error in refusals_of_objects(model, optimizer):
+            self._refuse(error)
+        if not self.refusals:
+            try:
+                self._adopt(model, optimizer, numerics, seed, schedule)
+            except CallerError as error:
+                self._loop = None
+                self._refuse(error)
+
+    @classmethod
+    def is_wanted(cls) -> bool:
+        """Whether the code that runs is one whose recorders are dry runs."""
+        return _OPEN.get() is not None
+
+    @property
+    def programs(self) -> int:
+        """Number of different programs so far."""
+        return len(self._structures)
+
+    def step(self, batch: object) -> RecordedStep:
+        """As ``Recorder.step``.
+
+        Raises:
+            EnoughSteps: as many were taken as somebody wants to see.
+        """
+        if self._all is not None and self._all.most is not None and self.steps >= self._all.most:
+            raise EnoughSteps
+        return RecordedStep(lambda step: self._open_step(batch), self._close_step)
+
+    def finish(self) -> str:
+        """Digest of the state that was reached; CallerError with all refusals where there are any, or with no step."""
+        if self.refusals:
+            count = len(self.refusals)
+            raise CallerError(f"{count} refusal{'s' * (count > 1)}: " + " | ".join(map(str, self.refusals)))
+        if not self.steps or self._loop is None:
+            raise CallerError("no step was taken; there is nothing to say about this loop")
+        return str(self._loop.memory.digest().root)
+
+    def _adopt(
+        self, model: nn.Module, optimizer: Optimizer, numerics: str, seed: int, schedule: Schedule | None
+    ) -> None:
+        """Take model and optimizer into memory as a recorder does, and declare them."""
+        self._loop = LoopState(model, optimizer, _SHARES, objects=self._objects)
+        self._held = HeldState(self._loop, watched=True, kept=False)
+        self._updates = OptimizerUpdates(optimizer)
+        groups = tuple(self._updates.used)
+        self._declared = Declaration(
+            numerics=numerics,
+            seed=seed,
+            checkpoint_every=1,
+            shares=_SHARES,
+            optimizer=optimizer_name(optimizer),
+            groups=groups,
+            parameters=members_of(model, optimizer),
+            state=self._loop.entries,
+            schedule=schedule,
+            origin=Origin(state=str(self._loop.memory.digest().root)),
+        )
+        self._groups = groups
+        self._programs = StepPrograms(self._declared, groups, self._options, checked=True, start=self._held.before)
+        for name in sorted(self._options.direct_paths - {f"{entry.kind}/{entry.name}" for entry in self._loop.entries}):
+            self._refuse(CallerError(f"direct_paths lists {name}; list tensors of the state, such as buffer/codes"))
+
+    def _refuse(self, error: CallerError, line: Line | None = None, **more: Any) -> None:
+        self._is_clean = False
+        self.refusals.add(error, step=self.steps, line=line or caller_line(), **more)
+
+    def _current(self) -> dict[str, Tensor | None]:
+        """The tensors of the state, or of what would be one if it could be adopted."""
+        if self._loop is not None:
+            return self._loop.current()
+        found: dict[str, Tensor | None] = {}
+        for name, weight in self._model.named_parameters() if isinstance(self._model, nn.Module) else ():
+            found[f"weight/{name}"], found[f"gradient/{name}"] = weight, weight.grad
+        for name, buffer in self._model.named_buffers() if isinstance(self._model, nn.Module) else ():
+            found[f"buffer/{name}"] = buffer
+        for owner, slots in enumerate(self._optimizer.state.values() if isinstance(self._optimizer, Optimizer) else ()):
+            for key, value in slots.items():
+                found[f"optimizer/{owner}/{key}"] = value if isinstance(value, Tensor) else None
+        return found
+
+    def _open_step(self, given: object) -> OpenStep:
+        self.steps += 1
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            self._refuse(CallerError("autocast is on; switch it off, a recorded step computes in FP32"))
+        try:
+            batch = flatten_batch(given)
+        except CallerError as error:
+            self._refuse(error)
+            batch = {}
+        keys = RecordedKeys(self._seed, self.steps)
+        watch = _Watch(self.steps, self._refuse)
+        if self._loop is not None:
+            for refusal in self._held.written_between():
+                self._refuse(refusal)
+            self._settle()
+            for name, tensor in self._loop.memory.export().items():
+                watch.add(name, tensor)
+            for name, tensor in batch.items():
+                watch.add(f"batch tensor {name}", tensor)
+        observed = _Survey(keys, watch, self._refuse)
+        try:
+            state = {name: tensor.detach() for name, tensor in self._current().items() if tensor is not None}
+        except CallerError as error:
+            self._refuse(error)
+            state = {}
+        observed.declare_inputs(state, batch)
+        if self._loop is not None:
+            self._updates.begin(observed, self._groups)
+        self._is_clean = True
+        self._traces = ExitStack()
+        self._traces.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
+        session = numerics.recording(self._numerics, observer=observed, keys=keys)
+        session.tolerate = observed.tolerate
+        observed.session = session
+        content = {name: tensor.clone() for name, tensor in batch.items()}
+        return OpenStep(
+            observed=observed,
+            session=session,
+            watch=watch,
+            seed=step_seed(self._seed, self.steps),
+            content=b"",
+            batch=content,
+            displaced=[],
+        )
+
+    def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:
+        self._traces.close()
+        observed = opened.observed
+        assert isinstance(observed, _Survey)
+        if whole and self._loop is not None:
+            self._judge(observed, opened, step.loss)
+            self._settle()
+        step.loss = None
+
+    def _settle(self) -> None:
+        """Bring memory up to date with whatever the caller's objects hold."""
+        assert self._loop is not None
+        try:
+            self._loop.settle()
+        except CallerError as error:
+            self._refuse(error)
+        self._held.remember()
+
+    def _judge(self, observed: _Survey, opened: OpenStep, loss: Tensor | None) -> None:
+        """What a recorder would find at the end of a step."""
+        assert self._loop is not None
+        try:
+            program = observed.program(self._loop.current(), batch_layout(opened.batch), self._updates.places, loss)
+        except CallerError as error:
+            self._refuse(error)
+            return
+        finally:
+            self._updates.end()
+        known = self._alike(program)
+        slots = differences(program, known)
+        for number, refusal in changed_constants(program, known, observed):
+            self._refuse(refusal, observed.line_of_constant(number))
+        try:
+            self._programs.changes(self.steps, self._updates)
+        except CallerError as error:
+            self._refuse(error)
+        inside = {call for first, last in program.updates for call in range(first, last)}
+        numbers = {number for changed in slots.values() for number in changed}
+        for call, places in enumerate(program.scalar_places if not self._options.free_slots else ()):
+            if call not in inside and numbers & {number for number, _ in places}:
+                text = changed_number(program.calls[call]["operator"])
+                self._refuse(CallerError(text), observed.lines[call])
+        if not self._is_clean:
+            return  # what follows looks at programs of known operators
+        try:
+            found, execution = self._programs.explain(
+                self.steps, observed, self._updates, self._loop.current(), opened.batch, loss
+            )
+            if found.digest not in self._programs.known:
+                self._programs.know(found)
+                self._review(found, observed)
+                self._repeat(found, execution, opened, loss)
+        except CallerError as error:
+            self._refuse(error)
+
+    def _alike(self, program: Program) -> Program:
+        """The first program of this structure."""
+        structure = program.structure()
+        for known in self._structures:
+            if len(known.calls) == len(program.calls) and known.structure() == structure:
+                return known
+        self._structures.append(program)
+        return program
+
+    def _review(self, program: Program, observed: _Survey) -> None:
+        """What an inspection would reject of a program that was recorded."""
+        state = {f"{entry.kind}/{entry.name}": entry.shape for entry in self._declared.state}
+        try:
+            free = [program.digest] if self._options.free_slots else []
+            paths = direct_paths({program.digest: program}, state, free=free)
+        except EvidenceError as error:
+            raise CallerError(f"this step cannot be inspected: {error}") from None
+        found = [each for each in paths if not each.statistic and each.tensor not in self._options.direct_paths]
+        if found:
+            first = min(found, key=lambda path: path.call or 0)
+            listed = sorted({path.tensor for path in found})
+            more = f", and {len(listed) - 1} tensors more" if len(listed) > 1 else ""
+            self._refuse(
+                CallerError(
+                    f"{first.source} reaches {first.tensor}{more} by {first.operator} without passing a loss, which an "
+                    f"inspection rejects; have lab and inspector agree by direct_paths={listed!r:.400}"
+                ),
+                None if first.call is None else observed.lines[first.call],
+            )
+
+    def _repeat(self, program: Program, execution: Execution, opened: OpenStep, loss: Tensor | None) -> None:
+        """Interpret the step from its program."""
+        assert self._loop is not None
+        self._loop.settle()
+        root, log = bytes(32), opened.session.log
+        leaf = Leaf(
+            step=self.steps,
+            batch=root.hex(),
+            state=self._loop.memory.digest(),
+            log=str(digest_bytes("rounding-log", log)),
+            loss="" if loss is None else loss_bits(loss),
+            flop=program.flop,
+            execution=execution,
+        )
+        self._held.repeat(self._declared, program, leaf, opened.batch, root, log)
+
+
+class _Survey(Capture):
+    """Captures a step, refused calls included, and notes where the caller's code makes each."""
+
+    def __init__(self, keys: RecordedKeys, watch: WriteWatch, refuse: Callable[..., None]) -> None:
+        super().__init__(keys, watch)
+        self.lines: list[Line | None] = []
+        self.session: numerics.Session | None = None
+        self._refuse = refuse
+        self._read_at: list[Line | None] = []
+        self._refused: set[int] = set()
+
+    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.lines.append(caller_line())
+        self._open = {"args": [], "kwargs": {}}, [], []
+        self._inputs = []
+        try:
+            super().before(index, func, args, kwargs)
+        except CallerError as error:
+            self._note(index, error, func, args, kwargs)
+        self._read_at += [self.lines[-1]] * (len(self._readers) - len(self._read_at))
+
+    def line_of_constant(self, number: int) -> Line | None:
+        """Where a constant was read first."""
+        return self._read_at[number]
+
+    def tolerate(self, error: CallerError, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a refused call, without control."""
+        index = len(self.lines) - 1
+        self._note(index, error, func, args, kwargs)
+        out = func(*args, **kwargs)
+        if len(self.nodes) <= index:
+            self.after(index, func, args, dict(kwargs), out)
+        return out
+
+    def _note(
+        self, index: int, error: CallerError, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if index not in self._refused:
+            self._refused.add(index)
+            shapes = shapes_of(*args, *kwargs.values())
+            self._refuse(error, self.lines[index], operator=str(func), shapes=shapes)
+
+
+class _Watch(WriteWatch):
+    """Notes hidden writes, each once, and goes on."""
+
+    def __init__(self, step: int, refuse: Callable[..., None]) -> None:
+        super().__init__(step)
+        self._refuse = refuse
+
+    def _require_unwritten(self, name: str, now: Tensor, copy: Tensor) -> None:
+        if unwritten(now, copy):
+            return
+        copy.copy_(now)
+        self._refuse(self._refusal(name))

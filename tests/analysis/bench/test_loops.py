@@ -1,0 +1,80 @@
+"""Loops of many kinds: recorded and equal on devices that differ, or refused with the line to write instead."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from analysis.bench import loops
+from analysis.bench._library_cases import library_cases
+from analysis.bench._origin import DATA
+from analysis.cli import main
+from firmware_sim.errors import CallerError
+
+CASES = (
+    "convolution 3-D",
+    "GRU, batch first",
+    "LSTM, batch first",
+    "weight norm",
+    "upsampling, bilinear",
+    "loss: connectionist temporal",
+    "embedding bag, mean",
+    "relative positions in buckets",
+    "mixture of experts",
+    "adversarial, two optimizers",
+    "averaged weights (EMA)",
+    "inference without an optimizer",
+)
+NAMED = (
+    *("AdamW, fused", "NAdam", "Adafactor", "Lion of one's own, counting in Python", "histogram of activations"),
+    *("smallest and largest", "transformer encoder, evaluated", "averaged weights (SWA)", "unfreezing in mid-run"),
+    *("annealed weight of a loss", "evaluation between training steps", "torch.compile", "module.compile"),
+    *("GRU, two layers, both ways", "loss: contrast", "upsampling, nearest", "T5", "Mixtral"),
+)
+
+
+@pytest.mark.filterwarnings("default")
+def test_loops_are_recorded_and_equal_on_devices_that_differ():
+    rows = loops.run(cases=CASES)
+    assert [row["work"] for row in rows] == list(CASES)
+    for row in rows:
+        assert (row["recorded"], row["equal"], row["outcome"]) == (True, True, "ACCEPT"), row
+    assert loops.verdict(rows) is None
+    assert loops.table(rows)[-1].startswith("12 of 12 recorded and equal on sse41 and mkl-compatible")
+
+
+@pytest.mark.filterwarnings("default")
+def test_loop_that_is_refused_says_what_to_write_instead(capsys):
+    assert main(["bench", "loops", "--case", "another parameter group in mid-run", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["recorded"], row["equal"], row["outcome"]) == (False, None, None)
+    assert "requires_grad_(False)" in row["refusals"][0]["remedy"]
+    assert loops.verdict([{**row, "refusals": []}]) is not None
+    assert loops.verdict([{**row, "recorded": True, "equal": False}]) is not None
+
+
+def test_wrong_arguments_are_named():
+    for options in ({"cases": ["absent"]}, {"seeds": 0}, {"sizes": [0]}):
+        with pytest.raises(CallerError):
+            loops.run(**options)
+
+
+def test_committed_table_has_every_case_and_none_unequal():
+    """At least nine cases of ten, and all that were asked for by name, are recorded and equal."""
+    document = json.loads((DATA / "loops.json").read_text(encoding="utf-8"))
+    rows = document["rows"]
+    known = {case.name for case in loops.all_cases()} | {row["work"] for row in rows if row["package"] != "torch"}
+    assert known == {row["work"] for row in rows}
+    assert loops.verdict(rows) is None
+    equal = {row["work"] for row in rows if row["equal"]}
+    assert len(equal) >= 0.9 * len(rows)
+    assert {*CASES, *NAMED} <= equal
+    assert not [row for row in rows if row["outcome"] == "REJECT"]
+    assert document["commit"]
+    assert document["hardware"]
+
+
+def test_library_cases_need_the_library():
+    pytest.importorskip("transformers")
+    assert len(list(library_cases())) >= 20
