@@ -43,7 +43,6 @@ DRAWINGS: dict[str, Callable[[Any], None]] = {
         to, chips=16, used=4, mark=[Mark(samples=15, text=LONG), Mark(samples=1)], confidence=0.9, title=LONG, note=NOTE
     ),
     "detection, late": lambda to: figures.detection_curve(to, chips=100_000, used=3, confidence=0.999, mark=99_999),
-    "stretch": figures.stretch_figure,
     "stretch, many": lambda to: figures.stretch_figure(to, shares=np.linspace(0.01, 0.9, 12).tolist()),
     "chips": lambda to: figures.chips_figure(to, flops={LONG: 2.56e24, "GPT-3": 3.14e23, "Big": 1e30}),
     "rate": lambda to: figures.rate_figure(to, flop=2.56e24, chips=1e5, periods=[1, 7, 30, 90, 365]),
