@@ -310,7 +310,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with machine, device and commit; those of other lies that are there stay, each with its own.
+    """Put the rows in a file with machine, device and commit; those of other lies stay, each with its own.
 
     Raises:
         CallerError: it cannot be written.
