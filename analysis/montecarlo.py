@@ -47,6 +47,8 @@ Progress = Callable[[int], None]
 # A handful of escapes still gives an interval, but a wide one; below this splitting takes over.
 FEW_ESCAPES = 20
 _CHUNK = 20_000
+_SMALLEST_LOG = -700.0
+"""Logarithm of an escape that no float holds: splitting would take for ever to say 0, so plain trials have to do."""
 
 
 class Engine(StrEnum):
@@ -339,7 +341,9 @@ def _row(
     outcome = simulate(plan, trials, Generator(Philox(main)), engine=engine, progress=progress)
     detection = _detection(outcome, own)
     miss = detection.complement()
-    if trials - outcome.caught.sum() < FEW_ESCAPES:
+    predicted = predict(plan)
+    beyond = predicted.log_miss is not None and predicted.log_miss < _SMALLEST_LOG
+    if trials - outcome.caught.sum() < FEW_ESCAPES and not beyond:
         miss = _rare(plan, own, main.spawn(1)[0]) or miss
         detection = miss.complement()
     if measured and strategy is not None:
@@ -359,7 +363,7 @@ def _row(
         name=plan.name,
         detection=detection,
         miss=miss,
-        predicted=predict(plan),
+        predicted=predicted,
         false_alarm=scenario.false_alarm(),
         completed=float((outcome.finished & ~outcome.caught).mean()) if strategy is not None else 0.0,
         days_to_detection=quantiles,

@@ -38,7 +38,9 @@ involved_chips (registered), hidden_chips (outside the registry), samples_needed
 within the cap on false alarms, or null), refusals_needed (tolerated with them), needed_reason (why there are none, or
 null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
 and nothing incriminates them), band (of the closed form over draws of the scenario's uncertain numbers: low, median,
-high, and possible, the share of draws with an answer; null without). uncertain (the file's distributions by key) and
+high, and possible, the share of draws with an answer; null without), posterior (with --prior: chance of a violation
+once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict). prior,
+uncertain (the file's distributions by key) and
 draws (null without). Where a scenario asks for a confidence that no schedule reaches
 within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes); with --show: name,
 toml.
@@ -76,6 +78,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="P",
         help="largest chance of accusing honest labs that sizing may propose (default: the scenario's, else 0.01)",
     )
+    parser.add_argument(
+        "--prior",
+        type=float,
+        metavar="Q",
+        help="chance of a violation beforehand: also print what a verdict makes of it",
+    )
     parser.add_argument("--out", metavar="FIGURE", help="draw the strategies side by side (.png, .svg or .pdf)")
     parser.add_argument(
         "--draws", type=int, default=100, metavar="N", help="draws of the scenario's uncertain numbers (default 100)"
@@ -86,6 +94,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _campaign(arguments: argparse.Namespace) -> int:
     from inspector.campaign import NoScheduleError
+    from inspector.campaign.checks import probability
 
     if arguments.list or arguments.show is not None:
         if arguments.scenario is not None:
@@ -95,6 +104,8 @@ def _campaign(arguments: argparse.Namespace) -> int:
         raise CallerError("name a scenario, or use --list")
     if arguments.out is not None:
         _check_figure(Path(arguments.out))
+    if arguments.prior is not None:
+        probability("prior", arguments.prior)
     try:
         scenarios = _opened(arguments)
     except NoScheduleError as error:
@@ -111,6 +122,7 @@ def _campaign(arguments: argparse.Namespace) -> int:
         _draw(arguments, scenario, rows)
     data = _document(arguments, scenario, rows)
     _add_bands(arguments, scenario, data)
+    _add_posteriors(arguments, data)
     return finish(arguments, data, _lines(arguments, data))
 
 
@@ -200,6 +212,27 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
         note=campaign_note(_about(scenario)),
         origin=Origin(command=command, seed=arguments.seed),
     )
+
+
+def _add_posteriors(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Add what an accusation and a pass say about each strategy, for the prior that the caller states."""
+    import math
+
+    from inspector.probability.alarms import likelihood_ratio, posterior
+
+    data["prior"] = arguments.prior
+    for row in data["rows"]:
+        row["posterior"] = None
+        if arguments.prior is None or row["strategy"] == "honest":
+            continue
+        caught = row["detection"]["value"] if row["predicted"] is None else row["predicted"]
+        both: dict[str, Any] = {"detection": caught, "false_alarm": row["false_alarm"]}
+        found = {
+            "accused": posterior(prior=arguments.prior, **both),
+            "passed": posterior(prior=arguments.prior, **both, accused=False),
+            "likelihood_ratio": likelihood_ratio(**both),
+        }
+        row["posterior"] = {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
 
 
 def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
@@ -338,6 +371,12 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
         for row in data["rows"]
         for run in row["lawful_runs"]
     ]
+    if data["prior"] is not None:
+        lines.append(f"with a prior of {data['prior']:g}, a violation by (after an accusation, after a pass, ratio):")
+        for row in data["rows"]:
+            if row["posterior"] is not None:
+                words = ("-" if value is None else f"{value:.4g}" for value in row["posterior"].values())
+                lines.append(f"  {row['strategy']}: {', '.join(words)}")
     if data["uncertain"]:
         known = ", ".join(f"{name} {text}" for name, text in data["uncertain"].items())
         lines.append(f"theory over {data['draws']:,} draws of {known}: median (5 % to 95 %); all else is assumed")

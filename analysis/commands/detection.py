@@ -44,7 +44,7 @@ each, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: per
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands of this group."""
-    from analysis.commands import _curves, _plan, _table
+    from analysis.commands import _alarms, _curves, _plan, _table
 
     samples = subparsers.add_parser(
         "samples",
@@ -62,6 +62,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _table.register(subparsers)
     _curves.register(subparsers)
     _plan.register(subparsers)
+    _alarms.register(subparsers)
 
 
 def _samples(arguments: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from analysis.report.results import (
     evasion_figure,
     leakage_figure,
     regimes_figure,
+    roc_figure,
     sensitivity_figure,
 )
 from analysis.report.style import (
@@ -62,6 +63,7 @@ __all__ = [
     "leakage_figure",
     "rate_figure",
     "regimes_figure",
+    "roc_figure",
     "sensitivity_figure",
     "sheet",
     "stretch_figure",

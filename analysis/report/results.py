@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -36,6 +37,7 @@ __all__ = [
     "evasion_figure",
     "leakage_figure",
     "regimes_figure",
+    "roc_figure",
     "sensitivity_figure",
 ]
 
@@ -244,6 +246,58 @@ def regimes_figure(
         label(axes, x="", y="")
         what = "cells: chance to be caught and median day; below: honest labs accused, inspectors and money a year"
         crown(axes, title=title, note=f"{note}\n{what}")
+
+
+def roc_figure(
+    target: Target,
+    *,
+    false_alarm: Sequence[float],
+    detection: Sequence[float],
+    tolerated: Sequence[int],
+    best: int,
+    title: str = "",
+    note: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw detection against false alarm, one point for each number of tolerated refusals.
+
+    Args:
+        target: axes or path.
+        false_alarm: chance that an honest lab is accused, in the order of ``tolerated``.
+        detection: chance that a violation is.
+        tolerated: refusals of a visit.
+        best: the number with the least expected cost, marked.
+        title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
+        origin: command and seed for the metadata.
+    """
+    if not tolerated or best not in tolerated or not len(tolerated) == len(false_alarm) == len(detection):
+        raise CallerError("an ROC needs one false alarm and one detection for each number of tolerated refusals")
+    with canvas(target, title=title or "ROC", origin=origin) as axes:
+        floor = max(1e-7, min((each for each in false_alarm if each > 0), default=1e-7) / 3)
+        x = np.maximum(np.asarray(false_alarm, np.float64), floor)
+        axes.plot(x, detection, **line(0), label="refusals tolerated at a visit")
+        grid = np.geomspace(floor, 1, 200)
+        axes.plot(grid, grid, **line(4, "None"), label="a verdict by lot")
+        place = list(tolerated).index(best)
+        axes.plot(
+            x[place], detection[place], marker="*", markersize=14, color="black", linestyle="None", clip_on=False,
+            label=f"least expected cost: {best}",
+        )  # fmt: skip
+        last = math.inf
+        for number, height in enumerate(detection):
+            if abs(height - last) > 0.05:  # where the points lie closer, so would their numbers
+                spot = (x[number], height)
+                axes.annotate(
+                    str(tolerated[number]), spot, (-6, 4), textcoords="offset points", ha="right", fontsize=NOTE
+                )
+                last = height
+        axes.set_xscale("log")
+        axes.set_xlim(floor, 1.3)
+        axes.set_ylim(0, 1.06)
+        percent_axis(axes.yaxis)
+        label(axes, x="chance that an honest lab is accused", y="chance that a violation is caught")
+        crown(axes, title=title or "What tolerance buys and costs", note=note)
 
 
 def leakage_figure(

@@ -68,7 +68,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, An
 @pytest.mark.parametrize("engine", ["agents", "counts"])
 def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", small, "--trials", 300, "--seed", 3, "--engine", engine)
-    assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows", "uncertain", "draws"}
+    assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows", "uncertain", "draws", "prior"}
     assert (data["engine"], data["trials"], data["seed"]) == (engine, 300, 3)
     assert data["scenario"] == {
         "title": "small", "threshold_flop": 600.0, "period_days": 30, "snapshot_rate": 0.1, "days": 60, "periods": 2,
@@ -82,7 +82,7 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
         "strategy", "detection", "miss", "false_alarm", "excess", "predicted", "predicted_excess", "predicted_log_miss",
         "prediction", "completed", "days_to_detection", "involved_chips", "hidden_chips", "samples_needed",
         "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies", "lawful_runs",
-        "band",
+        "band", "posterior",
     }  # fmt: skip
     assert honest["detection"]["value"] == honest["predicted"] == 0
     assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
@@ -390,3 +390,20 @@ def test_the_shipped_regimes_differ_where_they_should(capsys: pytest.CaptureFixt
         caught["registry, location checks"]["smuggled chips"] > caught["tamper-proof enclaves"]["smuggled chips"] == 0
     )
     assert caught["tamper-proof enclaves"]["weight swap"] >= caught["sampling after Shavit"]["weight swap"]
+
+
+def test_posterior_of_a_stated_prior(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small.write_text(SCENARIO.replace("samples = 10", "samples = 10\nhonest_refusal_rate = 0.02"), encoding="utf-8")
+    data = document(capsys, "campaign", small, "--trials", 50, "--prior", 0.1)
+    honest, plain, adaptive = data["rows"]
+    assert (data["prior"], honest["posterior"]) == (0.1, None)
+    for row, caught in ((plain, plain["predicted"]), (adaptive, adaptive["detection"]["value"])):
+        alarm = row["false_alarm"]
+        assert row["posterior"]["likelihood_ratio"] == pytest.approx(caught / alarm)
+        assert row["posterior"]["accused"] == pytest.approx(0.1 * caught / (0.1 * caught + 0.9 * alarm))
+        assert row["posterior"]["passed"] == pytest.approx(
+            0.1 * (1 - caught) / (0.1 * (1 - caught) + 0.9 * (1 - alarm))
+        )
+    code, out, _ = run(capsys, "campaign", small, "--trials", 50, "--prior", 0.1)
+    assert (code, "with a prior of 0.1, a violation by" in out) == (0, True)
+    assert run(capsys, "campaign", small, "--trials", 50, "--prior", 2)[0] == 2

@@ -460,3 +460,28 @@ def test_curves_of_uncertain_inputs_have_bands(tmp_path: Path, capsys: pytest.Ca
     assert file.stat().st_size > size
     run_json(capsys, "curve", "rate", "--flop", "1e25/2e25/5e25", "--days", "uniform(90,365)", "--out", str(file))
     assert file.stat().st_size > size
+
+
+def test_alarms_say_what_an_accusation_means(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("alarms", "--flop", "2.56e24", "--chips", "1e5", "--refusals", "1e-4", "--prior", "0.05")
+    data = run_json(capsys, *words, "--cost-miss", "10", "--out", str(tmp_path / "roc.svg"))
+    assert [row["tolerated"] for row in data["rows"]] == list(range(len(data["rows"])))
+    for one, other in zip(data["rows"], data["rows"][1:], strict=False):
+        assert other["false_alarm"] < one["false_alarm"]
+        assert other["detection"] <= one["detection"] + 1e-9
+    for row in data["rows"]:
+        odds = 0.05 / 0.95 * row["likelihood_ratio"]
+        assert row["posterior"] == pytest.approx(odds / (1 + odds))
+        assert row["pass_posterior"] < 0.05 < row["posterior"]
+        cost = 0.05 * (1 - row["detection"]) * 10 + 0.95 * row["false_alarm"]
+        assert row["expected_cost"] == pytest.approx(cost)
+    assert data["rows"][data["best"]]["expected_cost"] == min(row["expected_cost"] for row in data["rows"])
+    dear = run_json(capsys, *words, "--cost-alarm", "1000")
+    assert dear["best"] > data["best"] or data["best"] == len(data["rows"]) - 1
+    assert main([*words]) == 0
+    assert "factor on the odds of a violation" in capsys.readouterr().out
+    assert "--samples must be between 1" in refused(capsys, *words, "--samples", "0")
+    assert "prior must be" in refused(capsys, *words, "--prior", "2")
+    never = run_json(capsys, *words[:-4], "--refusals", "0", "--prior", "0.05")
+    assert never["rows"][0]["likelihood_ratio"] is None
+    assert never["rows"][0]["posterior"] == 1

@@ -75,6 +75,14 @@ DRAWINGS: dict[str, Callable[[Any], None]] = {
     "sensitivity": lambda to: figures.sensitivity_figure(
         to, rows=[(LONG, 2e3, 0.5), ("chips", float("nan"), 2.0)], ends=("at its 5 % quantile", "at its 95 % quantile")
     ),
+    "roc": lambda to: figures.roc_figure(
+        to,
+        false_alarm=[1.0, 0.96, 0.4, 0.01, 1e-5, 0.0],
+        detection=[1.0, 0.99, 0.8, 0.3, 0.01, 0.0],
+        tolerated=range(6),
+        best=0,
+        note=NOTE,
+    ),
     "regimes": lambda to: regimes(to, 6),
     "one regime": lambda to: regimes(to, 1),
 }
