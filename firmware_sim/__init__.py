@@ -11,6 +11,7 @@ from firmware_sim.audit import (
 from firmware_sim.beacon import (
     BEACON_PAYLOAD_TYPE,
     Beacon,
+    BeaconIssuer,
     beacon_digest,
     open_beacon,
     seal_beacon,
@@ -69,6 +70,7 @@ from firmware_sim.evidence import (
     DTYPE_SIZES,
     EMPTY_ROOT,
     NO_RUN,
+    NO_WORK,
     QUOTE_PAYLOAD_TYPE,
     QUOTE_PREDICATE_TYPE,
     RECORD_BYTES,
@@ -90,6 +92,7 @@ from firmware_sim.evidence import (
     SignedHead,
     SigningKey,
     VerifyingKey,
+    Work,
     canonical,
     check_chain,
     decode_base64,
@@ -158,6 +161,7 @@ from firmware_sim.memory import (
     simulate_device,
     table_digest,
 )
+from firmware_sim.meter import Meter, work_of
 from firmware_sim.nvram import (
     SLOT_BYTES,
     Disk,
@@ -203,6 +207,7 @@ __all__ = [
     "LEAKY_FIRMWARE",
     "MAX_AUDITED_TICKS",
     "NO_RUN",
+    "NO_WORK",
     "OLD_FIRMWARE",
     "QUOTE_PAYLOAD_TYPE",
     "QUOTE_PREDICATE_TYPE",
@@ -214,6 +219,7 @@ __all__ = [
     "STATEMENT_TYPE",
     "ZERO_DIGEST",
     "Beacon",
+    "BeaconIssuer",
     "BytesLike",
     "CallerError",
     "CheckedChip",
@@ -249,6 +255,7 @@ __all__ = [
     "MakerCA",
     "MemoryCopy",
     "MerkleTree",
+    "Meter",
     "Nvram",
     "NvramError",
     "NvramProfile",
@@ -271,6 +278,7 @@ __all__ = [
     "Unaudited",
     "Utilisation",
     "VerifyingKey",
+    "Work",
     "audit_schedule",
     "beacon_digest",
     "canonical",
@@ -344,4 +352,5 @@ __all__ = [
     "verify_chain",
     "verify_consistency",
     "verify_inclusion",
+    "work_of",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from firmware_sim.evidence.chiplog import ZERO_DIGEST, LogError, LogRecord, RecordKind
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
+from firmware_sim.evidence.work import NO_WORK, Work
 
 __all__ = ["check_life"]
 
@@ -19,10 +20,11 @@ def check_life(records: Sequence[LogRecord], *, chip: str, since: LogCheckpoint 
     """Check that the records can be the life of one chip, from its start or from a checkpoint on.
 
     Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
-    stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks and busy ticks start at 0 and
-    never fall, busy ticks grow by at most as much as ticks, and snapshots have rising ticks. At most one epoch is open;
-    time passes and work, commitments and quotes happen in an open epoch only. Beacons never go back in time. Nothing
-    comes after SPENT, which stands where an epoch or a boot has ended, but a boot if a checkpoint lies between.
+    stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks, busy ticks and the meter
+    start at 0 and never fall, busy ticks grow by at most as much as ticks, and snapshots have rising ticks. At most one
+    epoch is open; time passes and work, commitments and quotes happen in an open epoch only. Each beacon is later than
+    the one before. Nothing comes after SPENT, which stands where an epoch or a boot has ended, but a boot if a
+    checkpoint lies between.
 
     Raises:
         LogError: names the record and its field.
@@ -39,6 +41,7 @@ class _Life:
     boot: int = 0
     tick: int = 0
     busy: int = 0
+    work: Work = NO_WORK
     epochs: int = 0
     open_epoch: LogRecord | None = None
     snapshot_tick: int = 0
@@ -53,6 +56,7 @@ class _Life:
             boot=since.boot,
             tick=since.tick,
             busy=since.busy,
+            work=Work.from_bytes(since.work),
             epochs=since.epochs,
             open_epoch=since.epoch_record,
             snapshot_tick=since.tick,
@@ -66,11 +70,12 @@ class _Life:
             self._require(self.last is None and kind is RecordKind.GENESIS, "kind", f"is {kind.name} at this place")
             self._require((record.boot, record.tick) == (0, 0), "boot", "is not 0 in the first record")
             self._require(record.busy == 0, "busy", f"is {record.busy} in the first record, expected 0")
+            self._require(record.work == NO_WORK, "work", f"is {record.work} in the first record, expected none")
         elif self.last is RecordKind.SPENT:
             self._require(False, "kind", f"is {kind.name} after the log was full")
         elif kind is RecordKind.SPENT:
             self._require(self.last in _BEFORE_SPENT, "kind", "is SPENT where neither an epoch nor a boot has ended")
-            same = (record.boot, record.tick, record.busy) == (self.boot, self.tick, self.busy)
+            same = (record.boot, record.tick, record.busy, record.work) == (self.boot, self.tick, self.busy, self.work)
             self._require(same, "tick", "is not the time of the record before")
         elif self.last in _OFF:
             self._require(kind is RecordKind.BOOT, "kind", f"is {kind.name} while the chip is off")
@@ -78,12 +83,13 @@ class _Life:
         else:
             self._take_running(record)
         self.last = kind
-        self.boot, self.tick, self.busy = record.boot, record.tick, record.busy
+        self.boot, self.tick, self.busy, self.work = record.boot, record.tick, record.busy, record.work
 
     def _take_boot(self, record: LogRecord) -> None:
         self._require(record.boot == self.boot + 1, "boot", f"is {record.boot}, expected {self.boot + 1}")
         self._require(record.tick == 0, "tick", f"is {record.tick} at boot, expected 0")
         self._require(record.busy == 0, "busy", f"is {record.busy} at boot, expected 0")
+        self._require(record.work == NO_WORK, "work", f"is {record.work} at boot, expected none")
         clean = int(self.last in _CLEAN)
         self._require(record.op == clean, "op", f"is {record.op}, expected {clean} for how the last boot ended")
         self.snapshot_tick = 0
@@ -113,6 +119,7 @@ class _Life:
         self._require(ticks >= 0, "tick", f"is {record.tick}, below {self.tick} of the record before")
         self._require(busy >= 0, "busy", f"is {record.busy}, below {self.busy} of the record before")
         self._require(busy <= ticks, "busy", f"grows by {busy} in {ticks} ticks")
+        self._require(self.work <= record.work, "work", f"is {record.work}, below {self.work} of the record before")
         stands = self.open_epoch is not None or ticks == 0
         self._require(stands, "tick", f"is {record.tick}, and no epoch is open since tick {self.tick}")
 
@@ -141,8 +148,8 @@ class _Life:
             self._require(above, "tick", f"is {record.tick}, not above {self.snapshot_tick} of the snapshot before")
             self.snapshot_tick = record.tick
         elif record.kind is RecordKind.BEACON:
-            later = record.step >= self.beacon_time
-            self._require(later, "step", f"is a beacon of {record.step}, before that of {self.beacon_time}")
+            later = record.step > self.beacon_time
+            self._require(later, "step", f"is a beacon of {record.step}, not later than that of {self.beacon_time}")
             self.beacon_time = record.step
 
     def _opened(self, record: LogRecord) -> LogRecord:

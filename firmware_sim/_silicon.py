@@ -18,6 +18,7 @@ from firmware_sim.evidence.chiplog import RECORD_BYTES, RecordKind
 from firmware_sim.evidence.digest import digest_bytes
 from firmware_sim.evidence.envelope import VerifyingKey
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
+from firmware_sim.evidence.work import NO_WORK, Work
 from firmware_sim.identity import DeviceSecrets, Firmware, derive_key
 from firmware_sim.mailbox import ErrorCode, MailboxError
 from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError, move, write_file
@@ -26,16 +27,17 @@ from firmware_sim.profiles import NvramProfile
 __all__ = ["Fuses", "Silicon", "State", "create_silicon", "powered_down"]
 
 _FUSES, _FIRMWARE, _NVRAM, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "power.lock"
-_STATE = struct.Struct(f">Q32sI?QQ{RECORD_BYTES}sQ{len(BIRTH.to_bytes())}s")
+_STATE = struct.Struct(f">Q32sI?QQ24s{RECORD_BYTES}sQ{len(BIRTH.to_bytes())}s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """The chip's persistent state; all the rest follows from the log, which it acknowledges up to `log_size`.
 
-    `tick` and `busy` are this boot's time and busy ticks; `pending` says that the snapshot of `tick` is under way;
-    `security_floor` is the highest security version ever booted. `last_record` is the log's last record once more, so
-    that one write to the log may get lost. What came before `checkpoint` is released, and took `released` cells.
+    `tick`, `busy` and `work` are this boot's time, busy ticks and what its meter had counted when this was stored;
+    `pending` says that the snapshot of `tick` is under way; `security_floor` is the highest security version ever
+    booted. `last_record` is the log's last record once more, so that one write to the log may get lost. What came
+    before `checkpoint` is released, and took `released` cells.
     """
 
     log_size: int = 0
@@ -44,24 +46,26 @@ class State:
     security_floor: int = 0
     tick: int = 0
     busy: int = 0
+    work: Work = NO_WORK
     last_record: bytes = bytes(RECORD_BYTES)
     released: int = 0
     checkpoint: LogCheckpoint = BIRTH
 
     def to_bytes(self) -> bytes:
         return _STATE.pack(
-            self.log_size, self.log_head, self.security_floor, self.pending, self.tick, self.busy, self.last_record,
-            self.released, self.checkpoint.to_bytes(),
+            self.log_size, self.log_head, self.security_floor, self.pending, self.tick, self.busy,
+            self.work.to_bytes(), self.last_record, self.released, self.checkpoint.to_bytes(),
         )  # fmt: skip
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
         if len(data) != _STATE.size:
             raise NvramError(f"chip state has {len(data)} bytes, not {_STATE.size}")
-        log_size, log_head, security_floor, pending, tick, busy, last_record, released, checkpoint = _STATE.unpack(data)
+        log_size, log_head, floor, pending, tick, busy, work, last_record, released, checkpoint = _STATE.unpack(data)
         return cls(
-            log_size=log_size, log_head=log_head, pending=pending, security_floor=security_floor, tick=tick, busy=busy,
-            last_record=last_record, released=released, checkpoint=LogCheckpoint.from_bytes(checkpoint),
+            log_size=log_size, log_head=log_head, pending=pending, security_floor=floor, tick=tick, busy=busy,
+            work=Work.from_bytes(work), last_record=last_record, released=released,
+            checkpoint=LogCheckpoint.from_bytes(checkpoint),
         )  # fmt: skip
 
 

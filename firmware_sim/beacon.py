@@ -1,44 +1,50 @@
-"""Verifier-signed beacons, which tie a chip's ticks to the world's time."""
+"""Beacons: the verifier's signed time, for one chip at one place of its log.
+
+A verifier that remembers where each chip stood when it last issued one finds a chip that was put back to a copy: its
+log would have to grow once more from where it has been.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey, open_sealed, seal
 
-__all__ = ["BEACON_PAYLOAD_TYPE", "Beacon", "beacon_digest", "open_beacon", "seal_beacon"]
+__all__ = ["BEACON_PAYLOAD_TYPE", "Beacon", "BeaconIssuer", "beacon_digest", "open_beacon", "seal_beacon"]
 
 BEACON_PAYLOAD_TYPE = "application/vnd.chipwitness.beacon+json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beacon:
-    """`time` in seconds since 1970, never falling; `number` counts the verifier's beacons."""
+    """`time` in seconds since 1970, for the chip `chip_id` whose log holds `size` records in its boot `boot`."""
 
+    chip_id: str
+    boot: int
+    size: int
     time: int
-    number: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.time < 1 << 63 and 0 <= self.number < 1 << 63):
-            raise CallerError("a beacon's time and number are in [0, 2^63)")
+        numbers = (self.boot, self.size, self.time)
+        if type(self.chip_id) is not str or any(type(number) is not int for number in numbers):
+            raise CallerError("a beacon names a chip as text, and boot, size and time as integers")
+        if not all(0 <= number < 1 << 63 for number in numbers):
+            raise CallerError("a beacon's boot, size and time are in [0, 2^63)")
 
 
 def seal_beacon(beacon: Beacon, key: SigningKey) -> bytes:
-    return seal(BEACON_PAYLOAD_TYPE, {"number": beacon.number, "time": beacon.time}, key)
+    return seal(BEACON_PAYLOAD_TYPE, asdict(beacon), key)
 
 
 def open_beacon(data: bytes, key: VerifyingKey) -> Beacon:
     """Return the beacon that the verifier's `key` signed, or raise EvidenceError."""
     payload = open_sealed(data, BEACON_PAYLOAD_TYPE, key)
-    if not isinstance(payload, dict) or set(payload) != {"number", "time"}:
-        raise EvidenceError("malformed beacon")
-    number, time = payload["number"], payload["time"]
-    if type(number) is not int or type(time) is not int:
+    if not isinstance(payload, dict) or set(payload) != {field.name for field in fields(Beacon)}:
         raise EvidenceError("malformed beacon")
     try:
-        return Beacon(time=time, number=number)
+        return Beacon(**payload)
     except CallerError as error:
         raise EvidenceError(str(error)) from None
 
@@ -46,3 +52,34 @@ def open_beacon(data: bytes, key: VerifyingKey) -> Beacon:
 def beacon_digest(data: bytes) -> Digest:
     """Return what the chip's BEACON record holds for a sealed beacon."""
     return digest_bytes("beacon", data)
+
+
+class BeaconIssuer:
+    """Issues beacons, each for a chip that has gone on since its last one.
+
+    Args:
+        key: the verifier's, which is fused into the chips.
+        last: the newest beacon of each chip, where any were issued before.
+    """
+
+    def __init__(self, key: SigningKey, last: dict[str, Beacon]) -> None:
+        self._key = key
+        self.last = last
+
+    def issue(self, chip_id: str, position: tuple[int, int], time: int) -> bytes:
+        """Return the sealed beacon for a chip that says it stands at (boot, records).
+
+        Raises:
+            EvidenceError: it stood there, or further, when it got its last one; or time has not gone on.
+        """
+        boot, size = position
+        last = self.last.get(chip_id)
+        if last is not None and not (size > last.size and boot >= last.boot):
+            raise EvidenceError(
+                f"chip {chip_id}: stands at boot {boot} with {size} records, and its last beacon was for boot "
+                f"{last.boot} with {last.size}: it was put back to an earlier state, or there are two of it"
+            )
+        if last is not None and time <= last.time:
+            raise EvidenceError(f"chip {chip_id}: a beacon of {time} is not later than its last of {last.time}")
+        self.last[chip_id] = beacon = Beacon(chip_id=chip_id, boot=boot, size=size, time=time)
+        return seal_beacon(beacon, self._key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
@@ -24,6 +24,7 @@ from firmware_sim.evidence.chiplog import (
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.quote import Quote, QuoteError, open_quote
+from firmware_sim.evidence.work import Work
 from firmware_sim.firmware import quote_request_digest
 from firmware_sim.identity import ChipIdentity, IdentityError, check_firmware, check_maker, read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys, encode_epoch_keys
@@ -226,7 +227,7 @@ def check_registers(records: Sequence[LogRecord], quote: Quote, since: LogCheckp
 
 
 def check_quote_time(records: Sequence[LogRecord], quote: Quote, since: LogCheckpoint = BIRTH) -> None:
-    """Boot, tick, epoch and firmware in the quote are those of the log's end."""
+    """Boot, tick, epoch, firmware and meter in the quote are those of the log's end."""
     end = since.extend(records)
     for kind, seen in ((RecordKind.BOOT, end.measurement != ZERO_DIGEST), (RecordKind.EPOCH, end.epochs)):
         if not seen:
@@ -237,6 +238,7 @@ def check_quote_time(records: Sequence[LogRecord], quote: Quote, since: LogCheck
         "epoch": end.epochs - 1,
         "security_version": end.security_version,
         "measurement": Digest("sha256", end.measurement),
+        **asdict(Work.from_bytes(end.work)),
     }
     for name, value in logged.items():
         if getattr(quote, name) != value:

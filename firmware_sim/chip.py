@@ -73,7 +73,12 @@ class Chip(ABC):
 
     @abstractmethod
     def beacon(self, signed: bytes) -> LogRecord:
-        """Log a verifier's beacon."""
+        """Log a verifier's beacon: it is for this chip where it stands (`position`), and later than the one before."""
+
+    @property
+    @abstractmethod
+    def position(self) -> tuple[int, int]:
+        """Its boot, and how many records its log holds."""
 
     @abstractmethod
     def close_epoch(self) -> int:
@@ -101,7 +106,7 @@ class Chip(ABC):
 
     @abstractmethod
     def cut_power(self) -> None:
-        """End at once and record nothing, as a crash of the host would; the next boot logs a power gap."""
+        """End at once and keep nothing but the meter, as a crash of the host would; the next boot logs a power gap."""
 
     @property
     @abstractmethod

@@ -114,7 +114,7 @@ class _HideRegion(FirmwareChip):
         if type(memory) is not DeviceMemory:
             return super().attach(memory, run_id, step)
         shown = memory.regions[:-1] or memory.regions
-        return super().attach(DeviceMemory(shown), run_id, step)
+        return super().attach(DeviceMemory(shown, meter=memory.meter, share=memory.share), run_id, step)
 
 
 class _ReplaySnapshot(FirmwareChip):

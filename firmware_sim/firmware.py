@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -25,7 +26,7 @@ from firmware_sim._commands import (
 from firmware_sim._silicon import Fuses, Silicon, State, create_silicon
 from firmware_sim.beacon import beacon_digest, open_beacon
 from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
 from firmware_sim.evidence.chiplog import (
     NO_RUN,
     ZERO_DIGEST,
@@ -40,6 +41,7 @@ from firmware_sim.evidence.digest import BLAKE3, DEFAULT_ALGORITHM, Digest, dige
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
 from firmware_sim.evidence.pruning import open_log_checkpoint
 from firmware_sim.evidence.quote import Quote
+from firmware_sim.evidence.work import NO_WORK, Work
 from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, IdentityError, MakerCA, check_image, issue_alias
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.memory import DeviceMemory, MemoryCopy
@@ -111,6 +113,7 @@ class FirmwareChip(Chip):
         self._copy: MemoryCopy | None = None
         self._hasher: ThreadPoolExecutor | None = None
         self._under_way: _UnderWay | None = None
+        self._attached_at = self._earlier = NO_WORK
         self._coordinate = (NO_RUN, 0, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
@@ -220,6 +223,15 @@ class FirmwareChip(Chip):
         return self._silicon.state.tick
 
     @property
+    def _position(self) -> tuple[int, int]:
+        return self._boot, self._silicon.state.log_size
+
+    @property
+    @command
+    def position(self) -> tuple[int, int]:
+        return self._position
+
+    @property
     def firmware(self) -> Firmware:
         """The image that runs, with its maker's signature."""
         return self._firmware
@@ -252,6 +264,7 @@ class FirmwareChip(Chip):
         memory = self._own_memory(memory)
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
         self._memory, self._copy = memory, None
+        self._earlier, self._attached_at = record.work, memory.meter.total
         if self._hasher is None and memory.byte_count >= _HASHED_AT_ONCE:
             self._hasher = ThreadPoolExecutor(1)
             self._hasher.submit(bytes)  # starts its thread, which no tick then waits for
@@ -293,8 +306,17 @@ class FirmwareChip(Chip):
             beacon = open_beacon(signed, self._fuses.beacon_key)
         except EvidenceError as error:
             self._refuse(ErrorCode.BAD_BEACON, str(error))
-        if beacon.time < self._beacon_time:
-            self._refuse(ErrorCode.BAD_BEACON, f"beacon of {beacon.time} is older than the last of {self._beacon_time}")
+        if beacon.chip_id != self._fused_id or (beacon.boot, beacon.size) != self._position:
+            boot, size = self._position
+            self._refuse(
+                ErrorCode.BAD_BEACON,
+                f"beacon is for chip {beacon.chip_id!r:.100} at boot {beacon.boot} with {beacon.size} records, and "
+                f"this one is at boot {boot} with {size}",
+            )
+        if beacon.time <= self._beacon_time:
+            self._refuse(
+                ErrorCode.BAD_BEACON, f"beacon of {beacon.time} is not later than the last of {self._beacon_time}"
+            )
         record = self._append(RecordKind.BEACON, step=beacon.time, digest=beacon_digest(signed).value)
         self._beacon_time = beacon.time
         return record
@@ -357,6 +379,7 @@ class FirmwareChip(Chip):
             self._store(self._silicon.state)  # the counter grows with each quote
         else:
             self._append(RecordKind.QUOTE, digest=quote_request_digest(nonce, verifier_id).value)
+        state = self._silicon.state
         quote = Quote(
             chip_id=self._fused_id,
             certificate_digest=self.certificate_digest,
@@ -372,6 +395,9 @@ class FirmwareChip(Chip):
             current=self._registers.current,
             snapshot_rate=self._fuses.snapshot_rate,
             snapshot_algorithm=self._fuses.algorithm,
+            calls=state.work.calls,
+            flop=state.work.flop,
+            moved=state.work.moved,
             nonce=nonce,
             verifier_id=verifier_id,
         )
@@ -397,12 +423,23 @@ class FirmwareChip(Chip):
 
     @command
     def cut_power(self) -> None:
+        """The power supply's reserve lasts for one more write, which keeps what the meter has counted."""
+        if self._finalizer.alive and self._work != self._silicon.state.work:
+            with suppress(ChipwitnessError, OSError):
+                self._silicon.store(dataclasses.replace(self._silicon.state, work=self._work))
         self.lose_power()
 
     @property
     def changes(self) -> int:
         """The monotonic counter: how often the persistent state has changed."""
         return self._silicon.nvram.sequence
+
+    @property
+    def _work(self) -> Work:
+        """What the meter has counted in this boot."""
+        if self._memory is None:
+            return self._earlier
+        return self._earlier + (self._memory.meter.total - self._attached_at).share(*self._memory.share)
 
     def settle(self) -> None:
         """Record the snapshot that is under way, once it is hashed."""
@@ -432,7 +469,11 @@ class FirmwareChip(Chip):
         due = next((tick for tick in range(state.tick + 1, end + 1) if self._is_due(tick)), None)
         self._store(
             dataclasses.replace(
-                state, tick=end if due is None else due, busy=state.busy + busy, pending=due is not None
+                state,
+                tick=end if due is None else due,
+                busy=state.busy + busy,
+                work=self._work,
+                pending=due is not None,
             )
         )
         return None if due is None else self._snapshot()
@@ -511,6 +552,7 @@ class FirmwareChip(Chip):
         self._boot, self._booted, self._beacon_time = end.boot, end.measurement, end.beacon
         self._epoch = max(end.epochs - 1, 0)
         last = records[-1].kind if records else end.ended
+        self._earlier = self._silicon.state.work
         if last is None:
             digest = genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id)
             last = self._append(RecordKind.GENESIS, run_id=self._fuses.log_id, digest=digest).kind
@@ -529,6 +571,7 @@ class FirmwareChip(Chip):
             return
         self._silicon.install(self._firmware)
         self._boot += 1
+        self._earlier = NO_WORK
         floor = max(self._silicon.state.security_floor, self._firmware.security_version)
         self._append(
             RecordKind.BOOT,
@@ -570,10 +613,12 @@ class FirmwareChip(Chip):
         self._require_space(kind)
         state = self._silicon.state
         if kind is RecordKind.BOOT:
-            state = dataclasses.replace(state, tick=0, busy=0)
+            state = dataclasses.replace(state, tick=0, busy=0, work=NO_WORK)
+        else:
+            state = dataclasses.replace(state, work=self._work)
         record = LogRecord(
             counter=state.log_size, kind=kind, boot=self._boot, tick=state.tick, busy=state.busy, run_id=run_id,
-            step=step, op=op, digest=digest, previous=state.log_head,
+            step=step, op=op, digest=digest, previous=state.log_head, work=state.work,
         )  # fmt: skip
         following = dataclasses.replace(
             state,

@@ -51,6 +51,11 @@ class LabLie(_Lie):
     )
     EXTRA_TICKS = "extra-ticks", "lets its chips work on something that the transcript does not show"
     UNTOLD_STEPS = "untold-steps", "trains steps that the transcript does not show, and tells its chips nothing"
+    OTHER_MEMORY = (
+        "other-memory",
+        "keeps another model in its chips' memory while they idle, put there past every operator",
+    )
+    ELSEWHERE_STEPS = "elsewhere-steps", "trains steps that the transcript does not show, on no registered chip"
     STALE_SNAPSHOTS = (
         "stale-snapshots",
         "shows the initial weights at every snapshot and says so; later ones are made up",

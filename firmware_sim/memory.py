@@ -33,6 +33,7 @@ from firmware_sim.evidence.blocks import (
     part_digest,
 )
 from firmware_sim.evidence.digest import DEFAULT_ALGORITHM, DTYPE_SIZES, Digest, digest_bytes
+from firmware_sim.meter import Meter
 
 __all__ = [
     "REGION_KINDS",
@@ -215,12 +216,20 @@ class DeviceMemory:
     The digest does not depend on the order; two memories have one digest exactly if their regions reach into the same
     blocks (place among all blocks, kind, name, dtype, shape, rows) with the same bytes. Regions that are told no place
     stand as if their tensors were all of the state.
+
+    Attributes:
+        meter: counts the operators that run on the memory, of this chip and of those that hold the rest of the state.
+        share: the chip's part of that: its bytes, and those of all of them.
     """
 
-    __slots__ = ("_regions",)
+    __slots__ = ("_regions", "meter", "share")
 
-    def __init__(self, regions: Iterable[Region]) -> None:
+    def __init__(
+        self, regions: Iterable[Region], *, meter: Meter | None = None, share: tuple[int, int] = (1, 1)
+    ) -> None:
         self._regions = tuple(regions)
+        self.meter = Meter() if meter is None else meter
+        self.share = share
         if not self._regions:
             raise CallerError("a device memory needs at least one region")
         entries = [region.entry for region in self._regions]
@@ -238,14 +247,16 @@ class DeviceMemory:
         """Return the same memory as an object that nobody else holds, ready for a snapshot.
 
         Raises:
-            CallerError: a region is no `Region`, or can't be read.
+            CallerError: a region is no `Region`, or can't be read; or the meter is none, or the share no part of 1.
         """
+        if type(self.meter) is not Meter or not _is_share(self.share):
+            raise CallerError("a device memory has a meter, and a share of what it counts")
         if any(type(region) is not Region for region in self._regions):
             raise CallerError("a device memory consists of objects of type Region")
         regions = [replace(region) for region in self._regions]
         for region in regions:
             region.check_readable()
-        return DeviceMemory(regions)
+        return DeviceMemory(regions, meter=self.meter, share=self.share)
 
     @property
     def byte_count(self) -> int:
@@ -277,6 +288,13 @@ class DeviceMemory:
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:
         """Return the digest of the blocks that the regions reach into, without a copy."""
         return _digest(self.slices(), algorithm)
+
+
+def _is_share(share: object) -> bool:
+    if type(share) is not tuple or [type(part) for part in share] != [int, int]:
+        return False
+    part, whole = cast(tuple[int, int], share)
+    return 0 < part <= whole < _MAX_BLOCKS
 
 
 def table_digest(table: Sequence[Mapping[str, object]]) -> Digest:

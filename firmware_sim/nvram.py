@@ -30,7 +30,7 @@ __all__ = [
     "write_through",
 ]
 
-SLOT_BYTES = 512
+SLOT_BYTES = 640
 _HEADER = struct.Struct(">8sQH")
 _MAGIC = b"CWNVRAM1"
 _DIGEST_BYTES = 32

@@ -97,24 +97,24 @@ DEFAULT_QUOTAS: Mapping[RecordKind, int] = MappingProxyType(
     }
 )
 
-BENCH = NvramProfile(capacity=256 << 20, quotas=DEFAULT_QUOTAS)
-"""A laboratory's chip: 256 MiB, for a snapshot at each tick and no pruning."""
+BENCH = NvramProfile(capacity=320 << 20, quotas=DEFAULT_QUOTAS)
+"""A laboratory's chip: 320 MiB, for a snapshot at each tick and no pruning."""
 
 DEPLOYMENT = NvramProfile(
     capacity=64 << 10,
     quotas=MappingProxyType(
         {
             RecordKind.GENESIS: 1,
-            RecordKind.BOOT: 40,
-            RecordKind.EPOCH: 60,
-            RecordKind.CLOSE_EPOCH: 60,
-            RecordKind.POWER_OFF: 36,
-            RecordKind.POWER_GAP: 40,
-            RecordKind.REGIONS: 40,
+            RecordKind.BOOT: 30,
+            RecordKind.EPOCH: 48,
+            RecordKind.CLOSE_EPOCH: 48,
+            RecordKind.POWER_OFF: 28,
+            RecordKind.POWER_GAP: 30,
+            RecordKind.REGIONS: 30,
             RecordKind.COMMIT: 16 * _TWO_16,
-            RecordKind.SNAPSHOT: 110,
-            RecordKind.BEACON: 30,
-            RecordKind.QUOTE: 36,
+            RecordKind.SNAPSHOT: 100,
+            RecordKind.BEACON: 24,
+            RecordKind.QUOTE: 30,
             RecordKind.SPENT: 1,
         }
     ),

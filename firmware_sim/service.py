@@ -22,6 +22,7 @@ from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.quote import Quote, open_quote
+from firmware_sim.evidence.work import Work
 from firmware_sim.firmware import FirmwareChip
 from firmware_sim.identity import ChipIdentity, issue_alias, read_chain
 from firmware_sim.nvram import PosixDisk
@@ -70,6 +71,7 @@ class ChipView:
     boot: int
     tick: int
     busy: int
+    work: Work
     snapshot_rate: Fraction
     snapshot_algorithm: str
     epochs: tuple[EpochRow, ...]
@@ -114,6 +116,7 @@ def read_silicon(folder: Path) -> ChipView:
         boot=records[-1].boot if records else state.checkpoint.boot,
         tick=state.tick,
         busy=state.busy,
+        work=state.work,
         snapshot_rate=fuses.snapshot_rate,
         snapshot_algorithm=fuses.algorithm,
         epochs=_rows(spans, keys, fuses.snapshot_rate),
@@ -157,6 +160,7 @@ def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
         boot=quote.boot,
         tick=quote.tick,
         busy=records[-1].busy,
+        work=records[-1].work,
         snapshot_rate=quote.snapshot_rate,
         snapshot_algorithm=quote.snapshot_algorithm,
         epochs=rows,

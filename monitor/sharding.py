@@ -19,9 +19,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from firmware_sim import DeviceMemory, Digest, Region, limits
+from firmware_sim import DeviceMemory, Digest, Meter, Region, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import (
+    DTYPE_SIZES,
     Node,
     TensorKey,
     TensorType,
@@ -53,6 +54,7 @@ class Layout:
     """Which blocks of a state lie on which chips, by names, types, shapes and cuts alone.
 
     Attributes:
+        byte_counts: what each chip holds, in bytes.
         blocks: numbers of each tensor's blocks in the tree.
         shards: what each chip holds.
         subtrees: first leaf and size of each subtree that a state's digest opens: the largest ones between any two
@@ -68,6 +70,9 @@ class Layout:
             for key, place in places.items()
         }
         self.shards = tuple(map(tuple, shards))
+        self.byte_counts = tuple(
+            sum(each.elements * DTYPE_SIZES[tensors[each.key][0]] for each in slices) for slices in self.shards
+        )
         self._ranges = [self._reached(tensors, slices) for slices in self.shards]
         edges = sorted({0, count, *(edge for ranges in self._ranges for pair in ranges for edge in pair)})
         self.subtrees: list[tuple[int, int]] = []
@@ -120,6 +125,10 @@ class Layout:
                 start, stop = runs[-1][0], max(stop, runs.pop()[1])
             runs.append((start, stop))
         return runs
+
+    def share(self, shard: int) -> tuple[int, int]:
+        """A chip's part of the state and of whatever runs on it: its bytes, and those of all chips."""
+        return self.byte_counts[shard], sum(self.byte_counts)
 
     def nodes_of(self, shard: int, nodes: Sequence[Node]) -> list[Node]:
         """Those of a state's opened subtrees that a shard's chip hashes."""
@@ -216,6 +225,7 @@ class ShardedMemory:
         layout: where the blocks lie; chips share the memory evenly by default (``Layout.even``).
         place: where the training computes; a few tensors may lie on the host all the same.
         shards: the memory of each chip.
+        meter: what counts the operators that run on it, for all chips.
     """
 
     def __init__(self, tensors: Mapping[TensorKey, Tensor], shards: int | Layout) -> None:
@@ -232,8 +242,14 @@ class ShardedMemory:
             self._lay_out({key: tensors[key] for key in keys})
         types = {key: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for key, each in tensors.items()}
         self.layout = Layout.even(types, shards) if isinstance(shards, int) else shards
+        self.meter = Meter()
         self.shards = [
-            DeviceMemory(self._region(each, self.tensors[each.key]) for each in slices) for slices in self.layout.shards
+            DeviceMemory(
+                (self._region(each, self.tensors[each.key]) for each in slices),
+                meter=self.meter,
+                share=self.layout.share(number),
+            )
+            for number, slices in enumerate(self.layout.shards)
         ]
         self._whole = DeviceMemory(
             self._region(Slice(key, 0, each.numel()), each) for key, each in self.tensors.items()

@@ -51,6 +51,7 @@ def record_run(
     after: Path | None = None,
     parent: Path | None = None,
     idle_chips: int = 0,
+    beacon_every: int = 0,
     shares: tuple[int, ...] | None = None,
     **changes: Any,
 ) -> Recorded:
@@ -66,6 +67,7 @@ def record_run(
         seed=seed,
         chips=chips,
         idle_chips=idle_chips,
+        beacon_every=beacon_every,
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=rate,

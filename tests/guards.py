@@ -73,10 +73,12 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     # law 2: busy ticks
     "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
+    "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),
     "first segment": (("inspector.inspection.judging.first_and_drawn", _draw_any),),
+    "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),
     # law 3: who is drawn, and is who it says
     "registry proof": (("inspector.registry.registered.verify_inclusion", _nothing),),
     "registered certificate": (("inspector.registry.registered.RegisteredChips.check_certificate", _nothing),),

@@ -80,10 +80,10 @@ def decade(folder: Path, *, years: int = 10, progress: Callable[[int], object] |
     spent = 0
     for year in range(years):
         for day in range(_DAYS):
-            beacon = seal_beacon(Beacon(time=year * _DAYS + day, number=day), verifier) if day % 10 == 0 else b""
+            now = year * _DAYS + day + 1
             calls: list[Callable[[], object]] = [
                 partial(chip.attach, memory, _RUN, 0),
-                partial(chip.beacon, beacon),
+                partial(_show_beacon, chip, now, verifier),
                 *[partial(chip.commit, _RUN, step, bytes(32)) for step in range(3)],
                 *[partial(chip.tick, _RUN, step) for step in range(2)],
                 partial(chip.idle, _TICKS - 2),
@@ -128,6 +128,13 @@ def decade(folder: Path, *, years: int = 10, progress: Callable[[int], object] |
         "cell_writes": status.cell_writes,
         "slot_writes": status.slot_writes,
     }
+
+
+def _show_beacon(chip: FirmwareChip, day: int, verifier: SigningKey) -> None:
+    """Every tenth day a beacon of this day, on all others none that is signed."""
+    boot, size = chip.position
+    beacon = Beacon(chip_id=chip.chip_id, boot=boot, size=size, time=day)
+    chip.beacon(seal_beacon(beacon, verifier) if day % 10 == 1 else b"")
 
 
 def _used(chip: FirmwareChip, folder: Path) -> int:

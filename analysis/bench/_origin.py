@@ -17,7 +17,7 @@ import torch
 from firmware_sim.errors import CallerError
 from monitor.environment import processor
 
-__all__ = ["DATA", "commit", "hardware", "machine", "write"]
+__all__ = ["DATA", "commit", "hardware", "machine", "write", "write_among"]
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 """Measurements that come with the program."""
@@ -68,3 +68,23 @@ def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise CallerError(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_among(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
+    """Put the rows in a file as ``write`` does, each with its commit; those of other works that are there stay.
+
+    So what takes hours is measured in parts.
+
+    Raises:
+        CallerError: the file cannot be written, or what is there is no such file.
+    """
+    names = {row["work"] for row in rows}
+    earlier: list[dict[str, Any]] = []
+    if path.exists():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            origin = {"commit": found["commit"]} if "commit" in found else {}
+            earlier = [{**origin, **row} for row in found["rows"] if row["work"] not in names]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CallerError(f"{path} holds no measurements to write these among: {error}") from None
+    write([*earlier, *({**commit(), **row} for row in rows)], path, **more)

@@ -1,4 +1,4 @@
-"""``bench chip``: what a chip costs: freezes beside plain copies, digests beside SHA-256, memory, audits, ten years."""
+"""``bench chip``: what a chip costs: freezes beside plain copies, digests beside SHA-256, meter, audits, ten years."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from firmware_sim import (
     FirmwareChip,
     LogCheckpoint,
     MakerCA,
+    Meter,
     Region,
     SigningKey,
     check_chip,
@@ -43,15 +44,18 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import hash_blocks
 from firmware_sim.evidence.digest import byte_view
 from monitor.presets import initialise, preset
+from monitor.presets.task import Task
+from monitor.programs.work import call_work
+from monitor.recording.derivation import derive
 from monitor.transcript import to_batch
 
 __all__ = ["FREEZE", "SHARE", "run", "verdict", "write"]
 
 Row = dict[str, Any]
 
-FREEZE, SHARE, STEP, CHIP_BYTES, AUDIT = 1.3, 0.85, 1.1, 2e6, 1.5
-"""A freeze in plain copies; a digest's share of threads times SHA-256; a step with a snapshot in plain steps; bytes of
-a chip; the oldest log's audit in that of the youngest."""
+FREEZE, SHARE, STEP, METER, CHIP_BYTES, AUDIT = 1.3, 0.85, 1.1, 5e-6, 2e6, 1.5
+"""A freeze in plain copies; a digest's share of threads times SHA-256; a step with a snapshot in plain steps; seconds
+that the meter takes for a call; bytes of a chip; the oldest log's audit in that of the youngest."""
 _PAIRS = 20
 _TENSORS = 8
 _RUN = bytes(range(32))
@@ -66,8 +70,8 @@ def run(
 
     Rows hold ``work``, ``mode``, ``seconds``, ``ratio`` and more: ``freeze`` (seconds a gigabyte, medians of 20 pairs,
     in plain copies of the same memory), ``digest`` (seconds a gigabyte; ``share`` of threads times one thread's
-    SHA-256), ``tiny-gpt`` (a step, with a snapshot in each, in plain steps), ``chips`` (``bytes`` each, all in one
-    process), ``audit`` (seconds; ratio to the youngest log) and ``decade``.
+    SHA-256), ``tiny-gpt`` (a step, with a snapshot in each, in plain steps), ``meter`` (seconds a call), ``chips``
+    (``bytes`` each, all in one process), ``audit`` (seconds; ratio to the youngest log) and ``decade``.
 
     Args:
         chips: chips in one process.
@@ -89,6 +93,7 @@ def run(
             partial(_freeze, folder, megabytes),
             partial(_digest, megabytes),
             partial(_training, folder),
+            _metering,
             partial(_audits, folder),
             partial(_field, folder, years),
         ]
@@ -218,6 +223,37 @@ def _training(folder: Path) -> list[Row]:
     ]
 
 
+def _metering() -> list[Row]:
+    """The calls of a step of tiny-gpt, seen for the first time and again as those of a known program."""
+    entry = preset("tiny-gpt")
+    task = Task.for_preset(
+        "tiny-gpt", seed=1, steps=1, batch_size=entry.batch_size, numerics="exact", checkpoint_every=1, shards=1
+    )
+    calls, meter = derive(task).program.calls, Meter()
+    times: dict[str, list[float]] = {"a new call": [], "a known call": []}
+    for number in range(_PAIRS + 1):  # the first looks each operator up
+        start = time.perf_counter()
+        works = [call_work(call) for call in calls]
+        counted = time.perf_counter()
+        for work in works:
+            meter.charge(work)
+        end = time.perf_counter()
+        if number:
+            times["a new call"].append((end - start) / len(calls))
+            times["a known call"].append((end - counted) / len(calls))
+    return [
+        {
+            "work": "meter",
+            "mode": mode,
+            "seconds": statistics.median(each),
+            "ratio": None,
+            "pairs": _PAIRS,
+            "calls": len(calls),
+        }
+        for mode, each in times.items()
+    ]
+
+
 def _chips(folder: Path, count: int) -> list[Row]:
     """Chips that have worked and hold their power, by what the system says and by what Python says."""
     rows = []
@@ -341,6 +377,8 @@ def verdict(rows: Sequence[Row]) -> str | None:
             return f"{what}: {row['share']:.2f} of its threads' SHA-256, less than {SHARE}"
         if row["work"] == "tiny-gpt" and row["ratio"] > STEP:
             return f"{what}: {row['ratio']:.2f} plain steps, more than {STEP}"
+        if row["work"] == "meter" and row["seconds"] > METER:
+            return f"{what}: {row['seconds'] * 1e6:.1f} µs, more than {METER * 1e6:.0f}"
         if row["work"] == "chips" and row["bytes"] > CHIP_BYTES:
             return f"{what}: {row['bytes'] / 1e6:.1f} MB a chip, more than {CHIP_BYTES / 1e6:.0f}"
         if row["work"] == "audit" and row["ratio"] > AUDIT:

@@ -127,8 +127,11 @@ _REPLAYED = {"step": _one_step, "rest": _to_the_end}
 
 PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
     **{lie: _REPLAYED[made.alters] for lie, make in LIES.items() if (made := make(1)).alters},
-    LabLie.EXTRA_STEPS: _hidden,
-    LabLie.EDITED_CHIP_LOG: _hidden,
+    LabLie.EXTRA_STEPS: _always,
+    LabLie.UNTOLD_STEPS: _always,
+    LabLie.EDITED_CHIP_LOG: _always,
+    LabLie.OTHER_MEMORY: _hidden,
+    LabLie.ELSEWHERE_STEPS: _never,
     LabLie.FORGED_INITIALISATION: _always,
     LabLie.UNDER_REPORTED_FLOP: _always,
     LabLie.TRUNCATED_TRANSCRIPT: _always,
@@ -138,7 +141,6 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
     LabLie.TWO_TRANSCRIPTS: lambda scene: scene.drawn(scene.chips // 2),
     LabLie.CHAINED_RUNS: _always,
     LabLie.EXTRA_TICKS: _always,
-    LabLie.UNTOLD_STEPS: _never,
     LabLie.STALE_SNAPSHOTS: _stale,
     LabLie.EARLY_TICKS: _always,
     LabLie.PAUSED_TICKS: _always,

@@ -185,7 +185,8 @@ class _Life:
         self.chip.tick(_RUN, step)
 
     def beacon(self) -> None:
-        self.chip.beacon(seal_beacon(Beacon(time=1, number=1), _VERIFIER))
+        boot, size = self.chip.position
+        self.chip.beacon(seal_beacon(Beacon(chip_id=self.chip.chip_id, boot=boot, size=size, time=1), _VERIFIER))
 
     def inspect(self) -> CheckedChip:
         evidence = collect_evidence(self.chip, bytes(32), "v")

@@ -17,8 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import commit
-from analysis.bench._origin import write as write_rows
+from analysis.bench._origin import commit, write_among
 from firmware_sim.errors import CallerError, DeviceError
 
 __all__ = ["run", "table", "verdict", "write"]
@@ -92,9 +91,7 @@ def _row(name: str, seed: int, folder: Path) -> Row:
 
 def write(rows: Sequence[Row], path: Path) -> None:
     """Put the rows in a file; those of other parsers that are in it stay, each with the commit that it was made at."""
-    names = {row["work"] for row in rows}
-    earlier: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    write_rows([*(row for row in earlier if row["work"] not in names), *rows], path)
+    write_among(rows, path)
 
 
 def verdict(rows: Sequence[Row]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from firmware_sim.evidence import NO_RUN, LogRecord, RecordKind
@@ -42,6 +42,9 @@ _COMPARED = {
     "journey": "replay of the log",
     "current": "replay of the log",
     "snapshot_rate": "schedule by the revealed keys",
+    "calls": _LOG,
+    "flop": _LOG,
+    "moved": _LOG,
     "nonce": "last record of the log",
     "verifier_id": "last record of the log",
 }
@@ -64,6 +67,7 @@ def show_json(name: str, view: ChipView) -> dict[str, Any]:
         "boot": view.boot,
         "tick": view.tick,
         "busy": view.busy,
+        "work": asdict(view.work),
         "counter": view.counter,
         "log_size": view.log_size,
         "log_head": view.log_head.hex(),
@@ -97,6 +101,7 @@ def show_lines(name: str, view: ChipView) -> Iterator[str]:
     yield f"firmware     {firmware['name']}, security version {firmware['security_version']}"
     yield f"             {firmware['measurement']}"
     yield f"time         boot {page['boot']}, tick {view.tick}, of which {view.busy} busy"
+    yield f"meter        {view.work} in this boot"
     yield f"counter      {view.counter} changes of the persistent state"
     yield f"log          {page['log_size']} records, head {page['log_head']}"
     held = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
@@ -130,6 +135,7 @@ def log_json(name: str, view: ChipView) -> dict[str, Any]:
                 "boot": record.boot,
                 "tick": record.tick,
                 "busy": record.busy,
+                "work": asdict(record.work),
                 "run_id": record.run_id.hex(),
                 "step": record.step,
                 "op": record.op,

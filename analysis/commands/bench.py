@@ -176,10 +176,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one = _add(
         works,
         "chip",
-        "what a chip costs: freezes, digests, memory, audits, and ten years in 64 KiB under a flood",
-        "JSON: a list of rows with work (freeze, digest, tiny-gpt, chips, audit or decade), mode, seconds, ratio (to a "
-        "plain copy, SHA-256 in one thread, a plain step, the youngest log) and what else was measured; exit code 1 "
-        "where a target is missed",
+        "what a chip costs: freezes, digests, the meter, memory, audits, and ten years in 64 KiB under a flood",
+        "JSON: a list of rows with work (freeze, digest, tiny-gpt, meter, chips, audit or decade), mode, seconds, "
+        "ratio (to a plain copy, SHA-256 in one thread, a plain step, the youngest log) and what else was measured; "
+        "exit code 1 where a target is missed",
     )
     one.add_argument("--chips", type=int, metavar="N", help="chips in one process (default: 1000)")
     one.add_argument("--megabytes", type=int, metavar="M", help="memory that is frozen and hashed (default: 512)")

@@ -23,9 +23,10 @@ __all__ = ["register"]
 
 _PLACE = "run folder, RUN.lab, a folder of answers, or one chip's folder in any of them"
 _SHOW = (
-    "JSON: a list of chip, identity, maker, certificate, firmware, boot, tick, busy, counter, log_size, log_head, "
-    "records (used and quota of each kind), memory, snapshot_rate, snapshot_algorithm, epochs (ticks, due and taken "
-    "snapshots) and problem; exit code 1 where a chip would not boot, or its evidence does not hold together"
+    "JSON: a list of chip, identity, maker, certificate, firmware, boot, tick, busy, work (the meter's calls, flop and "
+    "moved bytes in this boot), counter, log_size, log_head, records (used and quota of each kind), memory, "
+    "snapshot_rate, snapshot_algorithm, epochs (ticks, due and taken snapshots) and problem; exit code 1 where a chip "
+    "would not boot, or its evidence does not hold together"
 )
 
 

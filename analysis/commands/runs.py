@@ -124,6 +124,13 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--chips", type=int, default=4, metavar="N", help="chips that hold a shard each (default 4)")
     parser.add_argument("--shares", metavar="N,N,…", help="instead: how many parts of the state each chip holds")
     parser.add_argument(
+        "--beacon-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="steps between beacons of simulated time: none",
+    )
+    parser.add_argument(
         "--idle-chips", type=int, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
     )
     parser.add_argument("--steps", type=int, default=16, metavar="N", help="optimizer steps of the run (default 16)")
@@ -248,6 +255,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         seed=arguments.seed,
         chips=len(_shares(arguments) or ()) or arguments.chips,
         idle_chips=arguments.idle_chips,
+        beacon_every=arguments.beacon_every,
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=rate,

@@ -78,6 +78,7 @@ from firmware_sim.evidence.quote import (
     QuoteError,
     open_quote,
 )
+from firmware_sim.evidence.work import NO_WORK, Work
 
 __all__ = [
     "BIRTH",
@@ -87,6 +88,7 @@ __all__ = [
     "EMPTY_ROOT",
     "LOG_CHECKPOINT_TYPE",
     "NO_RUN",
+    "NO_WORK",
     "QUOTE_PAYLOAD_TYPE",
     "QUOTE_PREDICATE_TYPE",
     "RECORD_BYTES",
@@ -112,6 +114,7 @@ __all__ = [
     "TensorKey",
     "TensorType",
     "VerifyingKey",
+    "Work",
     "block_elements",
     "block_places",
     "blocks_of",

@@ -1,8 +1,9 @@
 """The chip's log: fixed-size binary records, each holding the digest of the one before.
 
-Record (142 bytes, big-endian): counter u64, kind u16, boot u32, tick u64, busy u64, run id 32, step u64, op u64,
-digest 32, previous 32. Record hash = SHA-256 over the length-prefixed label and the record's bytes; the counter is
-part of these bytes, so label, index and content are bound. The head of a log is the hash of its last record.
+Record (166 bytes, big-endian): counter u64, kind u16, boot u32, tick u64, busy u64, meter (calls, FLOP, bytes moved)
+3 · u64, run id 32, step u64, op u64, digest 32, previous 32. Record hash = SHA-256 over the length-prefixed label and
+the record's bytes; the counter is part of these bytes, so label, index and content are bound. The head of a log is the
+hash of its last record.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
+from firmware_sim.evidence.work import NO_WORK, Work
 
 __all__ = [
     "NO_RUN",
@@ -32,8 +34,8 @@ __all__ = [
     "replay_registers",
 ]
 
-_FORMAT = struct.Struct(">QHIQQ32sQQ32s32s")
-_RECORD_PREFIX = length_prefixed("chipwitness/chip-log-record/2") + struct.pack(">Q", _FORMAT.size)
+_FORMAT = struct.Struct(">QHIQQ24s32sQQ32s32s")
+_RECORD_PREFIX = length_prefixed("chipwitness/chip-log-record/3") + struct.pack(">Q", _FORMAT.size)
 _REGISTER_LABEL = "chipwitness/chip-register/1"
 
 RECORD_BYTES = _FORMAT.size
@@ -91,7 +93,8 @@ _MEASURED = frozenset({RecordKind.BOOT, RecordKind.REGIONS})
 class LogRecord:
     """One entry. `counter` is its index in the log; (boot, tick) is the time, (run_id, step, op) the coordinate.
 
-    `busy` counts the ticks of this boot up to `tick` in which the host let the chip work.
+    `busy` counts the ticks of this boot up to `tick` in which the host let the chip work; `work` is what its meter has
+    counted in this boot.
     """
 
     counter: int
@@ -104,6 +107,7 @@ class LogRecord:
     op: int
     digest: bytes
     previous: bytes
+    work: Work = NO_WORK
 
     def __post_init__(self) -> None:
         for name in ("run_id", "digest", "previous"):
@@ -115,8 +119,8 @@ class LogRecord:
 
     def to_bytes(self) -> bytes:
         return _FORMAT.pack(
-            self.counter, self.kind, self.boot, self.tick, self.busy, self.run_id, self.step, self.op, self.digest,
-            self.previous,
+            self.counter, self.kind, self.boot, self.tick, self.busy, self.work.to_bytes(), self.run_id, self.step,
+            self.op, self.digest, self.previous,
         )  # fmt: skip
 
     def hash(self) -> bytes:
@@ -149,13 +153,13 @@ def parse_log(data: bytes, *, chip: str = "") -> list[LogRecord]:
     limits.CHIP_LOG_RECORDS.check(count)
     records = []
     for number, fields in enumerate(_FORMAT.iter_unpack(data)):
-        counter, kind, boot, tick, busy, run_id, step, op, digest, previous = fields
+        counter, kind, boot, tick, busy, work, run_id, step, op, digest, previous = fields
         if kind not in _KINDS:
             raise LogError(f"{_of(chip)}log record {number}: unknown kind {kind}", record=number, field="kind")
         records.append(
             LogRecord(
                 counter=counter, kind=_KINDS[kind], boot=boot, tick=tick, busy=busy, run_id=run_id, step=step,
-                op=op, digest=digest, previous=previous,
+                op=op, digest=digest, previous=previous, work=Work.from_bytes(work),
             )
         )  # fmt: skip
     return records

@@ -14,11 +14,12 @@ from typing import Any
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import NO_RUN, ZERO_DIGEST, LogRecord, RecordKind, Registers
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey, open_sealed, seal
+from firmware_sim.evidence.work import NO_WORK, Work
 
 __all__ = ["BIRTH", "LOG_CHECKPOINT_TYPE", "LogCheckpoint", "open_log_checkpoint", "seal_log_checkpoint"]
 
 LOG_CHECKPOINT_TYPE = "application/vnd.chipwitness.log-checkpoint+json"
-_FORMAT = struct.Struct(">QIQQQQI?32s32s32s32s32s")
+_FORMAT = struct.Struct(">QIQQQQI?32s32s32s32s32s24s")
 _ENDS = frozenset({RecordKind.CLOSE_EPOCH, RecordKind.POWER_GAP, RecordKind.BOOT})
 
 
@@ -26,10 +27,10 @@ _ENDS = frozenset({RecordKind.CLOSE_EPOCH, RecordKind.POWER_GAP, RecordKind.BOOT
 class LogCheckpoint:
     """All that the records after the first `size` build on; the default is `BIRTH`.
 
-    `boot`, `tick` and `busy` are the time of the last record, `epochs` counts those that were opened, `opened` is the
-    commitment of the one that is open (zero: none is), `beacon` the newest beacon's time; `measurement` and
-    `security_version` are of the last boot. `head`, `journey` and `current` are the log's hash and registers. `spent`
-    says that the last record is SPENT.
+    `boot`, `tick`, `busy` and `work` (as `Work.to_bytes` gives it) are those of the last record, `epochs` counts those
+    that were opened, `opened` is the commitment of the one that is open (zero: none is), `beacon` the newest beacon's
+    time; `measurement` and `security_version` are of the last boot. `head`, `journey` and `current` are the log's hash
+    and registers. `spent` says that the last record is SPENT.
     """
 
     size: int = 0
@@ -45,6 +46,7 @@ class LogCheckpoint:
     current: bytes = ZERO_DIGEST
     measurement: bytes = ZERO_DIGEST
     opened: bytes = ZERO_DIGEST
+    work: bytes = NO_WORK.to_bytes()
 
     def extend(self, records: Sequence[LogRecord]) -> LogCheckpoint:
         """Return the checkpoint behind `records`, which follow on this one."""
@@ -78,6 +80,7 @@ class LogCheckpoint:
             current=registers.current,
             measurement=measurement,
             opened=opened,
+            work=last.work.to_bytes(),
         )
 
     @property
@@ -95,6 +98,7 @@ class LogCheckpoint:
         return LogRecord(
             counter=self.size - 1, kind=RecordKind.EPOCH, boot=self.boot, tick=self.tick, busy=self.busy,
             run_id=NO_RUN, step=self.epochs - 1, op=0, digest=self.opened, previous=self.head,
+            work=Work.from_bytes(self.work),
         )  # fmt: skip
 
     def to_bytes(self) -> bytes:

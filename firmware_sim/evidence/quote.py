@@ -27,7 +27,8 @@ class Quote:
     """The content of a quote.
 
     `counter` is the chip's monotonic counter: it grows with every change of the chip's persistent state, so with every
-    record and every boot, and never falls. `epoch` is the open epoch. `log_head` is the hash of record `log_size` - 1.
+    record and every boot, and never falls. `calls`, `flop` and `moved` are what the meter has counted in this boot.
+    `epoch` is the open epoch. `log_head` is the hash of record `log_size` - 1.
     """
 
     chip_id: str
@@ -44,6 +45,9 @@ class Quote:
     current: bytes
     snapshot_rate: Fraction
     snapshot_algorithm: str
+    calls: int
+    flop: int
+    moved: int
     nonce: bytes
     verifier_id: str
 
@@ -51,7 +55,7 @@ class Quote:
         for name in ("log_head", "journey", "current"):
             if len(getattr(self, name)) != 32:
                 raise CallerError(f"quote: {name} must be 32 bytes")
-        for name in ("security_version", "boot", "tick", "epoch", "counter", "log_size"):
+        for name in ("security_version", "boot", "tick", "epoch", "counter", "log_size", "calls", "flop", "moved"):
             if not 0 <= getattr(self, name) < _MAX_INTEGER:
                 raise CallerError(f"quote: {name} must be in [0, 2^64)")
 

@@ -1,13 +1,15 @@
-"""What an honest host makes a chip write, and when: memory first, then each step's head with one tick of work."""
+"""What an honest host makes a chip write, and when: memory first, then each step's work, its head and one tick."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
-from firmware_sim import EMPTY_MEMORY, NO_RUN, LogRecord, RecordKind
+from firmware_sim import EMPTY_MEMORY, NO_RUN, NO_WORK, LogRecord, RecordKind, Unaudited, Work
 from firmware_sim.errors import EvidenceError
 
-__all__ = ["BusyTicks", "CommitOrder", "SnapshotMoment", "is_empty_snapshot"]
+__all__ = ["Beacons", "BusyTicks", "CommitOrder", "Law", "MeteredWork", "Needs", "SnapshotMoment", "is_empty_snapshot"]
 
 _EXACT = frozenset({RecordKind.COMMIT, RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF})
 
@@ -15,6 +17,13 @@ _EXACT = frozenset({RecordKind.COMMIT, RecordKind.CLOSE_EPOCH, RecordKind.POWER_
 def is_empty_snapshot(record: LogRecord) -> bool:
     """Tell whether a snapshot was taken of a chip without memory, for no run."""
     return record.digest == EMPTY_MEMORY.value and record.run_id == NO_RUN
+
+
+class Law(Protocol):
+    """Reads a chip's records one by one."""
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; EvidenceError says what is wrong with it."""
 
 
 class CommitOrder:
@@ -122,6 +131,114 @@ class BusyTicks:
             raise _error(self._chip, record, f"{extra} busy ticks before it are explained by no committed step")
         if extra < 0 and record.kind in _EXACT:
             raise _error(self._chip, record, f"no busy tick passed after step {step} was committed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What the steps of one run need of one of its chips.
+
+    Attributes:
+        share: the chip's bytes of the state, and those of all its chips.
+        of: work of a committed step on all of them together.
+        most: the highest counts of any program of the run.
+    """
+
+    share: tuple[int, int]
+    of: Callable[[int], Work]
+    most: Work
+
+
+class MeteredWork:
+    """Between any two records a chip's meter counts what the steps committed between them need, no more and no less.
+
+    Memory is attached when it holds the state of the step that is committed next, so that this one needs no more work
+    of the chip: it is step 0, or one that the chip has heard of before. What the meter counts while the chip holds no
+    declared run's memory is explained by nothing. A meter that is off is told of once, until memory is attached again.
+
+    Args:
+        runs: the declared runs in which the chip takes part, by run id.
+    """
+
+    def __init__(self, chip: str, runs: Mapping[bytes, Needs]) -> None:
+        self._chip = chip
+        self._runs = runs
+        self._heard: dict[bytes, int] = {}
+        self._since_boot()
+
+    def _since_boot(self) -> None:
+        self._before = self._needed = NO_WORK  # of the chip when its memory was attached; of the steps since then
+        self._share = (1, 1)
+        self._most = NO_WORK
+        self._is_first = True
+        self._is_off = False
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; EvidenceError says how far the meter is from what was needed.
+
+        Unaudited: the power went in a step of which nothing is known but that it was longer than any other.
+        """
+        if record.kind is RecordKind.BOOT:
+            self._since_boot()
+        needs = self._runs.get(record.run_id)
+        if record.kind is RecordKind.COMMIT and needs is not None:
+            heard = self._heard.get(record.run_id, 0)
+            self._needed += NO_WORK if self._is_first and record.step <= heard else needs.of(record.step)
+            self._heard[record.run_id] = max(heard, record.step)
+            self._is_first = False
+        expected, found = self._before + self._needed.share(*self._share), record.work
+        was_off, self._is_off = self._is_off, found != expected
+        if record.kind is RecordKind.REGIONS:
+            self._before, self._needed, self._is_first, self._is_off = found, NO_WORK, True, False
+            self._share, self._most = ((1, 1), NO_WORK) if needs is None else (needs.share, needs.most)
+        if found == expected or was_off:
+            return
+        if record.kind is RecordKind.POWER_GAP:
+            self._after_gap(record, expected)
+            return
+        more, less = expected <= found, found <= expected
+        amount = f"{found - expected} more than" if more else f"{expected - found} less than"
+        what = amount if more or less else f"{found} where not"
+        raise _error(self._chip, record, f"the meter counts {what} the {expected} that the committed steps need")
+
+    def _after_gap(self, record: LogRecord, expected: Work) -> None:
+        """The step in which the power went was never committed: whatever it was, it needs no more than any other."""
+        if expected <= record.work <= self._before + (self._needed + self._most).share(*self._share):
+            return
+        raise Unaudited(
+            f"chip {self._chip}, record {record.counter}: when the power went its meter had counted "
+            f"{record.work - expected} since the last committed step, more than any step needs"
+        )
+
+
+class Beacons:
+    """A chip works no longer than agreed from one beacon to the next; before the first and after the last not at all.
+
+    What is missing was perhaps not sent, so that it accuses nobody and leaves the verdict open.
+    """
+
+    def __init__(self, chip: str, seconds: int) -> None:
+        self._chip = chip
+        self._seconds = seconds
+        self._last: int | None = None
+        self._busy = 0
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; Unaudited says for how long the chip worked without a beacon."""
+        if record.kind is RecordKind.BOOT:
+            self._busy = 0
+        worked = record.busy > self._busy
+        if record.kind is RecordKind.BEACON:
+            last, self._last, self._busy = self._last, record.step, record.busy
+            if worked and last is not None and record.step - last > self._seconds:
+                raise self._open(record, f"it worked in {record.step - last} seconds without a beacon")
+        elif record.kind is RecordKind.COMMIT and self._last is None:
+            self._last = 0  # said once
+            raise self._open(record, "it took part in a run before its first beacon")
+        elif record.kind is RecordKind.QUOTE and worked:
+            raise self._open(record, f"it worked in {record.busy - self._busy} ticks after its last beacon")
+
+    def _open(self, record: LogRecord, what: str) -> Unaudited:
+        return Unaudited(f"chip {self._chip}, record {record.counter}: {what}; {self._seconds} seconds are agreed")
 
 
 def _error(chip: str, record: LogRecord, what: str) -> EvidenceError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from firmware_sim import Work
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from inspector.inspection.agreement import Agreement
@@ -71,6 +72,7 @@ class ExecutionReport:
         updates: runs of the optimizer's ``step``.
         paths: by which batches and constants reach the new state past every loss.
         governed: scalars of each program that the declared hyper-parameters give.
+        works: what each program's calls are for a chip's meter; None where a program is not known.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
     """
 
@@ -87,6 +89,7 @@ class ExecutionReport:
     updates: int = 0
     paths: PathReport = field(default_factory=dict)
     governed: dict[str, int] = field(default_factory=dict)
+    works: dict[str, Work] | None = None
     most_flop: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -139,6 +142,7 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
+    report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
     report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(run, leaves, programs), **where)
     if report.most_flop is not None:

@@ -27,6 +27,8 @@ class Guard(enum.Enum):
     """Each snapshot is explained by exactly one (run, step, shard), the newest when it was taken."""
     TIME = "time"
     """Each busy tick of a chip is explained by one committed step of a declared run, and each such step by one tick."""
+    METER = "meter"
+    """Between any two records a chip's meter counts exactly the work of the steps that were committed between them."""
     DATA = "data"
     """The samples open the commitment in the metadata, and each step trains on its declared batch."""
     INITIALISATION = "initialisation"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
 from firmware_sim import (
+    NO_WORK,
     LogPosition,
     LogRecord,
     RecordKind,
+    Work,
     decode_epoch_keys,
     open_quote,
     parse_log,
@@ -20,24 +23,37 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
 from inspector.inspection.admission import admitted
 from inspector.inspection.answers import Answers
-from inspector.inspection.commits import BusyTicks, CommitOrder, SnapshotMoment, is_empty_snapshot
+from inspector.inspection.commits import (
+    Beacons,
+    BusyTicks,
+    CommitOrder,
+    Law,
+    MeteredWork,
+    SnapshotMoment,
+    is_empty_snapshot,
+)
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
+from inspector.probability.chances import snapshots_within
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
 __all__ = [
+    "CUTS_BY_CHANCE",
     "ChipReport",
     "Source",
     "examine_chip",
     "is_listed",
     "is_sound",
+    "judge_cuts",
     "open_case",
     "runs_of_owner",
     "sources_of",
 ]
 
+CUTS_BY_CHANCE = 1e-3
+"""An honest lab whose power fails is accused of having cut it on purpose no more often than this."""
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
     "firmware": Guard.IDENTITY,
@@ -58,6 +74,7 @@ class ChipReport:
             question.
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
+        work: what its meter has counted since its last boot.
         snapshots: (run id, step) of each explained snapshot, in the order of the log.
         gaps: power gaps, as record numbers.
     """
@@ -70,6 +87,7 @@ class ChipReport:
     log_counter: int = 0
     log_size: int = 0
     log_head: str = ""
+    work: Work = NO_WORK
     extends: bool | None = None
     snapshots: list[tuple[str, int]] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
@@ -86,6 +104,7 @@ class ChipReport:
             "log_counter": self.log_counter,
             "log_size": self.log_size,
             "log_head": self.log_head,
+            "metered": asdict(self.work),
             "extends": self.extends,
             "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
             "unexplained_records": self.unexplained,
@@ -140,11 +159,12 @@ def examine_chip(
     report.certificate = str(case.identity.certificate_digest)
     report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
     report.log_head = case.quote.log_head.hex()
+    report.work = Work(case.quote.calls, case.quote.flop, case.quote.moved)
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
-    _match(report, case.records, own, findings)
+    _match(report, case.records, trust, own, findings)
     return report
 
 
@@ -233,16 +253,23 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
 
 
 def _match(
-    report: ChipReport, records: Sequence[LogRecord], transcripts: Sequence[Transcript], findings: Findings
+    report: ChipReport,
+    records: Sequence[LogRecord],
+    trust: Trust,
+    transcripts: Sequence[Transcript],
+    findings: Findings,
 ) -> None:
     """Each record must belong to exactly one declared run, and come when an honest host makes the chip write it."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
-    laws = (
+    laws: list[tuple[Guard, Law]] = [
         (Guard.COMMITMENT, CommitOrder(report.chip)),
         (Guard.SNAPSHOT, SnapshotMoment(report.chip)),
         (Guard.TIME, BusyTicks(report.chip, runs)),
-    )
+        *_meter_law(report.chip, transcripts, findings),
+    ]
+    if trust.beacon_seconds is not None:
+        laws.append((Guard.TIME, Beacons(report.chip, trust.beacon_seconds)))
     cut = 0
     for record in records:
         for guard, law in laws:
@@ -267,14 +294,42 @@ def _match(
             _match_commitment(report, record, transcript, findings)
         else:
             _match_snapshot(report, record, transcript, findings)
-    text = f"chip {report.chip}: power was cut {cut} times in the middle of a snapshot"
-    if cut > 1:
-        findings.add(Guard.SCHEDULE, text, chip=report.chip)
-    elif cut:
-        findings.doubt(text, chip=report.chip)
+    judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, findings)
+
+
+def judge_cuts(chip: str, cut: int, gaps: int, rate: Fraction, findings: Findings) -> None:
+    """A power cut in the middle of a snapshot erases it, so that nothing is concluded from then on.
+
+    Where the power goes at random, that happens at each cut with the rate of snapshots at most. A lab that cuts it to
+    erase them is found out when chance explains the number less than once in a thousand times.
+
+    Args:
+        cut: how many of the ``gaps`` cut a snapshot.
+        rate: snapshots per tick.
+    """
+    if not cut:
+        return
+    text = f"chip {chip}: power was cut {gaps} times, {cut} of them in the middle of a snapshot"
+    chance = snapshots_within(gaps, rate, cut)
+    if chance < CUTS_BY_CHANCE:
+        findings.add(Guard.SCHEDULE, f"{text}, for which chance alone has a probability of {chance:.1g}", chip=chip)
+    else:
+        findings.doubt(text, chip=chip)
+
+
+def _meter_law(chip: str, transcripts: Sequence[Transcript], findings: Findings) -> list[tuple[Guard, Law]]:
+    """What the chip's meter must count; nothing where a run of its executes programs that nobody agreed to."""
+    mine = [item for item in transcripts if chip in item.run.metadata.chips]
+    unknown = next((item for item in mine if item.execution.works is None), None)
+    if unknown is not None and findings.is_on(Guard.METER):
+        text = f"chip {chip}: what its meter must count is not known, for want of the programs of "
+        findings.doubt(text + unknown.run.folder.name, chip=chip)
+    if unknown is not None or not findings.is_on(Guard.METER):
+        return []
+    return [(Guard.METER, MeteredWork(chip, {item.run.metadata.run_id: item.needs(chip) for item in mine}))]
 
 
 def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
 from inspector.inspection.agreed_data import check_agreed_data
 from inspector.inspection.agreement import Agreement, agreement_of, unread_files
+from inspector.inspection.commits import Needs
 from inspector.inspection.execution import ExecutionReport, examine_execution
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
@@ -45,6 +47,22 @@ class Transcript:
     data: Batches
     region_tables: list[bytes]
     execution: ExecutionReport
+
+    def needs(self, chip: str) -> Needs:
+        """What the run's steps need of one of its chips, whose programs are all known."""
+        works = self.execution.works
+        assert works is not None
+        known = works
+
+        def of(step: int) -> Work:
+            return known[execution_of(self.leaves[step]).program] if 0 < step < len(self.leaves) else NO_WORK
+
+        counts = list(zip(*map(astuple, works.values()), strict=True))
+        return Needs(
+            share=self.run.declared.layout.share(self.run.metadata.chips.index(chip)),
+            of=of,
+            most=Work(*map(max, counts)) if counts else NO_WORK,
+        )
 
 
 def open_run(folder: Path, trust: Trust) -> RunFolder:

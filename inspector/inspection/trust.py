@@ -37,7 +37,7 @@ _KEYS = {
     "nonce",
 }
 _RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
-_OPTIONAL: Mapping[str, Any] = {"inspectorates": [], "countersigned": [], "maximum_flop": None}
+_OPTIONAL: Mapping[str, Any] = {"inspectorates": [], "countersigned": [], "maximum_flop": None, "beacon_seconds": None}
 
 
 class NotCountersigned(CallerError):
@@ -57,6 +57,7 @@ class Trust:
         countersigned: declarations that they are said to have signed, as envelopes.
         maximum_flop: most FLOP that a lab's runs, or a run and those that it continues, may take together; None for no
             such rule.
+        beacon_seconds: a chip works no longer than this from one beacon to the next; None where none are agreed.
         registry: the registry's signed view, with a proof of each chip; None where the file itself is the list.
     """
 
@@ -68,6 +69,7 @@ class Trust:
     inspectorates: frozenset[VerifyingKey] = frozenset()
     countersigned: frozenset[bytes] = frozenset()
     maximum_flop: int | None = None
+    beacon_seconds: int | None = None
     registry: RegisteredChips | None = None
 
     def __post_init__(self) -> None:
@@ -137,7 +139,8 @@ class Trust:
             nonce=self.nonce,
             inspectorates=self.inspectorates | other.inspectorates,
             countersigned=self.countersigned | other.countersigned,
-            maximum_flop=min((cap for cap in (self.maximum_flop, other.maximum_flop) if cap is not None), default=None),
+            maximum_flop=_lower(self.maximum_flop, other.maximum_flop),
+            beacon_seconds=_lower(self.beacon_seconds, other.beacon_seconds),
             registry=_joined(self.registry, other.registry),
         )
 
@@ -193,6 +196,7 @@ class Trust:
             "inspectorates": sorted(key.raw.hex() for key in self.inspectorates),
             "countersigned": sorted(envelope.decode() for envelope in self.countersigned),
             "maximum_flop": self.maximum_flop,
+            "beacon_seconds": self.beacon_seconds,
             "registry": None if self.registry is None else self.registry.to_json(),
         }
         return data | {name: value for name, value in optional.items() if value not in ([], None)}
@@ -218,11 +222,11 @@ class Trust:
                 limits.check_chip_id(chip)
             if not _RATE.fullmatch(data["snapshot_rate"]):
                 raise ValueError
-            most = data["maximum_flop"]
             if not re.fullmatch(r"[0-9a-f]{64}", data["nonce"]):
                 raise ValueError
-            if most is not None and (type(most) is not int or most < 0):
-                raise ValueError
+            for cap in (data["maximum_flop"], data["beacon_seconds"]):
+                if cap is not None and (type(cap) is not int or cap < 0):
+                    raise ValueError
             if not all(isinstance(data[key], list) for key in ("inspectorates", "countersigned")):
                 raise ValueError
             return cls(
@@ -239,7 +243,8 @@ class Trust:
                 nonce=bytes.fromhex(data["nonce"]),
                 inspectorates=frozenset(VerifyingKey(bytes.fromhex(key)) for key in data["inspectorates"]),
                 countersigned=frozenset(envelope.encode() for envelope in data["countersigned"]),
-                maximum_flop=most,
+                maximum_flop=data["maximum_flop"],
+                beacon_seconds=data["beacon_seconds"],
                 registry=registry,
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
@@ -253,6 +258,11 @@ def _parse_registry(data: object, source: str) -> RegisteredChips:
         return RegisteredChips.from_json(data)
     except (CallerError, EvidenceError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise CallerError(f"the trust file {source} is malformed: {error}") from None
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    """The stricter of two limits."""
+    return min((cap for cap in (one, other) if cap is not None), default=None)
 
 
 def _joined(mine: RegisteredChips | None, theirs: RegisteredChips | None) -> RegisteredChips | None:

@@ -15,13 +15,13 @@ from inspector.inspection.verdict import Outcome
 __all__ = ["NOT_COVERED", "acceptance", "outcomes_by_lab", "scope", "signed_text"]
 
 NOT_COVERED = (
-    "work that the lab tells no chip of",
+    "work where no chip meters it: the host's own, by raw pointers, in other processes, on chips of no registry",
     "evidence withheld until after the draw, or older than the challenge",
     "chips put back to a copy of an earlier state",
     "false steps where no chip took a snapshot",
     "labs that declare nothing",
 )
-"""What no verdict claims yet: it needs chips that meter their work, and a challenge after the lab's commitment."""
+"""What no verdict claims: no chip can see it, or it needs a challenge after the lab's commitment."""
 
 
 def acceptance(evidence: dict[str, Any]) -> str:
@@ -45,6 +45,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
+    if chips:
+        text += "; the chips' meters count the committed steps and nothing else"
     text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
     if evidence.get("draw", {}).get("simulated"):

@@ -33,7 +33,7 @@ def segment_replayed(ticks: int, *, drawn: int, rate: Fraction) -> float:
 
 
 def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int) -> float:
-    """Chance to see training in the declared memory of all chips during ticks that they were told to be idle.
+    """Chance to see that all chips hold another state than the declared one during some ticks.
 
     A chip holds an incriminating snapshot with probability 1 - (1 - rate)^ticks.
 
@@ -56,14 +56,15 @@ def chances(*, chips: int, drawn: int, rate: Fraction, segment: int | None) -> l
     """
     rows: list[tuple[str, float]] = [
         ("all chips work on something for which no step was committed", 1.0),
+        ("operators run on all chips' memory that no committed step needs, told of or not", 1.0),
         *(
             (
-                f"all chips train in their declared memory for {ticks} ticks that are told as idle",
+                f"all chips hold another state for {ticks} ticks, put there past every operator",
                 hidden_training_detection(chips, drawn, rate, ticks),
             )
             for ticks in _IDLE_TICKS
         ),
-        ("chips work without being told of it", 0.0),
+        ("the lab computes where no chip of the registry meters it", 0.0),
         ("one chip lies about itself", chip_drawn(chips=chips, liars=1, drawn=drawn)),
         ("one false step in the first segment", 1.0),
         ("one false step where no chip took a snapshot", 0.0),

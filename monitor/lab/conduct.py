@@ -25,6 +25,7 @@ from monitor.lab.evasions import EVASIONS
 from monitor.numerics import Bound
 from monitor.presets import initialise
 from monitor.presets.training import build
+from monitor.replay.replaying import ProgramTraining
 from monitor.transcript.draft import Draft
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class _ForgeInitialisation(Conduct):
 class _HiddenSteps(Conduct):
     """Trains hidden extra steps on undeclared data, then puts the declared state back.
 
-    The transcript is spotless; only the chips see the hidden states.
+    The transcript is spotless; only the chips see the hidden states, and count what runs on them.
     """
 
     def __init__(self, step: int, hidden: int = 6) -> None:
@@ -228,7 +229,7 @@ class _HiddenSteps(Conduct):
 
 
 class _UntoldSteps(_HiddenSteps):
-    """Trains hidden extra steps while no time passes on its chips. Nothing that they record shows it."""
+    """Trains hidden extra steps while no time passes on its chips. Only their meters show it."""
 
     def tell_chips(self, step: int, host: Host) -> None:
         """Nothing."""
@@ -301,19 +302,21 @@ class EditRoundingLog(Conduct):
         honest = moment.memory.digest()
         keys = moment.keys()
         survey, session = Survey.recording(keys=keys)
-        moment.memory.load(moment.before)
-        moment.take(moment.memory, moment.batch, session, keys)
+        memory = ProgramTraining(moment.declared, device=moment.memory.place).memory  # elsewhere: its chips would count
+        memory.load(moment.before)
+        moment.take(memory, moment.batch, session, keys)
         edits = far_additions(survey.roundings) if self._edit is None else [self._edit]
         if not edits:
             raise CallerError(f"step {moment.step} rounds no element outside the window of its error bound")
         for edit in edits:
             log = apply_edit(session.log, edit, survey.roundings)
-            moment.memory.load(moment.before)
+            memory.load(moment.before)
             keys = moment.keys()
             replaying = numerics.replaying("rounded", log, bound=self.bound, keys=keys)
-            loss = moment.take(moment.memory, moment.batch, replaying, keys)
-            if moment.memory.digest() != honest:
+            loss = moment.take(memory, moment.batch, replaying, keys)
+            if memory.digest() != honest:
                 break
+        moment.memory.load(memory.export())
         return log, loss
 
 

@@ -169,6 +169,42 @@ class _StaleSnapshots(Conduct):
         host.memory.load(held)
 
 
+class _OtherMemory(Conduct):
+    """Keeps another model in its chips' memory for some idle ticks after one step, then puts the declared state back.
+
+    It was trained elsewhere, and no operator of the chips puts it there.
+    """
+
+    def __init__(self, step: int, ticks: int = 6) -> None:
+        self._step = step
+        self._ticks = ticks
+
+    def after_step(self, step: int, host: Host) -> None:
+        if step != self._step or host.moment is None:
+            return
+        declared = {name: tensor.clone() for name, tensor in host.memory.export().items()}
+        other, batch = _other_model(host.moment), undeclared(host.moment.batch)
+        for _ in range(self._ticks):
+            host.moment.train(other, batch)
+            host.memory.load(other.export())
+            host.idle_chips()
+        host.memory.load(declared)
+
+
+class _ElsewhereSteps(Conduct):
+    """Trains hidden steps where no chip of the registry is. Nothing that its chips record shows it."""
+
+    def __init__(self, step: int, hidden: int = 6) -> None:
+        self._step = step
+        self._hidden = hidden
+
+    def after_step(self, step: int, host: Host) -> None:
+        if step == self._step and host.moment is not None:
+            other, batch = _other_model(host.moment), undeclared(host.moment.batch)
+            for _ in range(self._hidden):
+                host.moment.train(other, batch)
+
+
 class _EarlyTicks(Conduct):
     """Lets the chips work for many ticks before any memory is attached."""
 
@@ -236,6 +272,8 @@ EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.FAKE_LAYERS: _FakeLayers,
     LabLie.CHAINED_RUNS: _ChainedRuns,
     LabLie.STALE_SNAPSHOTS: _StaleSnapshots,
+    LabLie.OTHER_MEMORY: _OtherMemory,
+    LabLie.ELSEWHERE_STEPS: _ElsewhereSteps,
     LabLie.EARLY_TICKS: _EarlyTicks,
     LabLie.PAUSED_TICKS: _PausedTicks,
     LabLie.OTHER_DATA: _OtherData,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from monitor.lab.beacons import SimulatedBeacons
 from monitor.replay.moment import Moment
 from monitor.sharding import ShardedMemory
 from monitor.transcript.leaf import Leaf
@@ -51,11 +52,17 @@ class Host:
         self.moment: Moment | None = None
         self._conduct = conduct
         self._run_id = run_id
+        self._beacons = SimulatedBeacons(lab.config, lab.folder)
 
     def attach_memory(self, step: int) -> None:
-        """Show every chip its shard of the memory, from a step on."""
+        """Show every chip its shard of the memory, from a step on, and the time."""
+        self.show_time(step)
         for chip, shard in zip(self.lab.chips, self.memory.shards, strict=True):
             chip.attach(shard, self._run_id, step)
+
+    def show_time(self, step: int) -> None:
+        """Hand every chip a beacon, where the inspectorate gives any."""
+        self._beacons.show(step, self.lab.chips)
 
     def tick_chips(self, step: int) -> None:
         """Let one tick of work pass on every chip; the host claims that memory holds the state after ``step``."""
@@ -83,6 +90,7 @@ class Host:
         for shard, chip in enumerate(self.lab.chips):
             chip.commit(self._run_id, step, self._conduct.head(step, shard, self))
         self._conduct.tick(step, self)
+        self._beacons.after(step, self.lab.chips)
         for chip in self.lab.idle:
             chip.idle(1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
@@ -29,12 +28,12 @@ class LabSteps:
         step: how far it came.
     """
 
-    def __init__(self, run: RunFolder, start: int, behaviour: Conduct, *, device: torch.device | None = None) -> None:
-        """Load the checkpoint of step ``start`` to ``device``, by default where this process trains."""
+    def __init__(self, run: RunFolder, start: int, behaviour: Conduct, *, memory: ShardedMemory | None = None) -> None:
+        """Load the checkpoint of step ``start`` to ``memory``, by default to some where this process trains."""
         self._run = run
         self._behaviour = behaviour
         self._batches = run.batches()
-        self._steps = ProgramSteps(run, start, bound=behaviour.bound, device=device)
+        self._steps = ProgramSteps(run, start, bound=behaviour.bound, memory=memory)
         self.memory = self._steps.training.memory
 
     @property

@@ -30,9 +30,20 @@ from firmware_sim import (
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import Digest, SigningKey, canonical
 
-__all__ = ["LabConfig", "SimulatedLab", "chip_ids", "lab_path", "new_lab_config", "next_lab_config", "simulated_secret"]
+__all__ = [
+    "STEP_SECONDS",
+    "LabConfig",
+    "SimulatedLab",
+    "chip_ids",
+    "lab_path",
+    "new_lab_config",
+    "next_lab_config",
+    "simulated_secret",
+]
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
+STEP_SECONDS = 60
+"""What a step takes by the clock of a simulated world, whatever it takes by any other."""
 
 
 def lab_path(run: Path) -> Path:
@@ -59,6 +70,7 @@ class LabConfig:
         source: the user's data file, or None.
         silicon: folder of the chips of an earlier run that go on in this one, or None for new chips.
         idle_chips: registered chips that take no part in the run.
+        beacon_every: steps from one beacon of the simulated inspectorate to the next; 0 for none.
     """
 
     lab: str
@@ -74,6 +86,7 @@ class LabConfig:
     declared_end: str
     silicon: str | None = None
     idle_chips: int = 0
+    beacon_every: int = 0
 
 
 def new_lab_config(
@@ -86,6 +99,7 @@ def new_lab_config(
     lie_step: int = 1,
     snapshot_rate: Fraction = Fraction(1, 4),
     source: Path | None = None,
+    beacon_every: int = 0,
     started: datetime,
     duration: timedelta,
 ) -> LabConfig:
@@ -100,6 +114,8 @@ def new_lab_config(
         raise CallerError("a clone needs another chip: take at least two")
     if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", lab) is None:
         raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {lab!r}")
+    if beacon_every < 0:
+        raise CallerError(f"beacons come every so many steps, not {beacon_every}")
     if not 0 <= seed < 1 << 63:
         raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed}")
     secret = simulated_secret(seed)
@@ -108,6 +124,7 @@ def new_lab_config(
         secret=secret,
         chips=chips,
         idle_chips=idle_chips,
+        beacon_every=beacon_every,
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=(snapshot_rate.numerator, snapshot_rate.denominator),
@@ -190,6 +207,7 @@ class SimulatedLab:
                     chip_id=chip_id,
                     seed=_chip_seed(config, secrets_of.get("clone_of", chip_id)),
                     snapshot_rate=rate,
+                    beacon_key=cls.inspectorate_key(config).verifying,
                     **secrets_of,
                 )
             )
@@ -278,6 +296,7 @@ class SimulatedLab:
             "verifier": config.verifier,
             "nonce": config.challenge,
             "inspectorates": [cls.inspectorate_key(config).verifying.raw.hex()],
+            "beacon_seconds": STEP_SECONDS * config.beacon_every or None,
         }
 
     def remove_staging(self) -> None:

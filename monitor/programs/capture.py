@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from firmware_sim import Meter
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import ITEM, Constant, Program, operator_of
 from monitor.programs.trace import COMMIT_STATE, Tracer
 from monitor.programs.watching import WriteWatch
+from monitor.programs.work import call_work
 
 __all__ = ["Capture", "digest_reads", "read_value"]
 
@@ -39,10 +41,11 @@ class Capture(Tracer):
         writes: the watch over memory that something else may write.
     """
 
-    def __init__(self, keys: RecordedKeys, watch: WriteWatch, inner: Any = None) -> None:
-        """``inner`` is an observer that runs first, such as one that alters results."""
+    def __init__(self, keys: RecordedKeys, watch: WriteWatch, inner: Any = None, *, meter: Meter | None = None) -> None:
+        """``inner`` is an observer that runs first, such as one that alters results; ``meter`` that of the memory."""
         super().__init__(inner=inner)
         self.writes = watch
+        self._meter = Meter() if meter is None else meter
         self.reads: list[str] = []
         self._keys = keys
         self._draws: list[list[int]] = []
@@ -59,10 +62,15 @@ class Capture(Tracer):
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         super().after(index, func, args, kwargs, out)
+        self._charge()
         self.writes.after(self._written)
         self._draws.append(self._keys.take())
         if str(func) == ITEM:
             self.reads.append(read_value(out))
+
+    def _charge(self) -> None:
+        """Have the memory's meter count the call."""
+        self._meter.charge(call_work(self.nodes[-1].specification()))
 
     @property
     def taken(self) -> int:

@@ -63,7 +63,7 @@ class Prepared:
         keys: RepeatedKeys,
         watch: Watch | None = None,
     ) -> tuple[list[str], str]:
-        """Take one step: the memory goes from the state before to the state after it.
+        """Take one step: the memory goes from the state before to the state after it, and its meter counts the calls.
 
         Returns what the step read, and the bits of its loss (``loss_bits``), empty where the program commits to none.
 
@@ -80,6 +80,7 @@ class Prepared:
             with session.direct(len(self.program.calls)):
                 reads = _run(plan, registers, session, keys, watch)
             keys.expect(())
+            self._memory.meter.charge(self.program.work)
             loss = "" if plan.loss is None else loss_bits(_placed(plan.loss, registers))
             _commit(plan, state, registers)
         return reads, loss

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from firmware_sim import limits
+from firmware_sim import NO_WORK, Work, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.plan import Plan, plan_of
 from monitor.programs.unread import unread
+from monitor.programs.work import call_work
 
 __all__ = [
     "ITEM",
@@ -136,6 +137,19 @@ class Program:
     def flop(self) -> int:
         """Multiply-adds of products, times two; EvidenceError on shapes that fit no call."""
         return self.compute.flop
+
+    @cached_property
+    def works(self) -> tuple[Work, ...]:
+        """What a chip's meter counts for each call; EvidenceError on shapes that fit no call."""
+        try:
+            return tuple(map(call_work, self.calls))
+        except _MISFITS:
+            raise EvidenceError("the program holds a product of shapes that do not fit") from None
+
+    @cached_property
+    def work(self) -> Work:
+        """What a chip's meter counts for all calls; EvidenceError as above."""
+        return sum(self.works, NO_WORK)
 
     @cached_property
     def unread(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
+from firmware_sim import Meter
 from firmware_sim.errors import CallerError
 from monitor.numerics import Observer
 from monitor.programs.capture import read_value
@@ -27,12 +28,13 @@ class Follower:
         taken: number of operators so far.
     """
 
-    def __init__(self, program: Program, keys: RecordedKeys, inner: Observer | None = None) -> None:
-        """``inner`` is an observer that runs first, such as one that alters results."""
+    def __init__(self, program: Program, keys: RecordedKeys, meter: Meter, inner: Observer | None = None) -> None:
+        """``meter`` is that of the memory; ``inner`` an observer that runs first, such as one that alters results."""
         self.reads: list[str] = []
         self.taken = 0
         self.program = program
         self._keys = keys
+        self._meter = meter
         self._inner = inner
         self._changed: list[tuple[str, int]] = []
 
@@ -59,6 +61,7 @@ class Follower:
             raise CallerError(f"call {index} of the step ({func}) draws other random keys than its program")
         if self.program.calls[index]["operator"] == ITEM:
             self.reads.append(read_value(out))
+        self._meter.charge(self.program.works[index])
         self.taken = index + 1
 
     def slots(self) -> dict[str, tuple[int, ...]]:

@@ -94,6 +94,7 @@ class Recorder:
         chips: number of chips that the state is spread over, evenly.
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
+        beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
@@ -144,6 +145,7 @@ class Recorder:
         chips: int = 4,
         shares: Sequence[int] | None = None,
         idle_chips: int = 0,
+        beacon_every: int = 0,
         checkpoint_every: int = 4,
         keep: int | None = None,
         schedule: Schedule | None = None,
@@ -191,6 +193,7 @@ class Recorder:
                 seed=seed,
                 chips=chips if shares is None else len(shares),
                 idle_chips=idle_chips,
+                beacon_every=beacon_every,
                 lie=lie,
                 lie_step=lie_step,
                 snapshot_rate=snapshot_rate,
@@ -385,6 +388,7 @@ class Recorder:
             self._held.repeat_segment(RunFolder(self.folder, self._lab.key.verifying), steps)
         files = self._checkpoints.whole(steps)
         self._conduct.before_evidence(self._host)
+        self._host.show_time(steps)
         evidence = chip_evidence(self._lab, self._host.hand_over)
         write_answers(self._lab, self.folder)
         self._writer.finish({**files, **evidence})
@@ -597,8 +601,8 @@ class Recorder:
         """Whatever looks at the operators of a step that is about to begin."""
         observer = self._conduct.observer(step)
         if self._options.trusted and self._programs.known:
-            return Follower(next(iter(self._programs.known.values())), keys, observer)
-        capture = Capture(keys, watch, observer)
+            return Follower(next(iter(self._programs.known.values())), keys, self._loop.memory.meter, observer)
+        capture = Capture(keys, watch, observer, meter=self._loop.memory.meter)
         present = {name: tensor for name, tensor in self._loop.current().items() if tensor is not None}
         capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         return capture

@@ -55,15 +55,14 @@ def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: L
     Raises:
         EvidenceError: a committed step does not lead to its committed state again.
     """
-    start = run.checkpoint_before(leaves[-1].step)
+    start = run.checkpoint_before(max(leaves[-1].step - 1, 0))  # of the last one the chips may not have heard
     first = start + (start > 0)  # the first that is whole again: a checkpoint holds what its next step reads
     for leaf in leaves[:first]:
         host.keep(leaf)
-    steps = LabSteps(run, start, conduct, device=loop.memory.place)
+    steps = LabSteps(run, start, conduct, memory=loop.memory)
     for leaf in leaves[first:]:
         if leaf.step and steps.take()[0] != leaf:
             raise EvidenceError(f"step {leaf.step} does not lead to its committed state; this run cannot be resumed")
-        loop.memory.load(steps.memory.export())
         if leaf.step == first:
             host.attach_memory(first)
         host.keep(leaf)

@@ -12,6 +12,7 @@ from monitor import numerics
 from monitor.programs.interpreter import Watch
 from monitor.programs.program import Program
 from monitor.replay.replaying import Control, ProgramTraining, scalars_of
+from monitor.sharding import ShardedMemory
 from monitor.transcript import Execution, Leaf, RunFolder
 from monitor.transcript.layout import checkpoint_path
 
@@ -44,15 +45,21 @@ class ProgramSteps:
     """
 
     def __init__(
-        self, run: RunFolder, start: int, *, bound: numerics.Bound = _BOUND, device: torch.device | None = None
+        self,
+        run: RunFolder,
+        start: int,
+        *,
+        bound: numerics.Bound = _BOUND,
+        device: torch.device | None = None,
+        memory: ShardedMemory | None = None,
     ) -> None:
-        """Load the checkpoint of step ``start`` to ``device``, by default where this process trains."""
+        """Load the checkpoint of step ``start`` to ``memory`` or ``device``, by default where this process trains."""
         check_size(run)
         self._run = run
         self._batches = run.batches()
         self._programs: dict[str, Program] = {}
         self._bound = bound
-        self.training = ProgramTraining(run.declared, device=device)
+        self.training = ProgramTraining(run.declared, device=device, memory=memory)
         self.start = self.training.restore(run.checkpoint(start), start)
 
     def program(self, step: int) -> Program:

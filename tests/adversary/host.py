@@ -141,6 +141,10 @@ class Puppet(Chip):
     def idle(self, ticks: int) -> Any:
         return self.chip.idle(ticks)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.chip.position
+
     def beacon(self, signed: bytes) -> Any:
         return self.chip.beacon(signed)
 
@@ -190,7 +194,7 @@ def _hostile(memory: DeviceMemory) -> DeviceMemory:
         trick = np.zeros(region.shape, dtype=region.dtype).view(_Trick)
         trick.shown = region.tensor
         regions.append(replace(region, tensor=trick))
-    return DeviceMemory(regions)
+    return DeviceMemory(regions, meter=memory.meter, share=memory.share)
 
 
 def lab_of(world: World) -> type[SimulatedLab]:

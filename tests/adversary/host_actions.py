@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from firmware_sim import NO_RUN, ChipLie, DeviceMemory, LabLie, Region
+from firmware_sim import NO_RUN, ChipLie, DeviceMemory, LabLie, Region, Work
 from monitor.transcript import encode_arrays
 from monitor.transcript.declared_data import DeclaredData
 from monitor.transcript.layout import ORDER, SAMPLES
@@ -255,11 +255,12 @@ def no_tick(world: World, pick: int) -> None:
 
 def _hidden(row: str, ticking: str) -> Callable[[World, int], None]:
     def body(world: World, pick: int) -> None:
-        lie = world.tell(row, on_chips=True, certain=ticking == "busy")
+        lie = world.tell(row, on_chips=True, certain=True)
 
         def act() -> None:
             rng = world.random(pick)
             for chip in (chip for chip in _some(world, rng) if chip.memory is not None):
+                chip.memory.meter.charge(Work(1000, 1000, 1000))
                 for number in range(rng.randint(1, 3)):
                     with chip.showing(chip.noise(pick + number)):
                         if ticking == "busy":

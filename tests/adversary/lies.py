@@ -12,7 +12,6 @@ from inspector.probability.detection import detection, log_miss_without_replacem
 __all__ = ["BESIDE", "DEFERRED", "GUARD_ROWS", "Lie"]
 
 DEFERRED = {
-    "A8": "hidden work without a tick: a metering chip",
     "A16": "evidence older than the work: a live challenge",
     "A17": "chip folders copied and restored: a live challenge",
     "A18": "weights swapped in a segment without a snapshot: odds in the verdict",
@@ -26,6 +25,7 @@ GUARD_ROWS = {
     "verified manifest": ("A3",),
     "fresh draw": ("A4",),
     "busy ticks": ("A5", "A6", "A7"),
+    "metered work": ("A8",),
     "plain memory": ("A9",),
     "numbers bound": ("A10", "A12"),
     "changes declared": ("A11",),

@@ -22,6 +22,7 @@ LIES = {
     "A5": ("busy ticks", {}, [("step", 0), ("extra_ticks", 8324)]),
     "A6": ("busy ticks", {}, [("ticks_before", 5377)]),
     "A7": ("busy ticks", {}, [("step", 0), ("ticks_between_boots", 57827), ("step", 0)]),
+    "A8": ("metered work", {}, [("step", 0), ("hidden_quiet", 123), ("step", 0)]),
     "A9": ("plain memory", {}, [("hostile_memory", 28926)]),
     "A10": ("numbers bound", {}, [("declare_product", 0), ("step", 0), ("step", 0)]),
     "A11": ("changes declared", {"optimizer": "adamw"}, [("huge_decay", 958), ("step", 0), ("step", 0)]),

@@ -42,17 +42,12 @@ def judge(devices):
     return run
 
 
-@deferred("chips that meter the operators which run on them")
-def test_a8_hidden_steps_that_no_chip_is_told_of(make_run, judge):
-    verdict = judge(make_run(lie="untold-steps"))
-    assert verdict.outcome is Outcome.REJECT
-
-
-def test_a8_the_verdict_claims_no_chance_for_work_that_no_chip_is_told_of(make_run, judge):
-    verdict = judge(make_run(lie="untold-steps", rate=Fraction(1)))
+def test_a8_the_verdict_claims_no_chance_for_work_where_no_chip_meters_it(make_run, judge):
+    verdict = judge(make_run(lie="elsewhere-steps", rate=Fraction(1)))
+    assert verdict.outcome is Outcome.ACCEPT
     told = {row["lie"]: row["probability"] for row in verdict.evidence["chances"]}
-    assert told["chips work without being told of it"] == 0.0
-    assert "work that the lab tells no chip of" in verdict.reasons[1].text
+    assert told["the lab computes where no chip of the registry meters it"] == 0.0
+    assert "work where no chip meters it" in verdict.reasons[1].text
 
 
 @deferred("a live challenge after the lab's commitment: the nonce is fixed before training")

@@ -15,6 +15,7 @@ from hypothesis import settings
 from firmware_sim import (
     CURRENT_FIRMWARE,
     DEFAULT_ALGORITHM,
+    Beacon,
     CheckedChip,
     ChipEvidence,
     ChipLie,
@@ -28,6 +29,7 @@ from firmware_sim import (
     check_chip,
     collect_evidence,
     make_chip,
+    seal_beacon,
 )
 
 settings.register_profile("seeded", derandomize=True, deadline=None)
@@ -67,6 +69,12 @@ class World:
         chip = make_chip(lie, self.folder / chip_id, chip_id=chip_id, **settings)
         self.chips.append(chip)
         return chip
+
+    def beacon(self, chip: FirmwareChip, time: int, key: SigningKey | None = None, **changes: Any) -> bytes:
+        """A beacon for a chip where it stands."""
+        boot, size = chip.position
+        named = {"chip_id": chip.chip_id, "boot": boot, "size": size, "time": time, **changes}
+        return seal_beacon(Beacon(**named), self.beacon_key if key is None else key)
 
     def set_step(self, step: int) -> None:
         self.weights[:] = step

@@ -11,7 +11,6 @@ import pytest
 from firmware_sim import (
     CHIP_GUARDS,
     ZERO_DIGEST,
-    Beacon,
     CallerError,
     ChipEvidence,
     EpochKey,
@@ -40,7 +39,6 @@ from firmware_sim import (
     parse_log,
     records_of,
     scheduled_ticks,
-    seal_beacon,
 )
 
 RUN = hashlib.sha256(b"run").digest()
@@ -50,7 +48,7 @@ RUN = hashlib.sha256(b"run").digest()
 def eventful(world):
     """An honest chip that has seen everything: work, idling, beacons, a crash, a clean shutdown, two inspections."""
     chip = world.make(beacon_key=world.beacon_key.verifying)
-    chip.beacon(seal_beacon(Beacon(time=10, number=1), world.beacon_key))
+    chip.beacon(world.beacon(chip, 10))
     world.train(chip, 20)
     chip.cut_power()
     chip = FirmwareChip.power_on(world.folder / "chip-1")
@@ -59,7 +57,7 @@ def eventful(world):
     chip.power_off()
     chip = FirmwareChip.power_on(world.folder / "chip-1")
     world.chips.append(chip)
-    chip.beacon(seal_beacon(Beacon(time=20, number=2), world.beacon_key))
+    chip.beacon(world.beacon(chip, 20))
     world.train(chip, 20, start=40)
     return chip
 
@@ -252,7 +250,7 @@ LIFE = [
     (K.POWER_GAP, 0, {"busy": 10**6}, r"busy grows by \d+ in \d+ ticks"),
     (K.EPOCH, 3, {"tick": 10**6}, "tick is 1000000, and no epoch is open since tick 20"),
     (K.SNAPSHOT, 1, {"tick": None}, r"tick is \d+, not above \d+ of the snapshot before|tick is \d+, below"),
-    (K.BEACON, 1, {"step": 9}, "step is a beacon of 9, before that of 10"),
+    (K.BEACON, 1, {"step": 9}, "step is a beacon of 9, not later than that of 10"),
     (K.POWER_OFF, 0, {"kind": K.CLOSE_EPOCH}, "kind is CLOSE_EPOCH while no epoch is open"),
 ]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +13,7 @@ from firmware_sim import (
     RECORD_BYTES,
     ZERO_DIGEST,
     Beacon,
+    BeaconIssuer,
     CallerError,
     ChipFailure,
     DeviceError,
@@ -266,31 +268,37 @@ def test_quotas_outlast_a_power_cut(world):
         chip.commit(RUN, 1, bytes(32))
 
 
-def test_beacons_are_checked_and_never_go_back(world):
+def test_beacons_are_for_one_chip_at_one_place_and_never_go_back(world):
     chip = world.make(beacon_key=world.beacon_key.verifying)
-    signed = seal_beacon(Beacon(time=100, number=1), world.beacon_key)
+    signed = world.beacon(chip, 100)
     record = chip.beacon(signed)
     assert (record.kind, record.step, record.digest) == (RecordKind.BEACON, 100, beacon_digest(signed).value)
-    chip.beacon(seal_beacon(Beacon(time=100, number=2), world.beacon_key))
+    boot, size = chip.position
     for bad, message in [
-        (seal_beacon(Beacon(time=99, number=3), world.beacon_key), "beacon of 99 is older than the last of 100"),
-        (seal_beacon(Beacon(time=101, number=3), SigningKey.generate(b"x" * 32)), "signed by key"),
+        (signed, "is at boot 1 with"),
+        (world.beacon(chip, 100), "beacon of 100 is not later than the last of 100"),
+        (world.beacon(chip, 101, chip_id="chip-2"), "beacon is for chip 'chip-2'"),
+        (world.beacon(chip, 101, boot=boot + 1), f"at boot {boot + 1} with {size} records"),
+        (world.beacon(chip, 101, size=size + 1), f"with {size + 1} records"),
+        (world.beacon(chip, 101, key=SigningKey.generate(b"x" * 32)), "signed by key"),
         (signed[:-1], "JSON"),
     ]:
         with pytest.raises(MailboxError, match=message) as caught:
             chip.beacon(bad)
         assert caught.value.code is ErrorCode.BAD_BEACON
+    chip.beacon(world.beacon(chip, 101))
     chip.cut_power()
     chip = FirmwareChip.power_on(world.folder / "chip-1")
     world.chips.append(chip)
-    with pytest.raises(MailboxError, match="beacon of 99 is older than the last of 100"):
-        chip.beacon(seal_beacon(Beacon(time=99, number=3), world.beacon_key))
+    with pytest.raises(MailboxError, match="beacon of 101 is not later than the last of 101"):
+        chip.beacon(world.beacon(chip, 101))
+    chip.beacon(world.beacon(chip, 102))
 
 
 def test_chip_without_a_beacon_key_takes_none(world):
     chip = world.make()
     with pytest.raises(MailboxError, match="no verifier's beacon key") as caught:
-        chip.beacon(seal_beacon(Beacon(time=1, number=1), world.beacon_key))
+        chip.beacon(world.beacon(chip, 1))
     assert caught.value.code is ErrorCode.NO_BEACON_KEY
 
 
@@ -299,16 +307,30 @@ def test_malformed_beacons_are_refused():
     from firmware_sim.evidence import seal
 
     key = SigningKey.generate(b"x" * 32)
-    assert open_beacon(seal_beacon(Beacon(time=5, number=6), key), key.verifying) == Beacon(time=5, number=6)
-    for payload in (
-        [],
-        {"time": 1},
-        {"number": "1", "time": 1},
-        {"number": 1, "time": -1},
-        {"number": 1, "time": True},
-    ):
+    good = {"chip_id": "c", "boot": 1, "size": 5, "time": 6}
+    assert open_beacon(seal_beacon(Beacon(**good), key), key.verifying) == Beacon(**good)
+    for payload in ([], {"time": 1}, {**good, "chip_id": 1}, {**good, "time": -1}, {**good, "boot": True}):
         with pytest.raises(EvidenceError):
             open_beacon(seal(BEACON_PAYLOAD_TYPE, payload, key), key.verifying)
+
+
+def test_a_chip_that_was_put_back_to_a_copy_gets_no_beacon(world):
+    """A copy's beacon is refused by the verifier, who knows better; one from before, by the chip that has gone on."""
+    chip = world.make(beacon_key=world.beacon_key.verifying)
+    issuer = BeaconIssuer(world.beacon_key, {})
+    chip.beacon(issuer.issue("chip-1", chip.position, 1))
+    chip.cut_power()
+    shutil.copytree(world.folder / "chip-1", world.folder / "copy")
+    chip = FirmwareChip.power_on(world.folder / "chip-1")
+    world.train(chip)
+    chip.beacon(issuer.issue("chip-1", chip.position, 2))
+    chip.cut_power()
+    restored = FirmwareChip.power_on(world.folder / "copy")
+    world.chips.append(restored)
+    with pytest.raises(EvidenceError, match="put back to an earlier state, or there are two of it"):
+        issuer.issue("chip-1", restored.position, 3)
+    with pytest.raises(EvidenceError, match="is not later than its last of 2"):
+        issuer.issue("chip-1", (9, 1000), 2)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +412,7 @@ def test_shortened_log_is_refused_at_boot(world, damage):
     path = world.folder / "chip-1" / "log.bin"
     if damage == "shorten":
         path.write_bytes(path.read_bytes()[: -RECORD_BYTES - 1])
-        message = r"log\.bin has 283 bytes, fewer than its 3 acknowledged records"
+        message = r"log\.bin has 331 bytes, fewer than its 3 acknowledged records"
     else:
         path.unlink()
         message = "can't be opened"

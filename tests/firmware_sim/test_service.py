@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from firmware_sim import EvidenceError, FirmwareChip, MailboxError, RecordKind, collect_evidence, seal_log_checkpoint
-from firmware_sim.evidence import canonical, digest_bytes
+from firmware_sim.evidence import RECORD_BYTES, canonical, digest_bytes
 from firmware_sim.nvram import NvramError
 from firmware_sim.service import read_evidence, read_silicon
 from tests.guards import off
@@ -166,7 +166,7 @@ def test_fuses_that_no_maker_burns_are_an_error_of_the_evidence(chip, tmp_path, 
 def test_evidence_that_contradicts_itself_is_named(chip):
     evidence = collect_evidence(chip, bytes(16), "v")
     assert "presents the identity of chip chip-1" in read_evidence(evidence, "chip-2").problem
-    shorter = dataclasses.replace(evidence, log=evidence.log[:-142])
+    shorter = dataclasses.replace(evidence, log=evidence.log[:-RECORD_BYTES])
     assert "its quote says" in read_evidence(shorter, "chip-1").problem
     assert (
         "the key of epoch 0 is missing"

@@ -45,6 +45,7 @@ def test_all_parts_are_measured(capsys, tmp_path):
         *["freeze"] * 3,
         *["digest"] * 3,
         *["tiny-gpt"] * 2,
+        *["meter"] * 2,
         *["audit"] * 6,
         "decade",
     ]
@@ -64,6 +65,7 @@ def test_all_parts_are_measured(capsys, tmp_path):
         ({"work": "digest", "mode": "blocks", "ratio": 0.7, "share": 0.84}, "0.84 of its threads' SHA-256"),
         ({"work": "digest", "mode": "blocks", "ratio": 0.5, "share": 0.86}, None),
         ({"work": "tiny-gpt", "mode": "snapshot in each step", "ratio": 1.11}, "1.11 plain steps, more than 1.1"),
+        ({"work": "meter", "mode": "a new call", "ratio": None, "seconds": 6e-6}, "6.0 µs, more than 5"),
         ({"work": "chips", "mode": "resident", "ratio": None, "bytes": 2.1e6}, "2.1 MB a chip"),
         ({"work": "audit", "mode": "new", "ratio": 1.6, "old": 16000}, "behind 16000: 1.60 times as long"),
         ({"work": "decade", "mode": "x", "ratio": None, "used": 65537, "capacity": 65536}, "65537 bytes do not fit"),

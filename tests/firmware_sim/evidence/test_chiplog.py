@@ -50,7 +50,7 @@ LOG = _chain(RecordKind.GENESIS, RecordKind.BOOT, RecordKind.EPOCH, RecordKind.R
 @given(st.lists(RECORDS, min_size=1, max_size=4))
 def test_records_round_trip(records):
     data = b"".join(record.to_bytes() for record in records)
-    assert len(data) == RECORD_BYTES * len(records) == 142 * len(records)
+    assert len(data) == RECORD_BYTES * len(records) == 166 * len(records)
     assert parse_log(data) == records
 
 

@@ -38,6 +38,9 @@ QUOTE = Quote(
     current=b"c" * 32,
     snapshot_rate=Fraction(1, 86400),
     snapshot_algorithm="sha256-tree/1048576",
+    calls=5,
+    flop=6,
+    moved=7,
     nonce=b"n" * 16,
     verifier_id="inspector",
 )

@@ -98,7 +98,9 @@ LOOPS = {
 FOUND_BY = {
     LabLie.CHANGE_SAMPLE: {Guard.REPLAY},
     LabLie.REORDER_DATA: {Guard.REPLAY},
-    LabLie.EXTRA_STEPS: {Guard.SNAPSHOT},
+    LabLie.EXTRA_STEPS: {Guard.METER},
+    LabLie.UNTOLD_STEPS: {Guard.METER},
+    LabLie.OTHER_MEMORY: {Guard.SNAPSHOT},
     LabLie.EXTRA_TICKS: {Guard.TIME},
     LabLie.STALE_SNAPSHOTS: {Guard.SNAPSHOT, Guard.REPLAY},
     LabLie.EARLY_TICKS: {Guard.TIME},
@@ -115,10 +117,10 @@ FOUND_BY = {
     LabLie.TOLERATED_DRIFT: {Guard.REPLAY},
     LabLie.TWO_TRANSCRIPTS: {Guard.COMMITMENT},
     LabLie.UNDER_REPORTED_FLOP: {Guard.RULES, Guard.REPLAY},
-    LabLie.EDITED_CHIP_LOG: {Guard.LOG_CHAIN},
+    LabLie.EDITED_CHIP_LOG: {Guard.LOG_CHAIN, Guard.METER},
     LabLie.WRONG_OPERATOR: {Guard.REPLAY},
 }
-APART = {LabLie.UNTOLD_STEPS, LabLie.OTHER_DATA, LabLie.TRUNCATED_TRANSCRIPT, LabLie.SELF_MADE_TRUST}
+APART = {LabLie.ELSEWHERE_STEPS, LabLie.OTHER_DATA, LabLie.TRUNCATED_TRANSCRIPT, LabLie.SELF_MADE_TRUST}
 
 
 @pytest.fixture(params=list(LOOPS))
@@ -184,17 +186,17 @@ def also_off(lie):
     if lie in (LabLie.EXTRA_STEPS, LabLie.EDITED_CHIP_LOG):
         return {Guard.SNAPSHOT, Guard.SCHEDULE, Guard.LOG_CHAIN}
     if lie is LabLie.UNDECLARED_RUN:
-        return {Guard.COMMITMENT}
+        return {Guard.COMMITMENT, Guard.METER}
     if lie is LabLie.STALE_SNAPSHOTS:
         return {Guard.COMMITMENT, Guard.SNAPSHOT}
     return set()
 
 
-def test_steps_that_no_chip_is_told_of_are_not_seen(tell, look):
-    """The verdict says so; work that a lab tells no chip of needs chips that meter it."""
-    verdict = look(tell(lie="untold-steps", lie_step=2))
+def test_steps_where_no_chip_meters_them_are_not_seen(tell, look):
+    """The verdict says so: no evidence of chips covers what does not run on them."""
+    verdict = look(tell(lie="elsewhere-steps", lie_step=2))
     assert verdict.outcome is Outcome.ACCEPT
-    assert "work that the lab tells no chip of" in verdict.reasons[-1].text
+    assert "work where no chip meters it" in verdict.reasons[-1].text
 
 
 def test_truncated_transcript_of_a_loop_is_rejected_after_its_end(tell):

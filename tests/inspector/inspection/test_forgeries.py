@@ -128,7 +128,7 @@ def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch, pas
     verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
     assert "attached again in the same boot" in reasons(verdict)
-    passes_without(recorded, Guard.COMMITMENT, Guard.TIME)
+    passes_without(recorded, Guard.COMMITMENT, Guard.TIME, Guard.METER)
 
 
 def test_another_batch_than_the_committed_data_is_rejected(make_run, monkeypatch, passes_without):

@@ -55,12 +55,14 @@ LIES = [
         r"^step 3: .* at call \d+ \(aten\.convolution\.default\), element \d+: entry",
     ),
     ("under-reported-flop", {Guard.RULES, Guard.REPLAY}, r"^step 3 declares \d+ FLOP; the program needs \d+"),
-    ("extra-steps", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
-    ("edited-chip-log", {Guard.LOG_CHAIN}, r"chip lab-chip-000\d: log "),
+    ("extra-steps", {Guard.METER, Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the meter counts "),
+    ("untold-steps", {Guard.METER}, r"^chip lab-chip-000\d, record \d+: the meter counts \d+ calls, \d+ FLOP, "),
+    ("other-memory", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
+    ("edited-chip-log", {Guard.LOG_CHAIN, Guard.METER}, r"chip lab-chip-000\d: log "),
     ("forged-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
     (
         "undeclared-run",
-        {Guard.SNAPSHOT, Guard.TIME},
+        {Guard.SNAPSHOT, Guard.TIME, Guard.METER},
         r"^chip lab-chip-000\d, record \d+: belongs to a run that was not declared",
     ),
     ("undeclared-chips", {Guard.IDENTITY}, r"lab-chip-0002"),
@@ -371,9 +373,9 @@ def test_two_runs_on_the_same_chips_are_explained_together_and_not_apart(make_ru
     assert {chip["run"] for chip in both.evidence["chips"]} == {"second"}
     undeclared = look(second.run)
     assert undeclared.outcome is Outcome.REJECT
-    texts = ("belongs to a run that was not declared", "explained by no committed step")
+    texts = ("belongs to a run that was not declared", "explained by no committed step", "the meter counts")
     assert all(any(text in each.text for text in texts) for each in undeclared.reasons)
-    blind = replace(settings, guards=ALL_GUARDS - {Guard.SNAPSHOT, Guard.TIME})
+    blind = replace(settings, guards=ALL_GUARDS - {Guard.SNAPSHOT, Guard.TIME, Guard.METER})
     verdict = inspect([second.run], second.trust, blind, now=first.now, worker=devices.run)
     assert verdict.outcome is Outcome.ACCEPT
 

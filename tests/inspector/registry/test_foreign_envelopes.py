@@ -102,7 +102,10 @@ def test_run_folder_and_trust_file(honest):
 
 def test_what_a_verifier_signs_for_a_chip():
     key = SigningKey.generate()
-    signed = (seal_beacon(Beacon(number=1, time=2), key), seal_log_checkpoint("chip-1", LogCheckpoint(size=1), key))
+    signed = (
+        seal_beacon(Beacon(chip_id="chip-1", boot=1, size=3, time=2), key),
+        seal_log_checkpoint("chip-1", LogCheckpoint(size=1), key),
+    )
     found = [envelope for each in signed for envelope in envelopes(each)]
     assert kinds_opened(found, {key.verifying.key_id: key.verifying}) == {BEACON_PAYLOAD_TYPE, LOG_CHECKPOINT_TYPE}
 

@@ -1,0 +1,56 @@
+"""What a chip's meter counts."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import astuple, dataclass
+
+from firmware_sim.errors import CallerError
+
+__all__ = ["NO_WORK", "Work"]
+
+_FORMAT = struct.Struct(">QQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Counts of operators: their calls, the FLOP of products (two for each multiply-add), and bytes read and written.
+
+    Calls that only return views are no work.
+    """
+
+    calls: int = 0
+    flop: int = 0
+    moved: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.calls + other.calls, self.flop + other.flop, self.moved + other.moved)
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.calls - other.calls, self.flop - other.flop, self.moved - other.moved)
+
+    def __le__(self, other: Work) -> bool:
+        """Whether no count is higher."""
+        return self.calls <= other.calls and self.flop <= other.flop and self.moved <= other.moved
+
+    def share(self, part: int, whole: int) -> Work:
+        """What a chip counts that holds `part` of `whole` bytes of the memory: ⌊n · part / whole⌋ of each count."""
+        return Work(self.calls * part // whole, self.flop * part // whole, self.moved * part // whole)
+
+    def __str__(self) -> str:
+        return f"{self.calls} calls, {self.flop} FLOP, {self.moved} bytes"
+
+    def to_bytes(self) -> bytes:
+        """Return 24 bytes: three unsigned numbers, big-endian; CallerError if one does not fit."""
+        try:
+            return _FORMAT.pack(*astuple(self))
+        except struct.error:
+            raise CallerError("a meter's count is not in [0, 2^64)") from None
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Work:
+        """Return what `to_bytes` wrote."""
+        return cls(*_FORMAT.unpack(data))
+
+
+NO_WORK = Work()

@@ -1,0 +1,99 @@
+"""The meter of a chip: how much work each operator is, and the counter that all operators on its memory pass.
+
+A chip is the device on which operators run, so it knows their names and the shapes of what they read and write, and
+nothing of why they run. One process stands for all chips that hold a state together: they share one counter, and each
+counts its part of every operator in proportion to the bytes of the state that it holds.
+
+What the meter cannot see is what does not run on that memory: the host's own arithmetic, writes by a raw pointer, and
+other processes. It claims nothing about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from firmware_sim.evidence.digest import DTYPE_SIZES
+from firmware_sim.evidence.work import Work
+
+__all__ = ["Meter", "Operand", "work_of"]
+
+Operand = tuple[str, Sequence[int]]
+"""Type and shape of a tensor that an operator reads, writes or returns."""
+
+Shapes = Sequence[Sequence[int]]
+
+
+class Meter:
+    """Counts the work on the memory that some chips hold together, since it was made.
+
+    It stands for silicon: whatever runs operators on such memory passes each of them here.
+    """
+
+    __slots__ = ("_calls", "_flop", "_moved")
+
+    def __init__(self) -> None:
+        self._calls = self._flop = self._moved = 0
+
+    def charge(self, work: Work) -> None:
+        """Count one operator, or several."""
+        self._calls += work.calls
+        self._flop += work.flop
+        self._moved += work.moved
+
+    @property
+    def total(self) -> Work:
+        """Everything so far."""
+        return Work(self._calls, self._flop, self._moved)
+
+
+def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand], *, transposed: bool = False) -> Work:
+    """Return the work of one call.
+
+    Args:
+        operator: the ATen overload, such as ``aten.mm.default``.
+        inputs: all tensors that it takes, in the order of its arguments.
+        outputs: what it returns, then what it writes.
+        transposed: of a convolution, whether it is a transposed one.
+    """
+    count = _PRODUCTS.get(operator.split(".")[1].rstrip("_"))
+    flop = 0
+    if count is not None:
+        flop = count([shape for _, shape in inputs], [shape for _, shape in outputs], transposed)
+    return Work(1, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in (*inputs, *outputs)))
+
+
+def _matrices(at: int) -> Callable[[Shapes, Shapes, bool], int]:
+    """Products whose left factor is the input number `at`: each of its elements meets each column of the other one."""
+
+    def count(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+        left, right = inputs[at], inputs[at + 1]
+        return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
+
+    return count
+
+
+def _convolution(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    held, weight = (inputs if transposed else outputs)[0], inputs[1]
+    return 2 * prod(held) * prod(weight[1:])
+
+
+def _convolution_backward(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    """Gradients of input and weight are as much as the product itself; that of the bias, of rank 1, is a sum."""
+    gradient, held, weight = inputs
+    products = sum(len(shape) > 1 for shape in outputs)
+    return 2 * prod(held if transposed else gradient) * prod(weight[1:]) * products
+
+
+_PRODUCTS: Mapping[str, Callable[[Shapes, Shapes, bool], int]] = {
+    "mm": _matrices(0),
+    "bmm": _matrices(0),
+    "mv": _matrices(0),
+    "dot": _matrices(0),
+    "addmm": _matrices(1),
+    "addmv": _matrices(1),
+    "baddbmm": _matrices(1),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+}
+"""Products among the operators of a step, by ATen's name without overload and mark of those in place."""

@@ -1,0 +1,48 @@
+"""Every operator that runs on a chip's memory is explained by one committed step, and every step by its operators."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from firmware_sim import NO_WORK, Meter
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.verdict import Outcome
+from tests.guards import off
+
+SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
+
+
+@pytest.fixture
+def judge(devices):
+    return lambda recorded: partial(inspect, [recorded.run], recorded.trust, now=recorded.now, worker=devices.run)
+
+
+def test_a8_hidden_steps_that_no_chip_is_told_of(make_run, judge):
+    """One drawn chip is enough: all of them count what runs on the state."""
+    look = judge(make_run(lie="untold-steps"))
+    verdict = look(settings=SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdict.reasons} == {"meter"}
+    with off("metered work"):
+        assert look(settings=SETTINGS).outcome is Outcome.ACCEPT
+
+
+def test_a8_a_step_that_no_chip_computed(make_run, judge, monkeypatch):
+    """Its result was put into the chips' memory from elsewhere."""
+    charge, counted = Meter.charge, []
+
+    def half_of_it(meter, work):
+        counted.append(work)
+        charge(meter, work if len(counted) % 7 else NO_WORK)
+
+    monkeypatch.setattr(Meter, "charge", half_of_it)
+    look = judge(make_run(steps=2, checkpoint_every=2))
+    monkeypatch.undo()
+    verdict = look(settings=SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    assert " less than the " in verdict.reasons[0].text
+    with off("metered work"):
+        assert look(settings=SETTINGS).outcome is Outcome.ACCEPT

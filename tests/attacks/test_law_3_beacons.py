@@ -1,0 +1,65 @@
+"""An answer is newer than its question: beacons, where they are agreed, tie chips' work to the verifier's time."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from firmware_sim.errors import EvidenceError
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.verdict import Outcome
+from monitor.lab.host import Host
+from monitor.lab.simulated import lab_path
+from tests.guards import off
+
+SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
+
+
+@pytest.fixture
+def judge(devices):
+    return lambda recorded: partial(inspect, [recorded.run], now=recorded.now, worker=devices.run)
+
+
+def test_steps_between_beacons_are_accepted_and_longer_ones_are_not(make_run, judge):
+    recorded = make_run(beacon_every=2)
+    assert recorded.trust.beacon_seconds == 120
+    look = judge(recorded)
+    assert look(recorded.trust, SETTINGS).outcome is Outcome.ACCEPT
+    verdict = look(replace(recorded.trust, beacon_seconds=119), SETTINGS)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "it worked in 120 seconds without a beacon; 119 seconds are agreed" in verdict.reasons[0].text
+    with off("beacons"):
+        assert look(replace(recorded.trust, beacon_seconds=119), SETTINGS).outcome is Outcome.ACCEPT
+
+
+@pytest.mark.parametrize("which", ["first", "last", "all"])
+def test_beacons_that_never_came_leave_the_verdict_open(make_run, judge, monkeypatch, which):
+    show, shown = Host.show_time, []
+
+    def some(host, step):
+        shown.append(step)
+        if which != "all" and (step == 0) != (which == "first"):
+            show(host, step)
+
+    monkeypatch.setattr(Host, "show_time", some)
+    recorded = make_run(beacon_every=100)
+    verdict = judge(recorded)(recorded.trust, SETTINGS)
+    assert shown == [0, 6]
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    said = "after its last beacon" if which == "last" else "took part in a run before its first beacon"
+    assert said in verdict.reasons[0].text
+
+
+def test_a17_chips_put_back_to_a_copy_get_no_more_beacons(make_run):
+    first = make_run("first", beacon_every=1)
+    chips = lab_path(first.run) / "chips"
+    shutil.copytree(chips, chips.with_name("copy"))
+    make_run("hidden", after=first.run)
+    shutil.rmtree(chips)
+    chips.with_name("copy").rename(chips)
+    with pytest.raises(EvidenceError, match="put back to an earlier state, or there are two of it"):
+        make_run("third", after=first.run)
