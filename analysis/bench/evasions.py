@@ -310,8 +310,12 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with the machine and the device that they were measured on; CallerError if that fails."""
-    _origin.write(rows, path, device=_DEVICE)
+    """Put the rows in a file with machine, device and commit; those of other lies stay, each with its own.
+
+    Raises:
+        CallerError: it cannot be written.
+    """
+    _origin.write_among(rows, path, device=_DEVICE)
 
 
 def save_as_rates(rows: Sequence[Row], path: Path) -> None:

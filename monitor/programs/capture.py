@@ -62,11 +62,15 @@ class Capture(Tracer):
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         super().after(index, func, args, kwargs, out)
-        self._meter.charge(call_work(self.nodes[-1].specification()))
+        self._charge()
         self.writes.after(self._written)
         self._draws.append(self._keys.take())
         if str(func) == ITEM:
             self.reads.append(read_value(out))
+
+    def _charge(self) -> None:
+        """Have the memory's meter count the call."""
+        self._meter.charge(call_work(self.nodes[-1].specification()))
 
     @property
     def taken(self) -> int:

@@ -357,6 +357,9 @@ class _Survey(Capture):
             self._note(index, error, func, args, kwargs)
         self._read_at += [self.lines[-1]] * (len(self._readers) - len(self._read_at))
 
+    def _charge(self) -> None:
+        """No chip takes part."""
+
     def line_of_constant(self, number: int) -> Line | None:
         """Where a constant was read first."""
         return self._read_at[number]

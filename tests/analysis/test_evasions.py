@@ -77,7 +77,8 @@ def test_lies_are_told_and_caught(rows, tmp_path):
         "run-old-firmware": (2, 2),
     }
     evasions.write(rows, tmp_path / "rows.json")
-    assert json.loads((tmp_path / "rows.json").read_text())["rows"] == rows
+    written = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [{name: row[name] for name in row if name != "commit"} for row in written] == rows
     lines = evasions.table(rows)
     assert "2 of 2      1.00       1.00 0.00 to 1.00" in lines[1]
     level = 100 - 0.1 / len(PREDICTIONS)

@@ -9,7 +9,6 @@ import pytest
 from analysis.bench import loops
 from analysis.bench._library_cases import library_cases
 from analysis.bench._origin import DATA
-from analysis.cli import main
 from firmware_sim.errors import CallerError
 
 CASES = (
@@ -45,9 +44,8 @@ def test_loops_are_recorded_and_equal_on_devices_that_differ():
 
 
 @pytest.mark.filterwarnings("default")
-def test_loop_that_is_refused_says_what_to_write_instead(capsys):
-    assert main(["bench", "loops", "--case", "another parameter group in mid-run", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+def test_loop_that_is_refused_says_what_to_write_instead():
+    (row,) = loops.run(cases=["another parameter group in mid-run"])
     assert (row["recorded"], row["equal"], row["outcome"]) == (False, None, None)
     assert "requires_grad_(False)" in row["refusals"][0]["remedy"]
     assert loops.verdict([{**row, "refusals": []}]) is not None

@@ -211,6 +211,30 @@ def test_a_constant_of_several_values_is_a_source_and_a_uniform_one_is_a_number(
     assert paths_of(lambda state, batch: state["buffer/b"].copy_(number)) == set()
 
 
+def test_a_zero_among_the_numbers_vanishes_unless_steps_may_change_it():
+    """A gradient clipped from below chooses between itself and zero, by a mask that the batch decides."""
+
+    def body(state, batch):
+        weight = state["weight/w"]
+        loss = (weight @ batch["x"]).clamp_min(0.25).sum()
+        (slope,) = torch.autograd.grad(loss, weight)
+        with torch.no_grad():
+            weight.sub_(slope * 0.1)
+
+    program = trace(body, *world())
+    assert "aten.scalar_tensor.default" in {call["operator"] for call in program.calls}
+    programs = {program.digest: program}
+    assert direct_paths(programs) == []
+    free = direct_paths(programs, free=[program.digest])
+    assert ("weight/w", "batch:x") in {(path.tensor, path.source) for path in free}
+
+    def other(state, batch):
+        with torch.no_grad():
+            state["weight/w"].copy_(torch.where(batch["x"] > 0, state["weight/w"], 0.5))
+
+    assert ("weight/w", "batch:x") in paths_of(other)
+
+
 def test_a_path_may_take_several_steps():
     state, batch = world()
     keep = trace(lambda state, batch: state["buffer/b"].copy_(batch["x"]), state, batch)
