@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from analysis.commands import _common, register_all
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
@@ -19,7 +20,15 @@ __all__ = ["Handler", "build_parser", "main"]
 Handler = Callable[[argparse.Namespace], int]
 
 
+_NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
+
+
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        # argparse before Python 3.14 takes -1e25 for an option and says that --flop has no value.
+        self._negative_number_matcher = _NEGATIVE_NUMBER
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, _common.visible(f"{self.prog}: {message}") + "\n")
 

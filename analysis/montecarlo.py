@@ -47,6 +47,8 @@ Progress = Callable[[int], None]
 # A handful of escapes still gives an interval, but a wide one; below this splitting takes over.
 FEW_ESCAPES = 20
 _CHUNK = 20_000
+_SMALLEST_LOG = -700.0
+"""Logarithm of an escape that no float holds: splitting would take for ever to say 0, so plain trials have to do."""
 
 
 class Engine(StrEnum):
@@ -265,6 +267,7 @@ class CampaignRow:
         completed: share of the trials in which the runs were finished unseen.
         days_to_detection: (10 %, 50 %, 90 %) quantiles of the day of detection among caught trials.
         measured_lies: lies whose rates came from measurements; ``assumed_lies`` those that the scenario assumed.
+        lawful_runs: runs that spend the threshold or less, which no snapshot incriminates.
         sizing: what the wanted probability takes within the cap on false alarms; None for the world of honest labs.
     """
 
@@ -280,6 +283,7 @@ class CampaignRow:
     samples_per_period: int
     measured_lies: tuple[str, ...]
     assumed_lies: tuple[str, ...]
+    lawful_runs: tuple[str, ...]
     sizing: Sizing | None
 
     @property
@@ -337,7 +341,9 @@ def _row(
     outcome = simulate(plan, trials, Generator(Philox(main)), engine=engine, progress=progress)
     detection = _detection(outcome, own)
     miss = detection.complement()
-    if trials - outcome.caught.sum() < FEW_ESCAPES:
+    predicted = predict(plan)
+    beyond = predicted.log_miss is not None and predicted.log_miss < _SMALLEST_LOG
+    if trials - outcome.caught.sum() < FEW_ESCAPES and not beyond:
         miss = _rare(plan, own, main.spawn(1)[0]) or miss
         detection = miss.complement()
     if measured and strategy is not None:
@@ -357,7 +363,7 @@ def _row(
         name=plan.name,
         detection=detection,
         miss=miss,
-        predicted=predict(plan),
+        predicted=predicted,
         false_alarm=scenario.false_alarm(),
         completed=float((outcome.finished & ~outcome.caught).mean()) if strategy is not None else 0.0,
         days_to_detection=quantiles,
@@ -366,6 +372,7 @@ def _row(
         samples_per_period=plan.samples_per_period,
         measured_lies=measured,
         assumed_lies=tuple(lie for lie in plan.lies if lie not in measured),
+        lawful_runs=plan.lawful,
         sizing=None if strategy is None else scenario.sizing(strategy),
     )
 

@@ -84,7 +84,9 @@ INSPECTOR = (
     {"dispute"},
 )
 ANALYSIS = (
+    {"public_data"},
     {"scenarios", "montecarlo", "registration"},
+    {"regimes"},
     {"report"},
     {"demo", "examples"},
     {"bench"},

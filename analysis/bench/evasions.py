@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,10 @@ A lie that alters committed steps is caught where one of them is replayed; any o
 """
 
 
+_CONFIDENCE = 1 - _DOUBT / len(PREDICTIONS)
+"""Of each interval, so that all together miss a right prediction with ``_DOUBT`` at most."""
+
+
 def _config(lie: LabLie | ChipLie, scene: Scene, world: int, first: Path | None) -> LabConfig:
     if first is not None:
         return next_lab_config(
@@ -212,18 +217,19 @@ def run(
     lies: Sequence[str] | None = None,
     trials: int = 20,
     samples: int = 2,
-    progress: Callable[[Row], None] = lambda row: None,
+    progress: Callable[[int, int, str], None] = lambda done, total, lie: None,
 ) -> list[Row]:
     """Tell each lie in ``trials`` worlds; in at most 20 where it should always or never be caught.
 
     Args:
         lies: names; all that ``train`` can tell, if None.
         samples: chips that each inspection draws, of the scene's six.
-        progress: called after each row.
+        progress: told before each world how many are done, of how many, and which lie is told next.
 
     Returns:
         Rows with ``work`` (the lie), ``mode`` (lab or chip), ``seconds`` (median of a trial), ``ratio`` (None),
-        ``trials``, ``caught``, ``low``, ``high`` (Clopper-Pearson interval), ``predicted``, ``agrees`` and ``scene``.
+        ``trials``, ``caught``, ``low``, ``high`` (Clopper-Pearson interval), ``confidence`` (of that interval),
+        ``predicted``, ``agrees`` and ``scene``.
 
     Raises:
         CallerError: an unknown lie, or an impossible number.
@@ -235,24 +241,33 @@ def run(
     if trials < 1 or not 1 <= samples <= CHIPS:
         raise CallerError(f"give at least one trial, and 1 to {CHIPS} chips to draw")
     scene = Scene(samples=samples)
-    rows = []
+    worlds = {
+        known[name]: trials if 0 < PREDICTIONS[known[name]](scene) < 1 else min(trials, _CERTAIN)
+        for name in lies or known
+    }
+    total = sum(worlds.values())
+    rows: list[Row] = []
     with DevicePool() as devices:
-        for name in lies or known:
-            lie = known[name]
-            is_open = 0 < PREDICTIONS[lie](scene) < 1
-            rows.append(_row(lie, scene, trials if is_open else min(trials, _CERTAIN), devices))
-            progress(rows[-1])
+        for lie, number in worlds.items():
+            past = sum(row["trials"] for row in rows)
+            rows.append(_row(lie, scene, number, devices, partial(_tell, progress, past, total, lie.value)))
+    progress(total, total, "")
     return rows
 
 
-def _row(lie: LabLie | ChipLie, scene: Scene, trials: int, devices: DevicePool) -> Row:
+def _tell(progress: Callable[[int, int, str], None], past: int, total: int, name: str, done: int) -> None:
+    progress(past + done, total, name)
+
+
+def _row(lie: LabLie | ChipLie, scene: Scene, trials: int, devices: DevicePool, progress: Callable[[int], None]) -> Row:
     caught, seconds = 0, []
     for world in range(trials):
+        progress(world)
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             caught += _caught(lie, scene, world, Path(folder), devices)
         seconds.append(time.perf_counter() - started)
-    low, high = clopper_pearson(caught, trials, 1 - _DOUBT / len(PREDICTIONS))
+    low, high = clopper_pearson(caught, trials, _CONFIDENCE)
     predicted = PREDICTIONS[lie](scene)
     return {
         "work": lie.value,
@@ -263,6 +278,7 @@ def _row(lie: LabLie | ChipLie, scene: Scene, trials: int, devices: DevicePool) 
         "caught": caught,
         "low": low,
         "high": high,
+        "confidence": _CONFIDENCE,
         "predicted": predicted,
         "agrees": low <= predicted <= high,
         "scene": {**asdict(scene), "rate": str(scene.rate)},
@@ -278,12 +294,14 @@ def verdict(rows: Sequence[Row]) -> str | None:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines for a person."""
-    lines = [f"{'lie':24} {'by':5} {'caught':>9} {'measured':>9} {'predicted':>10}"]
+    lines = [f"{'lie':24} {'by':5} {'caught':>9} {'measured':>9} {'predicted':>10} {'interval':>12}"]
     for row in rows:
         share = row["caught"] / row["trials"]
-        told = f"{row['caught']} of {row['trials']}"
-        lines.append(f"{row['work']:24} {row['mode']:5} {told:>9} {share:9.2f} {row['predicted']:10.2f}")
+        told, interval = f"{row['caught']} of {row['trials']}", f"{row['low']:.2f} to {row['high']:.2f}"
+        lines.append(f"{row['work']:24} {row['mode']:5} {told:>9} {share:9.2f} {row['predicted']:10.2f} {interval:>12}")
     scene = rows[0]["scene"]
+    level = rows[0]["confidence"]
+    lines.append(f"each interval holds with {100 * level:.6g} %, so all {len(PREDICTIONS)} lies' with {1 - _DOUBT:.1%}")
     lines.append(f"{scene['samples']} of {scene['chips']} chips drawn, {scene['rate']} snapshots a chip and step,")
     lines.append(
         f"{scene['steps']} steps in segments of {scene['checkpoint_every']}, the lie at step {scene['lie_step']}"
@@ -292,8 +310,12 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Put the rows in a file with the machine and the device that they were measured on; CallerError if that fails."""
-    _origin.write(rows, path, device=_DEVICE)
+    """Put the rows in a file with machine, device and commit; those of other lies stay, each with its own.
+
+    Raises:
+        CallerError: it cannot be written.
+    """
+    _origin.write_among(rows, path, device=_DEVICE)
 
 
 def save_as_rates(rows: Sequence[Row], path: Path) -> None:

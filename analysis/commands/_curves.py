@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish
-from analysis.commands._detection_options import add_run, add_scheme, command_line, named, numbers, scheme_of
+from analysis.commands._common import add_json, finish, plural
+from analysis.commands._detection_options import (
+    add_run,
+    add_scheme,
+    campaign_note,
+    command_line,
+    named,
+    numbers,
+    scheme_of,
+)
+from analysis.commands._uncertain import add_draws, fixed, is_uncertain, ranged
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -17,18 +26,25 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from analysis.report.figures import EvasionBar
+    from analysis.report.figures import EvasionBar, Spread
+    from inspector.probability.uncertain import Band
 
 __all__ = ["register"]
 
 _KEYS = """
 JSON keys: kind, file, command, series (a list of name, x, y: the numbers drawn, null where none is), and for
-stretch minimum (of p_d(k)/p over the grid) and limit; samples used, catch, detection (at --mark), needed (different
-chips for the confidence, null if out of reach); evasion strategies (name, detection, low, high, closed_form,
-false_alarm: an honest lab is accused under the same regime, excess: detection less false_alarm).
+stretch minimum (of p_d(k)/p over the grid) and limit; chips left_out (runs that the largest fleet cannot do); samples
+used, catch, detection (at --mark), needed (different chips for the confidence, null if out of reach); evasion
+strategies (name, detection, low, high, closed_form, false_alarm: an honest lab is accused under the same regime,
+excess: detection less false_alarm; in closed form also visits: whole ones that the run meets, the last of them with a
+shorter log, as a campaign has them; eq_1: detection if T/T_m visits counted, a real number, as Eq. 1 and plan do).
 """
 
 Summary = dict[str, Any]
+Draw = Callable[[argparse.Namespace, "Axes"], Summary]
+
+_REGIMES = "regimes"
+"""The ready scenario that a sheet draws."""
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -36,10 +52,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     curve = subparsers.add_parser("curve", help="draw a figure (PNG, SVG or PDF) and give its numbers", epilog=_KEYS)
     kinds = curve.add_subparsers(dest="kind", required=True, metavar="KIND")
 
-    def kind(name: str, text: str, draw: Callable[[argparse.Namespace, Axes], Summary]) -> ArgumentParser:
+    parsers: dict[str, tuple[ArgumentParser, Draw]] = {}
+
+    def kind(name: str, text: str, draw: Draw) -> ArgumentParser:
         parser: ArgumentParser = kinds.add_parser(name, help=text, description=text, epilog=_KEYS)
         parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
         add_json(parser)
+        parsers[name] = parser, draw
         parser.set_defaults(handler=lambda arguments: _curve(arguments, draw))
         return parser
 
@@ -52,14 +71,21 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     chips = kind("chips", "samples a year against the size of the fleet", _chips)
     chips.add_argument(
-        "--run", type=named("FLOP"), action="append", default=[], metavar="NAME=FLOP", help="a run (default: Table 1)"
+        "--run",
+        type=named("FLOP", uncertain=True),
+        action="append",
+        default=[],
+        metavar="NAME=~FLOP",
+        help="a run (default: Table 1)",
     )
     chips.add_argument("--fleets", type=numbers, default=[1e3, 1e7], metavar="FROM,TO", help="default 1e3,1e7")
-    add_scheme(chips)
+    add_scheme(chips, uncertain=True)
+    add_draws(chips, default=1_000, what="for the bands")
 
     rate = kind("rate", "samples a year against the snapshot rate", _rate)
-    add_run(rate, flop=2.56e24, chips=1e5)
-    add_scheme(rate, period=False, rate=False)
+    add_run(rate, flop=2.56e24, chips=1e5, uncertain=True)
+    add_scheme(rate, period=False, rate=False, uncertain=True)
+    add_draws(rate, default=1_000, what="for the bands")
     rate.add_argument("--periods", type=numbers, default=[7.0, 30.0, 90.0], metavar="TM,...", help="default 7,30,90")
     rate.add_argument("--rates", type=numbers, default=[1e-3, 10.0], metavar="FROM,TO", help="default 0.001,10")
 
@@ -95,6 +121,50 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     leakage.add_argument("--months", type=int, default=24, metavar="T", help="default 24")
     leakage.add_argument("--per-month", type=float, default=1.0, metavar="X", help="censuses a month (default 1)")
 
+    text = "every figure above with its defaults, and the ready regimes, on one sheet"
+    sheet = kinds.add_parser("sheet", help=text, description=text, epilog="JSON keys: kind, file, command, figures.")
+    sheet.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
+    sheet.add_argument("--trials", type=int, default=500, metavar="N", help="of each regime's cells (default 500)")
+    sheet.add_argument("--seed", type=int, default=0, metavar="S", help="of these trials (default 0)")
+    add_json(sheet)
+    sheet.set_defaults(handler=lambda arguments: _sheet(arguments, parsers))
+
+
+def _sheet(arguments: argparse.Namespace, parsers: Mapping[str, tuple[ArgumentParser, Draw]]) -> int:
+    """Draw every kind with its defaults, and the ready regimes, on one sheet."""
+    from analysis.commands._regimes import columns_of
+    from analysis.montecarlo import Engine
+    from analysis.regimes import compare
+    from analysis.report import figures
+    from analysis.scenarios import open_regimes
+
+    results = compare(open_regimes(_REGIMES), arguments.trials, arguments.seed, engine=Engine.COUNTS)
+
+    def kind(name: str) -> Callable[[Axes], None]:
+        parser, draw = parsers[name]
+        options = parser.parse_args(["--out", str(arguments.out)])
+
+        def on(axes: Axes) -> None:
+            draw(options, axes)
+
+        return on
+
+    def regimes(axes: Axes) -> None:
+        figures.regimes_figure(axes, title=results[0].scenario.title, **columns_of(results))
+
+    command = f"chipwitness curve sheet --trials {arguments.trials} --seed {arguments.seed}"
+    drawings = {name: kind(name) for name in parsers}
+    figures.sheet(
+        arguments.out,
+        drawings=drawings,
+        wide={"regimes": regimes},
+        title="chipwitness curve sheet",
+        origin=figures.Origin(command=command, seed=arguments.seed),
+    )
+    names = [*drawings, "regimes"]
+    data = {"kind": "sheet", "file": str(arguments.out), "command": command, "figures": names}
+    return finish(arguments, data, [f"wrote {arguments.out}: {', '.join(names)}"])
+
 
 def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Axes], Summary]) -> int:
     from analysis.report.figures import Origin, canvas
@@ -106,15 +176,36 @@ def _curve(arguments: argparse.Namespace, draw: Callable[[argparse.Namespace, Ax
         series = [
             {"name": str(drawn.get_label()), "x": _floats(drawn.get_xdata()), "y": _floats(drawn.get_ydata())}
             for drawn in axes.lines
-            if not str(drawn.get_label()).startswith("_")
+            if not str(drawn.get_label()).startswith("_") and len(drawn.get_xdata())  # type: ignore[arg-type]
         ]
     data = {"kind": arguments.kind, "file": str(arguments.out), "command": command, **summary, "series": series}
+    return finish(arguments, data, [f"wrote {arguments.out}", *_text(summary)])
+
+
+def _text(summary: Summary) -> list[str]:
     lines = [f"{name}: {value:.6g}" for name, value in summary.items() if isinstance(value, float | int)]
-    return finish(arguments, data, [f"wrote {arguments.out}", *lines])
+    lines += [f"left out: {name} needs more chips than the largest fleet" for name in summary.get("left_out", ())]
+    for row in summary.get("strategies", ()):
+        visits = f" in {plural(row['visits'], 'visit')}" if "visits" in row else ""
+        lines.append(f"{row['name']}: caught with probability {row['detection']:.4f}{visits}")
+    if any("eq_1" in row for row in summary.get("strategies", ())):
+        lines.append(
+            "Visits are whole, and the run begins right after one, as in a campaign. Spread evenly, as in Eq. 1: "
+            + ", ".join(f"{row['name']} {row['eq_1']:.4f}" for row in summary["strategies"])
+        )
+    return lines
 
 
 def _floats(values: Any) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def _setting(arguments: argparse.Namespace) -> str:
+    """Return what a figure holds for, of what its options name."""
+    from analysis.report.style import setting
+
+    names = ("flop", "chips", "days", "period", "rate", "confidence")
+    return setting(**{name: getattr(arguments, name, None) for name in names})
 
 
 def _pair(name: str, values: list[float]) -> tuple[float, float]:
@@ -146,24 +237,56 @@ def _stretch(arguments: argparse.Namespace, axes: Axes) -> Summary:
 def _chips(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from analysis.report import figures
     from analysis.report.tables import TABLE_1
+    from inspector.probability.detection import chips_needed
 
-    flops = dict(arguments.run) or {each.model: each.flop for each in TABLE_1}
-    figures.chips_figure(axes, flops=flops, fleets=_pair("fleets", arguments.fleets), **scheme_of(arguments))
-    return {}
+    runs = dict(arguments.run) or {each.model: each.flop for each in TABLE_1}
+    flops = {name: fixed(flop) for name, flop in runs.items()}
+    fleets, scheme = _pair("fleets", arguments.fleets), scheme_of(arguments)
+    middle: dict[str, Any] = {name: fixed(value) for name, value in scheme.items()}
+
+    def of(name: str, fleet: Any) -> dict[str, Any]:
+        return {"flop": runs[name], "chips": fleet, **scheme}
+
+    spread = _spread(arguments, of, [*runs.values(), *scheme.values()])
+    figures.chips_figure(axes, flops=flops, fleets=fleets, **middle, spread=spread)
+    speed = {key: middle[key] for key in ("days", "flop_per_day")}
+    return {"left_out": [name for name, flop in flops.items() if chips_needed(flop=flop, **speed) > fleets[1]]}
 
 
 def _rate(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from analysis.report import figures
 
-    figures.rate_figure(
-        axes,
-        flop=arguments.flop,
-        chips=arguments.chips,
-        periods=arguments.periods,
-        rates=_pair("rates", arguments.rates),
-        **scheme_of(arguments),
-    )
+    given = {"flop": arguments.flop, "chips": arguments.chips, **scheme_of(arguments)}
+
+    def of(period: str, rates: Any) -> dict[str, Any]:
+        return {**given, "period": float(period), "rate": rates}
+
+    middle: dict[str, Any] = {name: fixed(value) for name, value in given.items()}
+    rates, spread = _pair("rates", arguments.rates), _spread(arguments, of, given.values())
+    figures.rate_figure(axes, periods=arguments.periods, rates=rates, **middle, spread=spread)
     return {}
+
+
+def _spread(
+    arguments: argparse.Namespace,
+    of: Callable[[str, Any], dict[str, Any]],
+    values: Iterable[Any],
+) -> Spread | None:
+    """Return the band around a line of samples a year, by name and places; None where no input is uncertain."""
+    if not any(map(is_uncertain, values)):
+        return None
+
+    def band_of(name: str, places: Any) -> Band:
+        from inspector.probability.detection import DAYS_PER_YEAR
+        from inspector.probability.uncertain import band, draws, samples_where_possible
+
+        given = of(name, places)
+        known = {key: ranged(value) for key, value in given.items() if value is not places}
+        at: dict[str, Any] = draws(known, number=arguments.draws, seed=arguments.seed)
+        at |= {key: value[:, None] for key, value in given.items() if value is places}
+        return band(DAYS_PER_YEAR * samples_where_possible(**at) / at["period"])
+
+    return band_of
 
 
 def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
@@ -184,6 +307,8 @@ def _samples(arguments: argparse.Namespace, axes: Axes) -> Summary:
         catch=catch,
         confidence=arguments.confidence,
         mark=() if arguments.mark is None else arguments.mark,
+        title="What one inspection catches",
+        note=_setting(arguments),
     )
     summary: Summary = {"used": used, "catch": catch}
     if arguments.mark is not None:
@@ -211,7 +336,7 @@ def _time(arguments: argparse.Namespace, axes: Axes) -> Summary:
         schemes[f"every {period:g} days, s = {samples:.3g}"] = time_to_detection(
             share=float(share), samples=samples, days=arguments.days, period=period, rate=arguments.rate
         )
-    figures.time_to_detection_figure(axes, schemes=schemes, run_days=arguments.days)
+    figures.time_to_detection_figure(axes, schemes=schemes, run_days=arguments.days, note=_setting(arguments))
     return {}
 
 
@@ -219,6 +344,7 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
     import numpy as np
 
     from analysis.report import figures
+    from analysis.report.style import setting
     from inspector.probability import detection as closed
 
     scheme = scheme_of(arguments)
@@ -230,33 +356,40 @@ def _cost(arguments: argparse.Namespace, axes: Axes) -> Summary:
         yearly = closed.DAYS_PER_YEAR / scheme["period"] * samples
         costs[f"{fleet:,.0f} chips"] = yearly / closed.CHIPS_PER_INSPECTOR
     unit = f"inspectors, at {closed.CHIPS_PER_INSPECTOR:,} chips each a year"
-    figures.cost_figure(axes, costs=costs, confidence=confidence, unit=unit)
+    given = {name: getattr(arguments, name) for name in ("flop", "days", "period", "rate")}
+    figures.cost_figure(axes, costs=costs, confidence=confidence, unit=unit, note=setting(**given))
     return {}
 
 
 def _evasion(arguments: argparse.Namespace, axes: Axes) -> Summary:
     from dataclasses import asdict
 
+    from matplotlib.figure import Figure
+
     from analysis.report import figures
 
-    bars, alarms, look = _measured(arguments.results) if arguments.results else _closed(arguments)
-    axes.figure.set_size_inches(*figures.bar_size(len(bars)))  # type: ignore[union-attr]
+    bars, extras, look = _measured(arguments.results) if arguments.results else _closed(arguments)
+    figure = axes.get_figure()
+    if isinstance(figure, Figure):  # a sheet's parts keep their size
+        figure.set_size_inches(*figures.bar_size(len(bars)))
     figures.evasion_figure(axes, estimates=bars, **look)
     return {
         "strategies": [
             {"detection" if key == "value" else key: at for key, at in asdict(bar).items()}
-            | {"false_alarm": alarm, "excess": bar.value - alarm}
-            for bar, alarm in zip(bars, alarms, strict=True)
+            | extra
+            | {"excess": bar.value - extra["false_alarm"]}
+            for bar, extra in zip(bars, extras, strict=True)
         ]
     }
 
 
-def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[float], dict[str, Any]]:
-    """Return the Prover's best responses to the schedule that Eq. 1 asks for at one site."""
-    from analysis.commands._plan import parse_evasion
+def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
+    """Return how often the samples that Eq. 1 asks for at one site catch each evasion, visit by visit."""
+    from analysis.commands._evasions import parse_evasion, spoken
     from analysis.report.figures import EvasionBar
     from inspector.probability import detection as closed
     from inspector.probability.planning import Problem, Site, Visits, best_response
+    from inspector.probability.timing import time_to_detection
 
     scheme = scheme_of(arguments)
     period = scheme.pop("period")
@@ -266,16 +399,28 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[float
     evasions = tuple(parse_evasion(each) for each in names)
     problem = Problem(flop=arguments.flop, sites=(site,), periods=(period,), evasions=evasions, **scheme)
     visits = [Visits(site=site.name, period=period, samples=math.ceil(samples))]
-    found = [best_response(problem, visits, each) for each in evasions]
-    bars = [
-        EvasionBar(name=each.evasion, value=each.detection, low=each.detection, high=each.detection) for each in found
-    ]
+    bars, extras = [], []
+    for each in evasions:
+        even = best_response(problem, visits, each)
+        course = time_to_detection(
+            share=min(1.0, even.placement[0] / arguments.chips),
+            samples=visits[0].samples,
+            days=arguments.days * each.stretch,
+            period=period,
+            rate=arguments.rate,
+            readout=each.readout,
+        )
+        caught = float(course.detected[-1])
+        bars.append(EvasionBar(name=spoken(each.name), value=caught, low=caught, high=caught))
+        extras.append(
+            {"name": each.name, "false_alarm": even.false_alarm, "visits": course.days.size, "eq_1": even.detection}
+        )
     title = f"What the Prover makes of {visits[0].samples:,} samples every {period:g} days"
-    alarms = [each.false_alarm for each in found]
-    return bars, alarms, {"confidence": arguments.confidence, "interval": None, "title": title}
+    look = {"confidence": arguments.confidence, "interval": None, "title": title, "note": _setting(arguments)}
+    return bars, extras, look
 
 
-def _measured(path: Path) -> tuple[list[EvasionBar], list[float], dict[str, Any]]:
+def _measured(path: Path) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[str, Any]]:
     import json
 
     from analysis.report.figures import EvasionBar
@@ -296,8 +441,9 @@ def _measured(path: Path) -> tuple[list[EvasionBar], list[float], dict[str, Any]
             "confidence": float(data["scenario"]["wanted"]),
             "interval": f"{100 * data['confidence']:g}% interval",
             "title": str(data["scenario"]["title"]),
+            "note": campaign_note(data["scenario"]),
         }
-        return bars, [float(row["false_alarm"]) for row in data["rows"]], look
+        return bars, [{"false_alarm": float(row["false_alarm"])} for row in data["rows"]], look
     except OSError as error:
         raise CallerError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
@@ -323,6 +469,7 @@ def _leakage(arguments: argparse.Namespace, axes: Axes) -> Summary:
         )
         for diverted in arguments.diverted
     }
-    title = f"{arguments.census:,} of {arguments.fleet:,} chips re-validated, {arguments.per_month:g} censuses a month"
-    figures.leakage_figure(axes, months=months, unseen=unseen, title=title)
+    often = plural(arguments.per_month, "census")
+    note = f"{arguments.census:,} of {arguments.fleet:,} chips drawn by each census, {often}"
+    figures.leakage_figure(axes, months=months, unseen=unseen, note=f"{note} a month; lines: chips diverted")
     return {}

@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["add_run", "add_scheme", "command_line", "named", "numbers", "scheme_of"]
+from analysis.commands._uncertain import within
+
+__all__ = ["add_run", "add_scheme", "campaign_note", "command_line", "named", "numbers", "scheme_of"]
 
 _NOT_SHOWN = frozenset({"handler", "json", "out", "command", "kind"})
 
 
-def add_run(parser: argparse.ArgumentParser, *, flop: float | None = None, chips: float | None = None) -> None:
+def add_run(
+    parser: argparse.ArgumentParser, *, flop: float | None = None, chips: float | None = None, uncertain: bool = False
+) -> None:
     """Add ``--flop`` and ``--chips``, required where no default is given."""
+    kind, mark = (within("positive"), "~") if uncertain else (float, "")
     parser.add_argument(
-        "--flop", type=float, required=flop is None, default=flop, metavar="H", help="FLOP of the run to be caught"
+        "--flop",
+        type=kind,
+        required=flop is None,
+        default=flop,
+        metavar=f"{mark}H",
+        help="FLOP of the run to be caught",
     )
     parser.add_argument(
-        "--chips", type=float, required=chips is None, default=chips, metavar="C", help="chips that the Prover owns"
+        "--chips",
+        type=kind,
+        required=chips is None,
+        default=chips,
+        metavar=f"{mark}C",
+        help="chips that the Prover owns",
     )
 
 
-def add_scheme(parser: argparse.ArgumentParser, *, period: bool = True, rate: bool = True) -> None:
+def add_scheme(
+    parser: argparse.ArgumentParser, *, period: bool = True, rate: bool = True, uncertain: bool = False
+) -> None:
     """Add the parameters of Eq. 1 with the defaults of Table 1."""
     option = parser.add_argument
-    option("--days", type=float, default=365.0, metavar="T", help="days that the run lasts (default 365)")
+    kind, share, mark = (within("positive"), within("share"), "~") if uncertain else (float, float, "")
+    option("--days", type=kind, default=365.0, metavar=f"{mark}T", help="days that the run lasts (default 365)")
     if period:
-        option("--period", type=float, default=30.0, metavar="TM", help="days between inspections (default 30)")
+        option("--period", type=kind, default=30.0, metavar=f"{mark}TM", help="days between inspections (default 30)")
     if rate:
-        option("--rate", type=float, default=0.1, metavar="F", help="snapshots per chip and day (default 0.1)")
-    option("--confidence", type=float, default=0.9, metavar="P", help="detection probability wanted (default 0.9)")
+        option("--rate", type=kind, default=0.1, metavar=f"{mark}F", help="snapshots per chip and day (default 0.1)")
+    option(
+        "--confidence", type=share, default=0.9, metavar=f"{mark}P", help="detection probability wanted (default 0.9)"
+    )
     option(
         "--flop-per-day",
-        type=float,
+        type=kind,
         default=8.64e19,
-        metavar="A",
+        metavar=f"{mark}A",
         help="FLOP per chip and day (default 8.64e19, which is 1e15 a second)",
     )
 
@@ -50,17 +70,19 @@ def numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def named(what: str) -> Callable[[str], tuple[str, float]]:
-    """Return a parser of NAME=NUMBER."""
+def named(what: str, *, uncertain: bool = False) -> Callable[[str], tuple[str, Any]]:
+    """Return a parser of NAME=NUMBER; of NAME=DISTRIBUTION where the number may be uncertain."""
 
-    def parse(text: str) -> tuple[str, float]:
+    def parse(text: str) -> tuple[str, Any]:
         name, sign, value = text.rpartition("=")
         try:
             if not sign or not name.strip():
                 raise ValueError
-            return name.strip(), float(value)
+            return name.strip(), within("positive")(value) if uncertain else float(value)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not NAME={what}") from None
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME={what}: {error}") from None
 
     return parse
 
@@ -80,3 +102,17 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return "=".join(_shown(each) for each in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def campaign_note(scenario: Mapping[str, Any]) -> str:
+    """Return what a campaign's figure holds for, from the scenario of its JSON."""
+    from analysis.report.style import setting
+
+    note = setting(
+        flop=scenario.get("threshold_flop"),
+        chips=scenario.get("registered_chips"),
+        period=scenario.get("period_days"),
+        rate=scenario.get("snapshot_rate"),
+    )
+    samples = scenario.get("samples_per_period")
+    return note if samples is None else f"{note}; {samples:,} samples a period"

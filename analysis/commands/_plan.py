@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish, print_json
+from analysis.commands._common import add_json, finish, plural, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers
+from analysis.commands._evasions import EVASIONS, parse_evasion
+from analysis.commands._uncertain import UNCERTAIN, add_draws, draw_sensitivity, is_uncertain, ranged, within
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
-    from inspector.probability.planning import Evasion, Problem, Sensitivity, Site, VisitSchedule
+    from inspector.probability.planning import Problem, Sensitivity, Site, VisitSchedule
+    from inspector.probability.uncertain import Distribution
 
-__all__ = ["parse_evasion", "register"]
+__all__ = ["register"]
 
 _KEYS = """
 JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year), reason (why
@@ -32,17 +35,11 @@ detection, false_alarm and excess over that run's days, placement: chips used at
 not_covered (evasions outside the guarantee), impossible (evasions that need more chips than there are), sensitivity
 (parameter, lower, higher: work relative to the plan's when the parameter is halved and doubled, null if impossible;
 elasticity; strongest first; null without --sensitivity), stocks_as_of (month of the stocks, or null without --today),
-parameters.
+parameters. With uncertain inputs the plan is for their medians, and there are also: bands (work, inspectors and
+samples_per_year of a new plan for each draw; detection of the plan for the medians: low, median, high, and possible,
+the share of draws that have an answer), inputs (a distribution, "chosen" or "assumed"), draws, seed, tornado
+(parameter; low and high: work at its 5 % and 95 %), sobol (null, with a sobol_reason).
 """
-
-_EVASIONS = """
-Evasions: declared; stretch=K (1/K of the chips for K times as long); rush=K (K times the chips for 1/K of the time);
-hide=X (a share X of the used chips is undeclared); tamper=X (a share X of the used chips' logs does not incriminate);
-only=SITE (the run fits that site alone); refuse (drawn chips with evidence are refused, as many as are tolerated).
-Default: declared, stretch=4, rush=4, and refuse where --refusals is above 0.
-"""
-
-_FORMS = "declared, stretch=K, rush=K, hide=X, tamper=X, only=SITE or refuse"
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
 
@@ -53,18 +50,24 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "plan",
         help="the cheapest inspection schedule, with inspectors and cost",
         description="The cheapest schedule of inspections over sites and periods that catches a run with the wanted "
-        "probability whichever listed evasion the Prover picks and wherever it puts the run." + _EVASIONS,
+        "probability whichever listed evasion the Prover picks and wherever it puts the run." + UNCERTAIN + EVASIONS,
         epilog=_KEYS,
     )
     option = plan.add_argument
-    option("--flop", type=float, required=True, metavar="H", help="FLOP of the run to be caught")
+    option("--flop", type=within("positive"), required=True, metavar="~H", help="FLOP of the run to be caught")
     where = plan.add_mutually_exclusive_group(required=True)
-    where.add_argument("--site", type=named("CHIPS"), action="append", metavar="NAME=CHIPS", help="repeat for each")
+    where.add_argument(
+        "--site",
+        type=named("CHIPS", uncertain=True),
+        action="append",
+        metavar="NAME=~CHIPS",
+        help="repeat for each",
+    )
     where.add_argument("--sites", type=Path, metavar="CSV", help="columns name, chips [, visit_work [, sample_work]]")
     where.add_argument(
         "--today", action="store_true", help="the owners of stocks.csv as sites, in H100 equivalents (sets A)"
     )
-    add_scheme(plan, period=False)
+    add_scheme(plan, period=False, uncertain=True)
     option(
         "--periods",
         type=numbers,
@@ -75,7 +78,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     option("--delay", type=float, metavar="D", help="longest period allowed: how late a run may be noticed")
     option("--evasion", action="append", metavar="NAME[=X]", help="hold against this (repeat; see above)")
     option(
-        "--refusals", type=float, default=0.0, metavar="R", help="chance that an honest lab cannot show a drawn chip"
+        "--refusals",
+        type=within("share"),
+        default=0.0,
+        metavar="~R",
+        help="chance that an honest lab cannot show a drawn chip",
     )
     option(
         "--false-alarms", type=float, default=0.01, metavar="P", help="largest chance of accusing one (default 0.01)"
@@ -83,94 +90,112 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
     option("--inspector-cost", type=float, metavar="M", help="money for one inspector and year")
     option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
+    add_draws(plan, default=40, what="each planned anew")
     option("--out", type=Path, metavar="FIGURE", help="draw the sensitivity (.png, .svg or .pdf)")
     add_json(plan)
     plan.set_defaults(handler=_plan)
 
 
-def parse_evasion(text: str) -> Evasion:
-    """Return the evasion that the command line names.
-
-    Raises:
-        CallerError: an unknown name, or a value that is missing or out of range.
-    """
-    from inspector.probability.planning import Evasion
-
-    kind, _, value = text.partition("=")
-    if text == "declared":
-        return Evasion(name="as declared")
-    if text == "refuse":
-        return Evasion(name=text, refuses=True)
-    if kind == "only" and value:
-        return Evasion(name=text, sites=(value,))
-    try:
-        size = float(value)
-    except ValueError:
-        raise CallerError(f"evasion {text!r}: must be {_FORMS}") from None
-    if kind in ("stretch", "rush") and not 1 <= size < math.inf:
-        raise CallerError(f"evasion {text!r}: K must be at least 1")
-    if kind in ("hide", "tamper") and not 0 <= size <= 1:
-        raise CallerError(f"evasion {text!r}: X must be between 0 and 1")
-    match kind:
-        case "stretch":
-            return Evasion(name=text, stretch=size)
-        case "rush":
-            return Evasion(name=text, stretch=1.0 / size)
-        case "hide":
-            return Evasion(name=text, visible=1.0 - size)
-        case "tamper":
-            return Evasion(name=text, readout=1.0 - size)
-    raise CallerError(f"evasion {text!r}: must be {_FORMS}")
-
-
 def _plan(arguments: argparse.Namespace) -> int:
     from inspector.probability.detection import OutOfReachError
     from inspector.probability.planning import cheapest_plan
+    from inspector.probability.uncertain import Fixed
 
-    problem = _problem(arguments)
+    inputs = _inputs(arguments)
+    problem = _problem(arguments, {name: float(each.ppf(0.5)) for name, each in inputs.items()})
+    drawn = any(not isinstance(each, Fixed) for each in inputs.values())
+    if drawn and arguments.sensitivity:
+        raise CallerError("--sensitivity halves and doubles exact inputs; uncertain ones have their own, without it")
     try:
         plan = cheapest_plan(problem)
     except OutOfReachError as error:
         if arguments.json:
             print_json({"visits": None, "reason": str(error)})
         raise
+    if drawn:
+        return _banded(arguments, inputs, problem, plan)
     rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out else None
     if arguments.out:
-        _draw(arguments, rows or [])
+        _draw(arguments, problem, rows or [])
     data = _document(arguments, problem, plan, rows)
     return finish(arguments, data, _text(data))
 
 
-def _problem(arguments: argparse.Namespace) -> Problem:
+def _banded(
+    arguments: argparse.Namespace, inputs: dict[str, Distribution], problem: Problem, plan: VisitSchedule
+) -> int:
+    """Print a plan for the medians with what the uncertain inputs make of it."""
+    from analysis.commands import _plan_bands
+
+    more = _plan_bands.bands(
+        lambda at: _problem(arguments, at), inputs, plan, number=arguments.draws, seed=arguments.seed
+    )
+    if arguments.out:
+        draw_sensitivity(
+            arguments.out,
+            more,
+            middle=plan.work,
+            x="work a year, relative to the plan for the medians",
+            title="What the plan depends on",
+            note=_setting(problem),
+            command=command_line(arguments),
+            seed=arguments.seed,
+        )
+    data = _document(arguments, problem, plan, None) | more
+    return finish(arguments, data, ["At the medians of all inputs:", *_text(data), *_plan_bands.lines(data)])
+
+
+def _inputs(arguments: argparse.Namespace) -> dict[str, Distribution]:
+    """Return every number of the problem that may be uncertain."""
+    names = ("flop", "days", "rate", "confidence", "flop_per_day", "refusals")
+    found = {name: ranged(getattr(arguments, name)) for name in names}
+    return found | {f"chips of {name}": ranged(chips) for name, chips in arguments.site or ()}
+
+
+def _problem(arguments: argparse.Namespace, at: Mapping[str, float]) -> Problem:
+    """Return the problem with its numbers as in ``at``."""
     from analysis.report.tables import H100_FLOP_PER_DAY
     from inspector.probability.planning import Problem
 
     periods = [each for each in arguments.periods if arguments.delay is None or each <= arguments.delay]
     if not periods:
         raise CallerError(f"no period of --periods is within --delay {arguments.delay:g}")
-    default = (*_DEFAULT_EVASIONS, "refuse") if arguments.refusals > 0 else _DEFAULT_EVASIONS
+    default = (*_DEFAULT_EVASIONS, "refuse") if at["refusals"] > 0 else _DEFAULT_EVASIONS
     return Problem(
-        flop=arguments.flop,
-        sites=tuple(_sites(arguments)),
+        flop=at["flop"],
+        sites=tuple(_sites(arguments, at)),
         periods=tuple(periods),
         evasions=tuple(parse_evasion(each) for each in arguments.evasion or default),
-        days=arguments.days,
-        rate=arguments.rate,
-        confidence=arguments.confidence,
-        flop_per_day=H100_FLOP_PER_DAY if arguments.today else arguments.flop_per_day,
-        honest_refusal_rate=arguments.refusals,
+        days=at["days"],
+        rate=at["rate"],
+        confidence=at["confidence"],
+        flop_per_day=H100_FLOP_PER_DAY if arguments.today else at["flop_per_day"],
+        honest_refusal_rate=at["refusals"],
         false_alarms=arguments.false_alarms,
     )
 
 
-def _sites(arguments: argparse.Namespace) -> list[Site]:
+def _sites(arguments: argparse.Namespace, at: Mapping[str, float]) -> list[Site]:
     from analysis.report.tables import owners_today
     from inspector.probability.planning import Site
 
     if arguments.sites is not None:
         return _read_sites(arguments.sites, arguments.visit_work)
-    named_sites = owners_today() if arguments.today else arguments.site
+    if arguments.today:
+        named_sites = owners_today()
+    else:
+        # A drawn number of chips is a real one; one that somebody wrote is not rounded.
+        named_sites = [
+            (name, float(round(at[f"chips of {name}"])) if is_uncertain(chips) else _whole(name, chips))
+            for name, chips in arguments.site
+        ]
     return [Site(name=name, chips=chips, visit_work=arguments.visit_work) for name, chips in named_sites]
+
+
+def _whole(name: str, chips: float) -> float:
+    if math.isfinite(chips) and chips != math.floor(chips):
+        raise CallerError(f"chips of site {name!r} must be a whole number, not {chips:.12g}")
+    return chips
 
 
 def _read_sites(path: Path, visit_work: float) -> list[Site]:
@@ -193,7 +218,7 @@ def _read_sites(path: Path, visit_work: float) -> list[Site]:
             sites.append(
                 Site(
                     name=row["name"],
-                    chips=float(row["chips"]),
+                    chips=_whole(row["name"], float(row["chips"])),
                     visit_work=float(row.get("visit_work") or visit_work),
                     sample_work=float(row.get("sample_work") or 1.0),
                 )
@@ -249,7 +274,20 @@ def _sensitivity(problem: Problem, plan: VisitSchedule) -> list[Sensitivity]:
         return sensitivity(work, base)
 
 
-def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
+def _setting(problem: Problem) -> str:
+    from analysis.report.style import setting
+
+    return setting(
+        flop=problem.flop,
+        chips=sum(site.chips for site in problem.sites),
+        days=problem.days,
+        rate=problem.rate,
+        confidence=problem.confidence,
+        flop_per_day=problem.flop_per_day,
+    )
+
+
+def _draw(arguments: argparse.Namespace, problem: Problem, rows: list[Sensitivity]) -> None:
     from analysis.report.figures import Origin, sensitivity_figure
 
     sensitivity_figure(
@@ -257,6 +295,7 @@ def _draw(arguments: argparse.Namespace, rows: list[Sensitivity]) -> None:
         rows=[(each.parameter, each.lower, each.higher) for each in rows],
         x="work a year, relative to the plan",
         title="What the plan depends on (each parameter halved and doubled)",
+        note=_setting(problem),
         origin=Origin(command=command_line(arguments)),
     )
 
@@ -343,7 +382,7 @@ def _text(data: dict[str, Any]) -> list[str]:
         *aligned([head, *body]),
         "",
         f"{data['samples_per_year']:,} chips and {data['visits_per_year']:.1f} visits a year: "
-        f"{data['inspectors']:,} inspectors{cost} (the IAEA had 280 in 2021).",
+        f"{plural(data['inspectors'], 'inspector')}{cost} (the IAEA had 280 in 2021).",
         f"Work {data['work']:,.0f} chips a year; no schedule over these periods needs less than "
         f"{data['lower_bound']:,.0f}.",
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,8 @@ def census_record(arguments: argparse.Namespace) -> int:
         ),
         *(f"resurfaced {chip}" for chip in outcome.resurfaced),
     ]
-    return finish(arguments, data, lines)
+    finish(arguments, data, lines)
+    return 1 if outcome.missing else 0
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -304,7 +306,9 @@ def leakage(arguments: argparse.Namespace) -> int:
             rows.append(row | {"unseen": unseen, "log_unseen": logarithm if logarithm > float("-inf") else None})
     data: dict[str, Any] = {"rows": rows}
     lines = [f"{'diverted':>10} {'months':>8} {'unseen':>12}"]
-    lines += [f"{row['diverted']:>10} {row['months']:>8g} {row['unseen']:>12.4g}" for row in rows]
+    lines += [
+        f"{row['diverted']:>10} {row['months']:>8g} {_tiny(row['unseen'], row['log_unseen']):>12}" for row in rows
+    ]
     if arguments.confidence is not None:
         data["months_until_seen"] = []
         for diverted in arguments.diverted:
@@ -314,6 +318,13 @@ def leakage(arguments: argparse.Namespace) -> int:
             when = f"after {months:g} months" if finite is not None else "never"
             lines.append(f"{diverted} diverted chips are seen with probability {arguments.confidence:g} {when}")
     return finish(arguments, data, lines)
+
+
+def _tiny(probability: float, logarithm: float | None) -> str:
+    """A probability; below the smallest float from its natural logarithm, None for impossible."""
+    if probability > 0 or logarithm is None:
+        return f"{probability:.4g}"
+    return f"{Decimal(logarithm).exp():.4g}"
 
 
 def _claim(arguments: argparse.Namespace, claim: reg.ClaimKind, done: str) -> int:

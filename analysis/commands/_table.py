@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish
 from analysis.commands._detection_options import add_scheme, named, scheme_of
+from analysis.commands._uncertain import UNCERTAIN, add_draws, band_text, banded, described, fixed, is_uncertain, ranged
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
     from analysis.report.tables import Stock, TrainedModel
+    from inspector.probability.uncertain import Distribution
+
+    Named = Sequence[tuple[str, Distribution]]
 
 __all__ = ["register"]
 
 _KEYS = """
-JSON keys: parameters; table_1 (model, flop, chips_needed, cells: a list of chips, per_year or null for a dash);
+JSON keys: parameters; table_1 (model, flop, chips_needed, cells: a list of fleet, chips, per_year or null for a dash,
+and band, null without draws: low, median, high per year, over the share possible of the draws in which the chips are
+enough); inputs ("assumed", "chosen" or a distribution), draws, seed (null without);
 footnote (samples, inspectors, iaea_inspectors_2021); today (parameters, stocks: holder, chips_h100_equivalent, as_of,
-kind, source, confirmed; models: model, organisation, published, training_flop, kind, source, confirmed, chips_needed,
-cells: a list of holder, as_of, per_year); chips (the rows of chips.csv, with flop_per_day); own (as table_1, for --row
-and --fleet).
+chips_low, chips_high, kind, source, confirmed; models: model, organisation, published, training_flop and its _low and
+_high, kind, source, confirmed, chips_needed, cells: a list of holder, as_of, per_year, band); chips (the rows of
+chips.csv, with flop_per_day); own (as table_1, for --row and --fleet).
 """
 
 _SHOWN_HOLDERS = ("Google", "Microsoft", "Meta", "xAI", "China", "World (sold)")
@@ -35,15 +42,33 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="Table 1 of the paper, and the same for today's models, chips and stocks",
         description="Chips to inspect a year so that a run is caught (Shavit 2023, Table 1), then and today. "
         "The options change the parameters of every part except the footnote; --flop-per-day does not change today's, "
-        "which is in H100 equivalents.",
+        "which is in H100 equivalents." + UNCERTAIN,
         epilog=_KEYS,
     )
-    add_scheme(table)
+    add_scheme(table, uncertain=True)
     option = table.add_argument
-    option("--row", type=named("FLOP"), action="append", default=[], metavar="NAME=FLOP", help="a run of your own")
     option(
-        "--fleet", type=named("CHIPS"), action="append", default=[], metavar="NAME=CHIPS", help="a fleet of your own"
+        "--row",
+        type=named("FLOP", uncertain=True),
+        action="append",
+        default=[],
+        metavar="NAME=~FLOP",
+        help="a run of your own",
     )
+    option(
+        "--fleet",
+        type=named("CHIPS", uncertain=True),
+        action="append",
+        default=[],
+        metavar="NAME=~CHIPS",
+        help="a fleet of your own",
+    )
+    option(
+        "--bands",
+        action="store_true",
+        help="medians with bands from the ranges that the public figures' sources state, as with any uncertain number",
+    )
+    add_draws(table, default=10_000, what="for each cell")
     option("--since", default="2024-01", metavar="YYYY-MM", help="today's models published since (default 2024-01)")
     option("--sources", action="store_true", help="also print where each of today's figures comes from")
     add_json(table)
@@ -52,63 +77,99 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _table(arguments: argparse.Namespace) -> int:
     from analysis.report import tables
+    from inspector.probability.uncertain import Fixed
 
-    scheme = scheme_of(arguments)
-    fleets = [(f"{chips:g} chips", chips) for chips in tables.TABLE_1_FLEETS]
-    rows = [(row.model, row.flop) for row in tables.TABLE_1]
-    own_rows = arguments.row or (rows if arguments.fleet else [])
+    given = scheme_of(arguments)
+    scheme = {name: fixed(value) for name, value in given.items()}
+    fleets = [(f"{chips:g} chips", Fixed(chips)) for chips in tables.TABLE_1_FLEETS]
+    rows = [(row.model, Fixed(row.flop)) for row in tables.TABLE_1]
+    own_fleets = [(name, ranged(chips)) for name, chips in arguments.fleet] or fleets
+    own_rows = [(name, ranged(flop)) for name, flop in arguments.row] or (rows if arguments.fleet else [])
     foot = tables.footnote()
     models = [each for each in tables.trained_models() if each.published >= arguments.since]
     if not models:
         raise CallerError(f"no model has been published since {arguments.since}")
     newest = max(stock.as_of for stock in tables.stocks())
     stocks = [stock for stock in tables.stocks() if stock.as_of == newest]
-    today = {**scheme, "flop_per_day": tables.H100_FLOP_PER_DAY}
+    named = [*given.values(), *(value for _, value in (*arguments.row, *arguments.fleet))]
+    drawn = arguments if arguments.bands or any(map(is_uncertain, named)) else None
+    today = {**given, "flop_per_day": tables.H100_FLOP_PER_DAY}
+    holders = [(stock.holder, stock.chips) for stock in stocks]
+    of_today = _cells([(model.model, model.flop) for model in models], holders, today, drawn)
     data = {
         "parameters": scheme,
-        "table_1": _cells(rows, fleets, scheme),
+        "table_1": _cells(rows, fleets, given, drawn),
         "footnote": dataclasses.asdict(foot),
         "today": {
-            "parameters": today,
+            "parameters": {name: fixed(value) for name, value in today.items()},
             "stocks": [dataclasses.asdict(stock) for stock in stocks],
-            "models": [_model(model, stocks, today) for model in models],
+            "models": [_model(model, row, stocks) for model, row in zip(models, of_today, strict=True)],
         },
         "chips": [dataclasses.asdict(chip) | {"flop_per_day": chip.flop_per_day} for chip in tables.chips()],
-        "own": _cells(own_rows, arguments.fleet or fleets, scheme),
+        "own": _cells(own_rows, own_fleets, given, drawn),
+        "inputs": None if drawn is None else described({name: ranged(value) for name, value in given.items()}),
+        "draws": None if drawn is None else drawn.draws,
+        "seed": None if drawn is None else drawn.seed,
     }
     return finish(arguments, data, _text(data, stocks, sources=arguments.sources))
 
 
-def _cells(rows: list[tuple[str, float]], fleets: list[tuple[str, float]], scheme: dict[str, Any]) -> list[Any]:
+def _cells(rows: Named, fleets: Named, given: dict[str, Any], drawn: argparse.Namespace | None) -> list[dict[str, Any]]:
+    """Return the rows with a cell for each fleet, at the medians and, where there are draws, with its band."""
     from analysis.report.tables import cell
 
-    return [
+    scheme = {name: fixed(value) for name, value in given.items()}
+    found: list[dict[str, Any]] = [
         {
             "model": model,
-            "flop": flop,
-            "chips_needed": _chips_needed(flop, scheme),
+            "flop": fixed(flop),
+            "chips_needed": _chips_needed(fixed(flop), scheme),
             "cells": [
-                {"fleet": name, "chips": chips, "per_year": cell(flop=flop, chips=chips, **scheme)}
+                {
+                    "fleet": name,
+                    "chips": fixed(chips),
+                    "per_year": cell(flop=fixed(flop), chips=fixed(chips), **scheme),
+                    "band": None,
+                }
                 for name, chips in fleets
             ],
         }
         for model, flop in rows
     ]
+    if drawn is not None and rows:
+        for row, bands in zip(found, _bands(rows, fleets, given, drawn), strict=True):
+            for place, one in enumerate(row["cells"]):
+                one["band"] = bands[place]
+    return found
 
 
-def _model(model: TrainedModel, stocks: list[Stock], scheme: dict[str, Any]) -> dict[str, Any]:
-    from analysis.report.tables import cell
+def _bands(rows: Named, fleets: Named, given: dict[str, Any], drawn: argparse.Namespace) -> list[list[dict[str, Any]]]:
+    """Return the band of each cell; a run's FLOP, a fleet's chips and the scheme are drawn independently."""
+    import numpy as np
 
-    flop = model.training_flop
+    from inspector.probability.detection import DAYS_PER_YEAR
+    from inspector.probability.uncertain import Band, band, draws, samples_where_possible
+
+    inputs = {("scheme", name): ranged(value) for name, value in given.items()}
+    inputs |= {("row", name): flop for name, flop in rows} | {("fleet", name): chips for name, chips in fleets}
+    at = draws({repr(key): value for key, value in inputs.items()}, number=drawn.draws, seed=drawn.seed)
+    scheme = {name: at[repr(("scheme", name))] for name in given}
+    chips = np.stack([at[repr(("fleet", name))] for name, _ in fleets])
+    found = []
+    for name, _ in rows:
+        samples = samples_where_possible(flop=at[repr(("row", name))], chips=chips, **scheme)
+        cells = band(np.maximum(np.ceil(DAYS_PER_YEAR * samples / scheme["period"]), 1.0))
+        parts = zip(cells.low, cells.median, cells.high, cells.possible, strict=True)
+        found.append([banded(Band(low=low, median=mid, high=high, possible=share)) for low, mid, high, share in parts])
+    return found
+
+
+def _model(model: TrainedModel, row: dict[str, Any], stocks: list[Stock]) -> dict[str, Any]:
     cells = [
-        {
-            "holder": stock.holder,
-            "as_of": stock.as_of,
-            "per_year": cell(flop=flop, chips=stock.chips_h100_equivalent, **scheme),
-        }
-        for stock in stocks
+        {"holder": stock.holder, "as_of": stock.as_of, "per_year": one["per_year"], "band": one["band"]}
+        for stock, one in zip(stocks, row["cells"], strict=True)
     ]
-    return dataclasses.asdict(model) | {"chips_needed": _chips_needed(flop, scheme), "cells": cells}
+    return dataclasses.asdict(model) | {"chips_needed": row["chips_needed"], "cells": cells}
 
 
 def _chips_needed(flop: float, scheme: dict[str, Any]) -> int:
@@ -121,10 +182,12 @@ def _chips_needed(flop: float, scheme: dict[str, Any]) -> int:
 
 def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[str]:
     scheme, foot, today = data["parameters"], data["footnote"], data["today"]
+    bands = data["draws"] is not None
     lines = [
         "Chips to inspect a year (Eq. 1; - means that the Prover owns fewer chips than the run needs)",
         f"T = {scheme['days']:g} days, T_m = {scheme['period']:g} days, f = {scheme['rate']:g} snapshots per chip and "
         f"day, p = {scheme['confidence']:g}, a = {scheme['flop_per_day']:g} FLOP per chip and day",
+        *(_band_note(data) if bands else ()),
         "",
         "Table 1 of Shavit 2023",
         *_grid(data["table_1"], scheme),
@@ -134,33 +197,47 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
     ]
     if data["own"]:
         lines += ["", "Your rows", *_grid(data["own"], scheme)]
-    shown = [
-        place
-        for place, stock in enumerate(stocks)
-        if stock.holder.partition(" (")[0] in _SHOWN_HOLDERS or stock.holder in _SHOWN_HOLDERS
+    from analysis.report.tables import aligned, holder_names
+
+    short = [holder_names()[stock.holder, stock.as_of] for stock in stocks]
+    shown = [place for place, name in enumerate(short) if name in _SHOWN_HOLDERS]
+    names = [short[place] for place in shown]
+    head = [
+        "model",
+        "published",
+        "kind",
+        "confirmed",
+        *(["5 % to 95 %"] if bands else ()),
+        "FLOP",
+        "chips needed",
+        *names,
     ]
-    names = [stocks[place].holder.partition(",")[0].partition(" (all")[0] for place in shown]
-    head = ["model", "published", "kind", "confirmed", "FLOP", "chips needed", *names]
     body = [
         [
             model["model"],
             model["published"],
             model["kind"],
             "yes" if model["confirmed"] else "no",
+            *([_stated(model["training_flop_low"], model["training_flop_high"])] if bands else ()),
             f"{model['training_flop']:.3g}",
             f"{model['chips_needed']:,}",
-            *(_cell(model["cells"][place]["per_year"]) for place in shown),
+            *(_cell(model["cells"][place]) for place in shown),
         ]
         for model in today["models"]
     ]
-    from analysis.report.tables import aligned
-
-    owned = ["", "", "", "", "", "H100 eq.", *(f"{stocks[place].chips_h100_equivalent:,}" for place in shown)]
+    blank = ["", "", "", "", "", *([""] if bands else ())]
+    owned = [*blank, "H100 eq.", *(f"{stocks[place].chips_h100_equivalent:,}" for place in shown)]
+    if bands:
+        owned_range = [
+            *blank,
+            "5 % to 95 %",
+            *(_stated(stocks[place].chips_low, stocks[place].chips_high) for place in shown),
+        ]
     lines += [
         "",
         f"Today: if one holder of {stocks[0].as_of} trained such a model within {scheme['days']:g} days, on H100 "
         f"equivalents (a = {today['parameters']['flop_per_day']:.4g})",
-        *aligned([head, owned, *body], left=4),
+        *aligned([head, owned, *([owned_range] if bands else ()), *body], left=4),
     ]
     if sources:
         lines += ["", "Sources of the models", *(f"  {each['model']}: {each['source']}" for each in today["models"])]
@@ -180,6 +257,18 @@ def _text(data: dict[str, Any], stocks: list[Stock], *, sources: bool) -> list[s
     return lines
 
 
+def _band_note(data: dict[str, Any]) -> list[str]:
+    known = ", ".join(f"{name} {text}" for name, text in data["inputs"].items() if text not in ("assumed", "chosen"))
+    return [
+        f"{data['draws']:,} draws (seed {data['seed']}): median (5 % to 95 %) where the chips are enough for the run; "
+        f"uncertain: {known + ', ' if known else ''}models and stocks whose source states a range; the rest is assumed"
+    ]
+
+
+def _stated(low: float | None, high: float | None) -> str:
+    return "assumed" if low is None or high is None else f"{low:.3g} to {high:.3g}"
+
+
 def _grid(rows: list[Any], scheme: dict[str, Any]) -> list[str]:
     from analysis.report.tables import aligned
 
@@ -189,12 +278,14 @@ def _grid(rows: list[Any], scheme: dict[str, Any]) -> list[str]:
             row["model"],
             f"{row['flop']:.3g}",
             f"{row['chips_needed']:,}",
-            *(_cell(each["per_year"]) for each in row["cells"]),
+            *(_cell(each) for each in row["cells"]),
         ]
         for row in rows
     ]
     return aligned([head, *body])
 
 
-def _cell(per_year: int | None) -> str:
-    return "-" if per_year is None else f"{per_year:,}"
+def _cell(cell: dict[str, Any]) -> str:
+    if cell["band"] is not None:
+        return band_text(cell["band"])
+    return "-" if cell["per_year"] is None else f"{cell['per_year']:,}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, print_json
+from analysis.commands._common import add_json, counted_bar, print_json
 from analysis.commands.runs import trust_path
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "evasions",
         "every lie told in real runs: how often it is caught, and how often it should be",
         "JSON: a list of rows with work (the lie), mode (lab or chip), seconds (a trial), ratio (null), trials, "
-        "caught, low, high, predicted, agrees, scene; exit code 1 where a prediction lies outside what was measured",
+        "caught, low, high (Clopper-Pearson interval) and its confidence, predicted, agrees, scene; exit code 1 where "
+        "a prediction lies outside what was measured",
     )
     one.add_argument("--lie", action="append", metavar="NAME", dest="lies", help="default: all that train can tell")
     one.add_argument("--trials", type=int, metavar="N", help="worlds in which each lie is told (default: 20)")
@@ -240,7 +241,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
     names += ["megabytes", "years", "cases", "sizes"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
-    if arguments.work in ("equality", "quality", "evasions", "honest", "fuzz", "loops"):
+    if arguments.work == "evasions":
+        found = module.run(progress=counted_bar("evasions", "world"), **options)
+    elif arguments.work in ("equality", "quality", "honest", "fuzz", "loops"):
         if arguments.work in ("equality", "quality"):
             options["out"] = arguments.out
         if arguments.work == "quality" and arguments.run is not None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands import _regimes
 from analysis.commands._common import add_json, finish, print_json
+from analysis.commands._detection_options import campaign_note
+from analysis.commands._uncertain import banded
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -19,9 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_TRIALS = {"counts": 20_000, "agents": 2_000}
+
 _KEYS = """
-JSON keys: scenario (title, days, periods, registered_chips, samples_per_period, samples_per_year, inspectors, wanted,
-refusals_allowed, false_alarm: exact chance that a world of honest labs alone is accused, false_alarms: its cap),
+JSON keys: scenario (title, threshold_flop, period_days, snapshot_rate, days, periods, registered_chips,
+samples_per_period, samples_per_year, inspectors, wanted, refusals_allowed, false_alarm: exact chance that a world of
+honest labs alone is accused, false_alarms: its cap),
 engine, trials, seed, confidence, rows. Each row: strategy ("honest" is the world without violation, where detection is
 a false alarm), detection and miss (value, low, high, method), false_alarm (as above, the same regime and days), excess
 (detection less false alarm: value, low, high), predicted (closed form of detection or null), predicted_excess,
@@ -29,8 +36,14 @@ predicted_log_miss (natural logarithm, null if there is none or detection is cer
 completed (share of trials that finished unseen), days_to_detection (10 %, 50 %, 90 % quantiles or null),
 involved_chips (registered), hidden_chips (outside the registry), samples_needed (a period, for the wanted probability
 within the cap on false alarms, or null), refusals_needed (tolerated with them), needed_reason (why there are none, or
-null), inspectors_needed, measured_lies, assumed_lies. Where a scenario asks for a confidence that no schedule reaches
-within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title).
+null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
+and nothing incriminates them), band (of the closed form over draws of the scenario's uncertain numbers: low, median,
+high, and possible, the share of draws with an answer; null without), posterior (with --prior: chance of a violation
+once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict). prior,
+uncertain (the file's distributions by key) and
+draws (null without). Where a scenario asks for a confidence that no schedule reaches
+within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes); with --show: name,
+toml.
 """
 
 
@@ -40,11 +53,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "campaign",
         help="Monte Carlo over a fleet of chips",
         description="Simulate inspections of a fleet against evasion strategies, and compare with theory.",
-        epilog=_KEYS,
+        epilog=_KEYS + _regimes.KEYS,
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a TOML file, or the name of a ready scenario")
     parser.add_argument("--list", action="store_true", help="list the ready scenarios")
-    parser.add_argument("--trials", type=int, default=2000, metavar="N", help="trials per strategy (default 2000)")
+    parser.add_argument("--show", metavar="NAME", help="print a ready scenario, to start one of your own from")
+    parser.add_argument(
+        "--regime", metavar="NAME", help="one of the scenario's regimes in full (default: all of them side by side)"
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="trials per strategy (default 20000; 2000 with --engine agents or several regimes)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of all random draws (default 0)")
     parser.add_argument(
         "--engine", choices=("agents", "counts"), default="counts", help="chip by chip, or aggregated (default)"
@@ -56,34 +78,62 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="P",
         help="largest chance of accusing honest labs that sizing may propose (default: the scenario's, else 0.01)",
     )
+    parser.add_argument(
+        "--prior",
+        type=float,
+        metavar="Q",
+        help="chance of a violation beforehand: also print what a verdict makes of it",
+    )
     parser.add_argument("--out", metavar="FIGURE", help="draw the strategies side by side (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--draws", type=int, default=100, metavar="N", help="draws of the scenario's uncertain numbers (default 100)"
+    )
     add_json(parser)
     parser.set_defaults(handler=_campaign)
 
 
 def _campaign(arguments: argparse.Namespace) -> int:
-    from analysis.scenarios import open_scenario
     from inspector.campaign import NoScheduleError
+    from inspector.campaign.checks import probability
 
-    if arguments.list:
+    if arguments.list or arguments.show is not None:
         if arguments.scenario is not None:
-            raise CallerError("--list takes no scenario")
-        return _list(arguments)
+            raise CallerError(f"{'--list' if arguments.list else '--show NAME'} takes no scenario")
+        return _list(arguments) if arguments.list else _show(arguments)
     if arguments.scenario is None:
         raise CallerError("name a scenario, or use --list")
+    if arguments.out is not None:
+        _check_figure(Path(arguments.out))
+    if arguments.prior is not None:
+        probability("prior", arguments.prior)
     try:
-        scenario = open_scenario(arguments.scenario, false_alarms=arguments.false_alarms)
+        scenarios = _opened(arguments)
     except NoScheduleError as error:
         if arguments.json:
             print_json({"rows": None, "reason": str(error)})
         raise
-    if arguments.out is not None:
-        _check_figure(Path(arguments.out))
+    if len(scenarios) > 1:
+        return _regimes.side_by_side(arguments, scenarios)
+    if arguments.trials is None:
+        arguments.trials = _TRIALS[arguments.engine]
+    (scenario,) = scenarios
     rows = _simulate(arguments, scenario)
     if arguments.out is not None:
         _draw(arguments, scenario, rows)
     data = _document(arguments, scenario, rows)
+    _add_bands(arguments, scenario, data)
+    _add_posteriors(arguments, data)
     return finish(arguments, data, _lines(arguments, data))
+
+
+def _opened(arguments: argparse.Namespace) -> Sequence[Scenario]:
+    """Return every regime of the scenario, or the one that ``--regime`` names."""
+    from analysis.scenarios import open_regimes, open_scenario
+
+    name, cap = arguments.scenario, arguments.false_alarms
+    if arguments.regime is not None:
+        return [open_scenario(name, regime=arguments.regime, false_alarms=cap)]
+    return open_regimes(name, false_alarms=cap)
 
 
 def _check_figure(path: Path) -> None:
@@ -96,10 +146,21 @@ def _check_figure(path: Path) -> None:
         raise CallerError(f"figure {path}: no such folder")
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    from analysis.scenarios import open_scenario, ready_scenarios
+def _show(arguments: argparse.Namespace) -> int:
+    from analysis.scenarios import scenario_text
 
-    scenarios = [{"name": name, "title": open_scenario(name).title} for name in ready_scenarios()]
+    text = scenario_text(arguments.show)
+    return finish(arguments, {"name": arguments.show, "toml": text}, text.rstrip("\n").split("\n"))
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from analysis.scenarios import open_regimes, ready_scenarios
+
+    scenarios = [
+        {"name": name, "title": found[0].title, "regimes": [each.regime for each in found if each.regime]}
+        for name in ready_scenarios()
+        for found in (open_regimes(name),)
+    ]
     width = max(len(entry["name"]) for entry in scenarios)
     return finish(
         arguments, {"scenarios": scenarios}, (f"{entry['name']:{width}}  {entry['title']}" for entry in scenarios)
@@ -130,6 +191,8 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
     if arguments.false_alarms is not None:
         options["false-alarms"] = str(arguments.false_alarms)
     flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+    if arguments.regime is not None:
+        flags += ["--regime", arguments.regime]
     command = shlex.join(["chipwitness", "campaign", arguments.scenario, *flags])
     evasion_figure(
         arguments.out,
@@ -146,34 +209,92 @@ def _draw(arguments: argparse.Namespace, scenario: Scenario, rows: list[Campaign
         confidence=scenario.wanted,
         interval=f"{100 * arguments.confidence:g}% interval",
         title=scenario.title,
+        note=campaign_note(_about(scenario)),
         origin=Origin(command=command, seed=arguments.seed),
     )
 
 
-def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> dict[str, Any]:
+def _add_posteriors(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Add what an accusation and a pass say about each strategy, for the prior that the caller states."""
     import math
 
-    inspection = scenario.inspection
-    samples = inspection.samples_done()
+    from inspector.probability.alarms import likelihood_ratio, posterior
+
+    data["prior"] = arguments.prior
+    for row in data["rows"]:
+        row["posterior"] = None
+        if arguments.prior is None or row["strategy"] == "honest":
+            continue
+        caught = row["detection"]["value"] if row["predicted"] is None else row["predicted"]
+        both: dict[str, Any] = {"detection": caught, "false_alarm": row["false_alarm"]}
+        found = {
+            "accused": posterior(prior=arguments.prior, **both),
+            "passed": posterior(prior=arguments.prior, **both, accused=False),
+            "likelihood_ratio": likelihood_ratio(**both),
+        }
+        row["posterior"] = {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
+
+
+def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
+    """Add what uncertain numbers of the scenario do to each closed form."""
+    from tqdm import tqdm
+
+    from analysis.scenarios import open_scenario
+    from inspector.campaign import detection_bands
+
+    bands = {}
+    if scenario.uncertain:
+        with tqdm(total=arguments.draws, unit="draw", disable=not sys.stderr.isatty(), leave=False) as bar:
+            bands = detection_bands(
+                scenario,
+                lambda at: open_scenario(
+                    arguments.scenario,
+                    regime=arguments.regime,
+                    false_alarms=arguments.false_alarms,
+                    at=at,
+                    sized=scenario.inspection,
+                ),
+                number=arguments.draws,
+                seed=arguments.seed,
+                progress=bar.update,
+            )
+    for row in data["rows"]:
+        row["band"] = banded(bands[row["strategy"]]) if row["strategy"] in bands else None
+    data["uncertain"] = {name: str(each) for name, each in scenario.uncertain.items()}
+    data["draws"] = arguments.draws if scenario.uncertain else None
+
+
+def _document(arguments: argparse.Namespace, scenario: Scenario, rows: list[CampaignRow]) -> dict[str, Any]:
     return {
-        "scenario": {
-            "title": scenario.title,
-            "days": scenario.days,
-            "periods": scenario.honest().periods,
-            "registered_chips": scenario.fleet.registered(),
-            "samples_per_period": samples,
-            "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
-            "inspectors": scenario.inspectors(samples),
-            "wanted": scenario.wanted,
-            "refusals_allowed": inspection.refusals_allowed,
-            "false_alarm": scenario.false_alarm(),
-            "false_alarms": scenario.false_alarms,
-        },
+        "scenario": _about(scenario),
         "engine": arguments.engine,
         "trials": arguments.trials,
         "seed": arguments.seed,
         "confidence": arguments.confidence,
         "rows": [_row(scenario, row) for row in rows],
+    }
+
+
+def _about(scenario: Scenario) -> dict[str, Any]:
+    import math
+
+    inspection = scenario.inspection
+    samples = inspection.samples_done()
+    return {
+        "title": scenario.title,
+        "threshold_flop": scenario.rule.threshold_flop,
+        "period_days": inspection.period_days,
+        "snapshot_rate": inspection.snapshot_rate,
+        "days": scenario.days,
+        "periods": scenario.honest().periods,
+        "registered_chips": scenario.fleet.registered(),
+        "samples_per_period": samples,
+        "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
+        "inspectors": scenario.inspectors(samples),
+        "wanted": scenario.wanted,
+        "refusals_allowed": inspection.refusals_allowed,
+        "false_alarm": scenario.false_alarm(),
+        "false_alarms": scenario.false_alarms,
     }
 
 
@@ -202,6 +323,7 @@ def _row(scenario: Scenario, row: CampaignRow) -> dict[str, Any]:
         "inspectors_needed": None if samples is None else scenario.inspectors(samples),
         "measured_lies": list(row.measured_lies),
         "assumed_lies": list(row.assumed_lies),
+        "lawful_runs": list(row.lawful_runs),
     }
 
 
@@ -243,10 +365,48 @@ def _lines(arguments: argparse.Namespace, data: dict[str, Any]) -> list[str]:
         for row in data["rows"]
         if row["needed_reason"]
     ]
+    lines += [
+        f"no violation in {row['strategy']!r}: run {run!r} spends no more than the {about['threshold_flop']:.3g} FLOP "
+        "that are allowed, so nothing incriminates it"
+        for row in data["rows"]
+        for run in row["lawful_runs"]
+    ]
+    if data["prior"] is not None:
+        lines.append(f"with a prior of {data['prior']:g}, a violation by (after an accusation, after a pass, ratio):")
+        for row in data["rows"]:
+            if row["posterior"] is not None:
+                words = ("-" if value is None else f"{value:.4g}" for value in row["posterior"].values())
+                lines.append(f"  {row['strategy']}: {', '.join(words)}")
+    if data["uncertain"]:
+        known = ", ".join(f"{name} {text}" for name, text in data["uncertain"].items())
+        lines.append(f"theory over {data['draws']:,} draws of {known}: median (5 % to 95 %); all else is assumed")
+        for row in data["rows"]:
+            if row["band"] is not None and row["band"]["median"] is not None:
+                found = row["band"]
+                part = "" if found["possible"] == 1 else f" in {100 * found['possible']:.3g} % of the draws"
+                lines.append(
+                    f"  {row['strategy']}: {found['median']:.4f} ({found['low']:.4f} to {found['high']:.4f}){part}"
+                )
+    lines += _outside(data)
     assumed = sorted({lie for row in data["rows"] for lie in row["assumed_lies"]})
     measured = sorted({lie for row in data["rows"] for lie in row["measured_lies"]})
     lines.append(f"detection rates measured: {', '.join(measured) or 'none'}; assumed: {', '.join(assumed) or 'none'}")
     return lines
+
+
+def _outside(data: dict[str, Any]) -> list[str]:
+    """Say which closed forms lie outside of their interval, and how many would by chance alone."""
+    compared = [row for row in data["rows"] if row["predicted"] is not None]
+    odd = [
+        repr(row["strategy"])
+        for row in compared
+        if not row["detection"]["low"] <= row["predicted"] <= row["detection"]["high"]
+    ]
+    level, expected = data["confidence"], (1 - data["confidence"]) * len(compared)
+    return odd and [
+        f"theory lies outside the interval of {', '.join(odd)}: {len(odd)} of {len(compared)}, where intervals of "
+        f"{100 * level:g} % let {expected:.2g} do so by chance; more --trials tell"
+    ]
 
 
 def _against(about: dict[str, Any]) -> str:

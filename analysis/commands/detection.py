@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, finish
-from analysis.commands._detection_options import add_run, add_scheme, scheme_of
+from analysis.commands._common import add_json, finish, plural
+from analysis.commands._detection_options import add_run, add_scheme, command_line, scheme_of
+from analysis.commands._uncertain import (
+    UNCERTAIN,
+    add_draws,
+    band_text,
+    banded,
+    described,
+    draw_sensitivity,
+    fixed,
+    influence_lines,
+    influences,
+    is_uncertain,
+    ranged,
+)
+from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
+
+    from inspector.probability.uncertain import Distribution
 
 __all__ = ["register"]
 
@@ -17,57 +34,142 @@ _SAMPLES_KEYS = """
 JSON keys: per_period (real s of Eq. 1, chips to inspect every period), per_year (ceil(365·s/period)),
 inspectors (at 1,000 chips each a year), chips_needed (H/(a·T)), share (b), snapshot_probability (1-e^(-f·period)),
 hit_probability (one sampled chip incriminates), guaranteed_flop (2H: only work beyond H leaves incriminating
-snapshots), and the parameters flop, chips, days, period, rate, confidence, flop_per_day.
+snapshots), and the parameters flop, chips, days, period, rate, confidence, flop_per_day (medians of uncertain ones,
+at which all of these are taken). With uncertain inputs also: bands (per_period, per_year, inspectors, chips_needed,
+guaranteed_flop: low, median, high and possible, the share of draws that have an answer), inputs (the distribution of
+each, "chosen" or "assumed"), draws, seed, tornado (parameter; low and high: per_year at its 5 % and 95 %), sobol
+(parameter, first, total and their 95 % intervals; null with a sobol_reason).
 """
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands of this group."""
-    from analysis.commands import _curves, _plan, _table
+    from analysis.commands import _alarms, _curves, _plan, _table
 
     samples = subparsers.add_parser(
         "samples",
         help="how many chips to inspect to catch a run (Eq. 1)",
-        description="How many chips to inspect in every period so that a run is caught (Shavit 2023, Eq. 1).",
+        description="How many chips to inspect in every period so that a run is caught (Shavit 2023, Eq. 1)."
+        + UNCERTAIN,
         epilog=_SAMPLES_KEYS,
     )
-    add_run(samples)
-    add_scheme(samples)
+    add_run(samples, uncertain=True)
+    add_scheme(samples, uncertain=True)
+    add_draws(samples, default=10_000, what="a Latin hypercube")
+    samples.add_argument("--out", type=Path, metavar="FIGURE", help="draw what the band comes from (.png, .svg, .pdf)")
     add_json(samples)
     samples.set_defaults(handler=_samples)
     _table.register(subparsers)
     _curves.register(subparsers)
     _plan.register(subparsers)
+    _alarms.register(subparsers)
 
 
 def _samples(arguments: argparse.Namespace) -> int:
+    given = {"flop": arguments.flop, "chips": arguments.chips, **scheme_of(arguments)}
+    data = _at({name: fixed(value) for name, value in given.items()})
+    uncertain = any(is_uncertain(value) for value in given.values())
+    if not uncertain and arguments.out is not None:
+        raise CallerError("--out draws what the band comes from, but no input is uncertain")
+    lines = _lines(data)
+    if uncertain:
+        more = _drawn(arguments, {name: ranged(value) for name, value in given.items()}, data)
+        data |= more
+        lines = ["At the medians of all inputs:", *lines, "", *_band_lines(more)]
+    return finish(arguments, data, lines)
+
+
+def _at(values: dict[str, float]) -> dict[str, Any]:
+    """Return everything that Eq. 1 says for exact inputs."""
     from inspector.probability import detection as closed
 
-    flop, chips, scheme = arguments.flop, arguments.chips, scheme_of(arguments)
-    per_period = float(closed.samples_needed(flop=flop, chips=chips, **scheme))
-    per_year = int(closed.samples_per_year(per_period=per_period, period=scheme["period"]))
-    fleet = {key: scheme[key] for key in ("days", "flop_per_day")}
-    share = float(closed.used_share(flop=flop, chips=chips, **fleet))
-    snapshot = float(closed.snapshot_probability(rate=scheme["rate"], days=scheme["period"]))
-    data = {
+    scheme = {key: value for key, value in values.items() if key not in ("flop", "chips")}
+    per_period = float(closed.samples_needed(**values))
+    per_year = int(closed.samples_per_year(per_period=per_period, period=values["period"]))
+    fleet = {key: values[key] for key in ("days", "flop_per_day")}
+    share = float(closed.used_share(flop=values["flop"], chips=values["chips"], **fleet))
+    snapshot = float(closed.snapshot_probability(rate=values["rate"], days=values["period"]))
+    return {
         "per_period": per_period,
         "per_year": per_year,
         "inspectors": -(-per_year // closed.CHIPS_PER_INSPECTOR),
-        "chips_needed": float(closed.chips_needed(flop=flop, **fleet)),
+        "chips_needed": float(closed.chips_needed(flop=values["flop"], **fleet)),
         "share": share,
         "snapshot_probability": snapshot,
         "hit_probability": share * snapshot,
-        "guaranteed_flop": 2.0 * flop,
-        "flop": flop,
-        "chips": chips,
+        "guaranteed_flop": 2.0 * values["flop"],
+        "flop": values["flop"],
+        "chips": values["chips"],
         **scheme,
     }
-    lines = [
-        f"{per_year:,} chips a year, {per_period:,.2f} every {scheme['period']:g} days "
-        f"({data['inspectors']:,} inspectors at {closed.CHIPS_PER_INSPECTOR:,} chips each a year)",
-        f"The run keeps {data['chips_needed']:,.1f} of {chips:,.0f} chips busy for {scheme['days']:g} days; "
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    from inspector.probability.detection import CHIPS_PER_INSPECTOR
+
+    return [
+        f"{data['per_year']:,} chips a year, {data['per_period']:,.2f} every {data['period']:g} days "
+        f"({plural(data['inspectors'], 'inspector')} at {CHIPS_PER_INSPECTOR:,} chips each a year)",
+        f"The run keeps {data['chips_needed']:,.1f} of {data['chips']:,.0f} chips busy for {data['days']:g} days; "
         f"a sampled chip incriminates it with probability {data['hit_probability']:.3g}.",
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
-        f"{scheme['confidence']:g} at least.",
+        f"{data['confidence']:g} at least.",
     ]
-    return finish(arguments, data, lines)
+
+
+def _drawn(arguments: argparse.Namespace, inputs: dict[str, Distribution], data: dict[str, Any]) -> dict[str, Any]:
+    """Return bands of the answers, and what they come from."""
+    import numpy as np
+
+    from inspector.probability import detection as closed
+    from inspector.probability.uncertain import band, draws, samples_where_possible
+
+    def yearly(at: Any) -> Any:
+        return closed.DAYS_PER_YEAR * samples_where_possible(**at) / np.asarray(at["period"])
+
+    at = draws(inputs, number=arguments.draws, seed=arguments.seed)
+    a_year = yearly(at)
+    needed = closed.chips_needed(**{key: at[key] for key in ("flop", "days", "flop_per_day")})
+    found = {
+        "bands": {
+            "per_period": banded(band(a_year * at["period"] / closed.DAYS_PER_YEAR)),
+            "per_year": banded(band(np.ceil(a_year))),
+            "inspectors": banded(band(np.ceil(np.ceil(a_year) / closed.CHIPS_PER_INSPECTOR))),
+            "chips_needed": banded(band(needed)),
+            "guaranteed_flop": banded(band(2.0 * at["flop"])),
+        },
+        "inputs": described(inputs),
+        "draws": arguments.draws,
+        "seed": arguments.seed,
+        **influences(lambda one: _at(dict(one))["per_year"], yearly, inputs, seed=arguments.seed),
+    }
+    if arguments.out is not None:
+        from analysis.report.style import setting
+
+        draw_sensitivity(
+            arguments.out,
+            found,
+            middle=data["per_year"],
+            x="chips to sample a year, relative to the medians",
+            title=f"What the {data['per_year']:,} chips a year depend on",
+            note=setting(**{name: data[name] for name in inputs}),
+            command=command_line(arguments),
+            seed=arguments.seed,
+        )
+    return found
+
+
+def _band_lines(data: dict[str, Any]) -> list[str]:
+    bands = data["bands"]
+    lines = [f"{data['draws']:,} draws of the uncertain inputs (seed {data['seed']}): median, 5 % to 95 %"]
+    for key, text in (("per_year", "chips a year"), ("inspectors", "inspectors"), ("chips_needed", "chips of the run")):
+        lines.append(f"  {text}: {band_text(bands[key])}")
+    if bands["per_year"]["possible"] < 1:
+        share = 100 * bands["per_year"]["possible"]
+        lines.append(f"  over the {share:.3g} % of the draws in which the chips are enough for the run")
+    known = [f"{name} {text}" for name, text in data["inputs"].items() if text not in ("assumed", "chosen")]
+    rest = {word: [n for n, text in data["inputs"].items() if text == word] for word in ("assumed", "chosen")}
+    lines.append(
+        f"  uncertain: {', '.join(known)}; " + "; ".join(f"{word}: {', '.join(n)}" for word, n in rest.items() if n)
+    )
+    return [*lines, *influence_lines(data, "chips a year at the input's 5 % and 95 %")]

@@ -84,7 +84,9 @@ def _add_set_up(actions: _SubParsersAction[ArgumentParser]) -> None:
     enrol.add_argument("--public", type=Path, required=True, metavar="FILE", help="the party's public key")
     _writes(enrol)
     importing = _action(
-        actions, "import", "import_chips", "take in a maker's new chips from a CSV (columns chip, model, identity)",
+        actions, "import", "import_chips",
+        "take in a maker's new chips from a CSV with columns chip and maybe model and identity (digest of the chip's "
+        "certificate, as sha256:HEX with 64 digits in small letters)",
         "event, chips, head_size, head_root",
     )  # fmt: skip
     importing.add_argument("csv", type=Path, metavar="CSV")
@@ -152,7 +154,8 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
     draw.add_argument("--seed", help="64 hex digits, unknown to the lab (default: from the system's randomness)")
     draw.add_argument("--out", type=Path, metavar="CSV", help="also write the chips to be shown, with their holders")
     record = _action(
-        steps, "record", "census_record", "log what was shown; chips not shown become lost, their holder answering",
+        steps, "record", "census_record",
+        "log what was shown; chips not shown become lost, their holder answering (exit 1 if any are missing)",
         "census, event, present, retired, resurfaced, missing (a list of chip, holder, observed)",
     )  # fmt: skip
     record.add_argument("--census", type=int, required=True, metavar="NUMBER")
@@ -161,7 +164,8 @@ def _add_census(actions: _SubParsersAction[ArgumentParser]) -> None:
         type=Path,
         required=True,
         metavar="CSV",
-        help="columns 'chip', 'observed' (the serial read) and maybe 'identity' (digest of the certificate presented)",
+        help="columns 'chip', 'observed' (the serial read) and maybe 'identity' (digest of the certificate "
+        "presented, as sha256:HEX)",
     )
     for step in (draw, record):
         step.add_argument("--inspector", required=True, metavar="PARTY")

@@ -6,7 +6,7 @@ nothing. Closed forms come from ``inspector``; simulated results are passed in a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from analysis.report.results import (
     EvasionBar,
+    RegimeColumn,
     bar_size,
     cost_figure,
     evasion_figure,
     leakage_figure,
+    regimes_figure,
+    roc_figure,
     sensitivity_figure,
 )
 from analysis.report.style import (
@@ -30,20 +33,26 @@ from analysis.report.style import (
     Target,
     canvas,
     count_axis,
+    crown,
     drawn,
     label,
     line,
     percent_axis,
+    setting,
+    sheet,
     short_count,
 )
 from firmware_sim.errors import CallerError
 from inspector.probability import detection as closed
 from inspector.probability.timing import TimeToDetection
+from inspector.probability.uncertain import Band
 
 __all__ = [
     "EvasionBar",
     "Mark",
     "Origin",
+    "RegimeColumn",
+    "Spread",
     "bar_size",
     "canvas",
     "chips_figure",
@@ -53,13 +62,20 @@ __all__ = [
     "evasion_figure",
     "leakage_figure",
     "rate_figure",
+    "regimes_figure",
+    "roc_figure",
     "sensitivity_figure",
+    "sheet",
     "stretch_figure",
     "time_to_detection_figure",
 ]
 
 _EVERY_INTEGER_UP_TO = 400
 _SATURATED = 0.9999
+_BANDS = "\nlines: medians of all inputs; bands: 5 % to 95 %"
+
+Spread = Callable[[str, NDArray[np.float64]], Band]
+"""From the name of a line and its places on the x axis to the band around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +100,7 @@ def detection_curve(
     confidence: float | None = None,
     mark: int | Mark | Sequence[Mark] = (),
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw detection probability against the number of sampled chips, and mark concrete inspections on it.
@@ -96,6 +113,7 @@ def detection_curve(
         confidence: wanted probability, drawn as a level with the number of samples that reaches it.
         mark: samples of a concrete inspection, or marks with a text.
         title: of the figure; by default none.
+        note: what it holds for, such as the run and the scheme.
         origin: command and seed for the metadata.
     """
     marks = [Mark(samples=mark)] if isinstance(mark, int) else [mark] if isinstance(mark, Mark) else list(mark)
@@ -115,9 +133,9 @@ def detection_curve(
             _wanted(axes, chips, used, catch, confidence, float(x[-1]))
         for number, each in enumerate(marks):
             _place(axes, each, chips, used, catch, number)
-        label(axes, x=f"chips sampled, out of {chips:,}", y="probability that the run is caught", title=title)
-        note = f"run on {used:,} of {chips:,} chips; each incriminates with probability {catch:.3g}"
-        axes.legend(loc="lower right", fontsize=NOTE, title=note, title_fontsize=NOTE, framealpha=0.95)
+        label(axes, x=f"chips sampled, out of {chips:,}", y="probability that the run is caught")
+        about = f"run on {used:,} of {chips:,} chips; each incriminates with probability {catch:.3g}"
+        crown(axes, title=title, note=f"{note}\n{about}" if note else about)
 
 
 def stretch_figure(
@@ -133,18 +151,16 @@ def stretch_figure(
     with canvas(target, title="Fewer chips for longer", origin=origin) as axes:
         for number, share in enumerate(shares):
             ratio = closed.stretch_detection(stretch=k, share=share, confidence=confidence) / confidence
-            axes.plot(k, ratio, **line(number), markevery=_decades(k), label=f"b = {share:g}")
             limit = float(closed.stretch_limit(share=share, confidence=confidence)) / confidence
-            axes.annotate(
-                f"k→∞: {limit:.4f}", (1.015, limit), xycoords=axes.get_yaxis_transform(), va="center", fontsize=NOTE
-            )
+            name = f"b = {share:g} (k→∞: {limit:.4f})"
+            axes.plot(k, ratio, **line(number), markevery=_decades(k), label=name)
         axes.set_xscale("log")
         axes.set_xlim(1, longest)
         axes.set_xticks(_decades(k) + 1, [str(each + 1) for each in _decades(k)])
         axes.minorticks_off()
-        title = f"Stretching a run hardly helps (samples set for p = {confidence:g})"
-        label(axes, x="stretch k: 1/k of the chips for k times as long", y="detection $p_d(k)/p$", title=title)
-        axes.legend(title="share of the fleet in use", fontsize=NOTE, title_fontsize=NOTE, loc="lower left")
+        label(axes, x="stretch k: 1/k of the chips for k times as long", y="detection $p_d(k)/p$")
+        note = f"samples set for p = {confidence:g}; b: share of the fleet in use; every used chip holds a snapshot"
+        crown(axes, title="What stretching a run does to its detection", note=note)
 
 
 def chips_figure(
@@ -158,6 +174,7 @@ def chips_figure(
     confidence: float = 0.9,
     flop_per_day: float = closed.FLOP_PER_CHIP_DAY,
     per_inspector: float = 1000.0,
+    spread: Spread | None = None,
     origin: Origin | None = None,
 ) -> None:
     """Draw the samples a year that Eq. 1 asks for against the size of the fleet, one line for each run.
@@ -168,13 +185,19 @@ def chips_figure(
         fleets: smallest and largest fleet.
         days, period, rate, confidence, flop_per_day: T, T_m, f, p, a.
         per_inspector: chips that one inspector examines in a year (right-hand axis).
+        spread: from a run's name and fleets to the band of its samples a year, where inputs are uncertain.
         origin: command and seed for the metadata.
     """
+    wants = {name: closed.chips_needed(flop=flop, days=days, flop_per_day=flop_per_day) for name, flop in flops.items()}
+    drawn_runs = {name: flop for name, flop in flops.items() if wants[name] <= fleets[1]}
+    if not drawn_runs:
+        least = min(wants, key=lambda name: float(wants[name]))
+        raise closed.ChipsTooFewError(
+            f"no run to draw: {least!r} needs {float(wants[least]):.4g} chips, the largest fleet holds {fleets[1]:.4g}"
+        )
     with canvas(target, title="Samples a year against fleet size", origin=origin) as axes:
-        for number, (name, flop) in enumerate(flops.items()):
-            needed = float(closed.chips_needed(flop=flop, days=days, flop_per_day=flop_per_day))
-            if needed > fleets[1]:
-                continue
+        for number, (name, flop) in enumerate(drawn_runs.items()):
+            needed = float(wants[name])
             fleet = np.geomspace(max(fleets[0], np.ceil(needed)), fleets[1], 200)
             samples = closed.samples_needed(
                 flop=flop,
@@ -187,11 +210,13 @@ def chips_figure(
             )
             yearly = closed.samples_per_year(per_period=samples, period=period)
             axes.plot(fleet, yearly, **line(number), markevery=40, label=f"{name} ({flop:.3g} FLOP)")
+            if spread is not None:
+                _shade(axes, fleet, spread(name, fleet), number)
+        for name in (each for each in flops if each not in drawn_runs):
+            axes.plot([], [], linestyle="None", label=f"{name} needs {float(wants[name]):.3g} chips: left out")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(*fleets)
-        # Room for the legend above the lines.
-        axes.set_ylim(top=axes.get_ylim()[1] * 30)
         count_axis(axes.xaxis)
         count_axis(axes.yaxis)
 
@@ -205,13 +230,9 @@ def chips_figure(
         right.set_ylabel(f"inspectors, at {short_count(per_inspector)} chips each a year")
         count_axis(right.yaxis)
         right.tick_params(labelsize=8.5)
-        label(
-            axes,
-            x="chips that the Prover owns",
-            y="chips to sample a year",
-            title=f"p = {confidence:g}, T = {days:g} d, $T_m$ = {period:g} d, f = {rate:g} a day",
-        )
-        axes.legend(fontsize=NOTE, loc="upper left")
+        label(axes, x="chips C that the Prover owns", y="chips to sample a year")
+        note = setting(days=days, period=period, rate=rate, confidence=confidence, flop_per_day=flop_per_day)
+        crown(axes, title="Samples a year by size of the fleet", note=note + (_BANDS if spread else ""))
 
 
 def rate_figure(
@@ -224,9 +245,13 @@ def rate_figure(
     days: float = 365.0,
     confidence: float = 0.9,
     flop_per_day: float = closed.FLOP_PER_CHIP_DAY,
+    spread: Spread | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Draw the samples a year against the snapshot rate f, one line for each monitoring period, and the floor f → ∞."""
+    """Draw the samples a year against the snapshot rate f, one line for each monitoring period, and the floor f → ∞.
+
+    ``spread`` goes from a period's text and rates to the band of the samples a year, where inputs are uncertain.
+    """
     grid = np.geomspace(*rates, 200)
     floor = 0.0
     with canvas(target, title="Samples a year against the snapshot rate", origin=origin) as axes:
@@ -241,6 +266,8 @@ def rate_figure(
                 flop_per_day=flop_per_day,
             )
             axes.plot(grid, 365.0 / period * samples, **line(number), markevery=40, label=f"$T_m$ = {period:g} days")
+            if spread is not None:
+                _shade(axes, grid, spread(f"{period:g}", grid), number)
         share = closed.used_share(flop=flop, chips=chips, days=days, flop_per_day=flop_per_day)
         floor = float(365.0 / days * closed.samples_for(hit=share, confidence=confidence))
         axes.axhline(floor, color=FAINT, linewidth=1)
@@ -261,9 +288,9 @@ def rate_figure(
         axes.set_xlim(*rates)
         count_axis(axes.xaxis)
         count_axis(axes.yaxis)
-        title = f"{flop:.3g} FLOP on a fleet of {chips:,.0f} chips, p = {confidence:g}, T = {days:g} d"
-        label(axes, x="snapshots per chip and day, f", y="chips to sample a year", title=title)
-        axes.legend(fontsize=NOTE)
+        label(axes, x="snapshots per chip and day, f", y="chips to sample a year")
+        note = setting(flop=flop, chips=chips, days=days, confidence=confidence, flop_per_day=flop_per_day)
+        crown(axes, title="Samples a year by rate of snapshots", note=note + (_BANDS if spread else ""))
 
 
 def time_to_detection_figure(
@@ -272,9 +299,10 @@ def time_to_detection_figure(
     schemes: Mapping[str, TimeToDetection],
     run_days: float | None = None,
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
-    """Draw the probability to be caught by each day, one staircase for each scheme."""
+    """Draw the probability to be caught by each day, one staircase for each scheme; ``note`` says for which run."""
     if not schemes:
         raise CallerError("no scheme to draw")
     last = max(float(each.days[-1]) for each in schemes.values()) * 1.05
@@ -296,6 +324,7 @@ def time_to_detection_figure(
                     markeredgecolor="white",
                     linestyle="None",
                     zorder=5,
+                    clip_on=False,
                 )
         if run_days is not None:
             axes.axvline(run_days, color=FAINT, linewidth=1)
@@ -311,8 +340,15 @@ def time_to_detection_figure(
         axes.set_xlim(0, last)
         axes.set_ylim(0, 1.03)
         percent_axis(axes.yaxis)
-        label(axes, x="days since the run began", y="probability of having been caught", title=title)
-        axes.legend(fontsize=NOTE, title="★ first day with at least 50%", title_fontsize=NOTE)
+        label(axes, x="days since the run began", y="probability of having been caught")
+        star = "★ first day with at least 50%"
+        crown(axes, title=title or "When the run is caught", note=f"{note}; {star}" if note else star)
+
+
+def _shade(axes: Axes, x: NDArray[np.float64], band: Band, number: int) -> None:
+    """Shade between the 5 % and the 95 % quantile, without a place in the legend."""
+    colour = LINES[number % len(LINES)]["color"]
+    axes.fill_between(x, band.low, band.high, color=colour, alpha=0.15, linewidth=0, label=f"_band {number}")
 
 
 def _decades(k: NDArray[np.int_]) -> NDArray[np.int_]:
@@ -346,10 +382,12 @@ def _place(axes: Axes, mark: Mark, chips: int, used: int, catch: float, number: 
     )
     axes.vlines(mark.samples, 0, value, color="black", linewidth=1)
     axes.plot(mark.samples, value, marker="*", markersize=14, color="black", linestyle="None", zorder=6, clip_on=False)
+    left = mark.samples < 0.5 * axes.get_xlim()[1]
     axes.annotate(
         f"{mark.text}: {mark.samples:,} chips, {100 * float(value):.3g}%",
         (mark.samples, float(value)),
-        xytext=(12, -16 - 14 * number),
+        xytext=(12 if left else -12, (-16 if value > 0.2 else 12) - 18 * number * (1 if value > 0.2 else -1)),
+        ha="left" if left else "right",
         textcoords="offset points",
         fontsize=NOTE + 1,
         bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "black", "linewidth": 0.6},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike, NDArray
 
@@ -19,13 +21,25 @@ from analysis.report.style import (
     Target,
     canvas,
     count_axis,
+    crown,
     label,
     line,
     percent_axis,
+    short_count,
 )
 from firmware_sim.errors import CallerError
 
-__all__ = ["EvasionBar", "bar_size", "cost_figure", "evasion_figure", "leakage_figure", "sensitivity_figure"]
+__all__ = [
+    "EvasionBar",
+    "RegimeColumn",
+    "bar_size",
+    "cost_figure",
+    "evasion_figure",
+    "leakage_figure",
+    "regimes_figure",
+    "roc_figure",
+    "sensitivity_figure",
+]
 
 _BAR: dict[str, Any] = {"height": 0.62, "edgecolor": "#08306b", "linewidth": 0.8}
 
@@ -59,6 +73,7 @@ def cost_figure(
     confidence: ArrayLike,
     unit: str = "inspector-years a year",
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw cost against wanted confidence; the axis is linear in log(1-p), in which Eq. 1's cost is a straight line."""
@@ -76,8 +91,8 @@ def cost_figure(
         axes.set_xlim(nines.min(), nines.max())
         axes.set_ylim(bottom=0)
         count_axis(axes.yaxis)
-        label(axes, x="wanted detection probability", y=unit, title=title)
-        axes.legend(fontsize=NOTE)
+        label(axes, x="wanted detection probability p", y=unit)
+        crown(axes, title=title or "What confidence costs", note=note)
 
 
 def evasion_figure(
@@ -87,6 +102,7 @@ def evasion_figure(
     confidence: float | None = None,
     interval: str | None = "interval",
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw evasion strategies side by side: detection with its interval, and the closed form where there is one.
@@ -97,6 +113,7 @@ def evasion_figure(
         confidence: wanted probability, drawn as a line.
         interval: what the whiskers are, such as "95% interval"; None if the bars themselves are closed forms.
         title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
         origin: command and seed for the metadata.
     """
     if not estimates:
@@ -150,7 +167,137 @@ def evasion_figure(
         axes.set_xticks(np.linspace(0, 1, 6))
         percent_axis(axes.xaxis)
         label(axes, x="probability of being caught", y="")
-        _title_over_legend(axes, title)
+        crown(axes, title=title, note=note)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimeColumn:
+    """One regime: detection and median day of detection (None: never) of each strategy, and what it costs a year.
+
+    ``worst`` is the place of the strategy that is caught least.
+    """
+
+    name: str
+    detections: tuple[float, ...]
+    delays: tuple[float | None, ...]
+    worst: int
+    false_alarm: float
+    inspectors: float
+    cost: float
+
+
+def regimes_figure(
+    target: Target,
+    *,
+    strategies: Sequence[str],
+    columns: Sequence[RegimeColumn],
+    title: str = "",
+    note: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw regimes side by side: a cell for each strategy, darker where it is caught more often, the worst case below.
+
+    Args:
+        target: axes or path.
+        strategies: names of the rows, first on top.
+        columns: one for each regime.
+        title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
+        origin: command and seed for the metadata.
+    """
+    if not strategies or not columns:
+        raise CallerError("no strategy or no regime to draw")
+    for column in columns:
+        if not len(column.detections) == len(column.delays) == len(strategies):
+            raise CallerError(f"regime {column.name!r} needs one detection and one delay for each strategy")
+    size = (max(6.4, 2.2 + 1.15 * len(columns)), 2.6 + 0.42 * (len(strategies) + 1))
+    with canvas(target, title=title or "Regimes side by side", origin=origin, size=size) as axes:
+        last = len(strategies)
+        for x, column in enumerate(columns):
+            for y, row in [*enumerate(range(last)), (last, column.worst)]:
+                caught, day = column.detections[row], column.delays[row]
+                shade = 1.0 - 0.72 * caught
+                colour = (shade, shade, 0.55 * shade + 0.45)
+                axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white"))
+                text = f"{100 * caught:.3g}%\n" + ("never" if day is None else f"day {day:g}")
+                ink = "white" if caught > 0.6 else "black"
+                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=NOTE, color=ink)
+        axes.axhline(last, color="black", linewidth=2)
+        axes.set_xlim(0, len(columns))
+        axes.set_ylim(last + 1, 0)
+        axes.set_yticks(np.arange(last + 1) + 0.5, [*strategies, "worst case"])
+        names = [wrap(column.name, 14) or [""] for column in columns]
+        height = max(map(len, names))
+        money = any(column.cost for column in columns)
+        feet = [
+            [
+                *name,
+                *[""] * (height + 1 - len(name)),
+                f"{100 * column.false_alarm:.2g}% accused",
+                f"{column.inspectors:.3g} inspectors",
+                *([f"costs {short_count(column.cost)}"] if money else []),
+            ]
+            for name, column in zip(names, columns, strict=True)
+        ]
+        axes.set_xticks(np.arange(len(columns)) + 0.5, ["\n".join(foot) for foot in feet], fontsize=NOTE)
+        axes.tick_params(length=0)
+        axes.grid(False)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        label(axes, x="", y="")
+        what = "cells: chance to be caught and median day; below: honest labs accused, inspectors and money a year"
+        crown(axes, title=title, note=f"{note}\n{what}")
+
+
+def roc_figure(
+    target: Target,
+    *,
+    false_alarm: Sequence[float],
+    detection: Sequence[float],
+    tolerated: Sequence[int],
+    best: int,
+    title: str = "",
+    note: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw detection against false alarm, one point for each number of tolerated refusals.
+
+    Args:
+        target: axes or path.
+        false_alarm: chance that an honest lab is accused, in the order of ``tolerated``.
+        detection: chance that a violation is.
+        tolerated: refusals of a visit.
+        best: the number with the least expected cost, marked.
+        title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
+        origin: command and seed for the metadata.
+    """
+    if not tolerated or best not in tolerated or not len(tolerated) == len(false_alarm) == len(detection):
+        raise CallerError("an ROC needs one false alarm and one detection for each number of tolerated refusals")
+    with canvas(target, title=title or "ROC", origin=origin) as axes:
+        floor = max(1e-7, min((each for each in false_alarm if each > 0), default=1e-7) / 3)
+        x = np.maximum(np.asarray(false_alarm, np.float64), floor)
+        axes.plot(x, detection, **line(0), label="refusals tolerated at a visit")
+        grid = np.geomspace(floor, 1, 200)
+        axes.plot(grid, grid, **line(4, "None"), label="a verdict by lot")
+        place = list(tolerated).index(best)
+        axes.plot(
+            x[place], detection[place], marker="*", markersize=14, color="black", linestyle="None", clip_on=False,
+            label=f"least expected cost: {best}",
+        )  # fmt: skip
+        last = math.inf
+        for number, height in enumerate(detection):
+            if abs(height - last) > 0.05:  # where the points lie closer, so would their numbers
+                spot = (x[number], height)
+                axes.annotate(
+                    str(tolerated[number]), spot, (-6, 4), textcoords="offset points", ha="right", fontsize=NOTE
+                )
+                last = height
+        axes.set_xscale("log")
+        axes.set_xlim(floor, 1.3)
+        axes.set_ylim(0, 1.06)
+        percent_axis(axes.yaxis)
+        label(axes, x="chance that an honest lab is accused", y="chance that a violation is caught")
+        crown(axes, title=title or "What tolerance buys and costs", note=note)
 
 
 def leakage_figure(
@@ -159,6 +306,7 @@ def leakage_figure(
     months: ArrayLike,
     unseen: Mapping[str, ArrayLike],
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw the probability that diverted chips stay unseen against the months since, on a logarithmic axis.
@@ -168,6 +316,7 @@ def leakage_figure(
         months: shape (n,).
         unseen: name of the line, such as "10 chips" → probabilities, shape (n,).
         title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
         origin: command and seed for the metadata.
     """
     time = np.asarray(months, dtype=np.float64)
@@ -180,8 +329,8 @@ def leakage_figure(
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(1e-12, axes.get_ylim()[0]), top=1.2)
         axes.set_xlim(float(time.min()), float(time.max()))
-        label(axes, x="months since the diversion", y="probability that no chip was missed yet", title=title)
-        axes.legend(fontsize=NOTE, title="diverted", title_fontsize=NOTE)
+        label(axes, x="months since the diversion", y="probability that no chip was missed yet")
+        crown(axes, title=title or "How long diverted chips stay unseen", note=note or "lines: chips diverted")
 
 
 def sensitivity_figure(
@@ -189,7 +338,9 @@ def sensitivity_figure(
     *,
     rows: Sequence[tuple[str, float, float]],
     x: str = "answer, relative to the one as it is",
+    ends: tuple[str, str] = ("parameter lower", "parameter higher"),
     title: str = "",
+    note: str = "",
     origin: Origin | None = None,
 ) -> None:
     """Draw a tornado: by which factor the answer changes when each parameter is made lower and higher.
@@ -198,7 +349,9 @@ def sensitivity_figure(
         target: axes or path.
         rows: (parameter, factor when it is lower, factor when it is higher; NaN if impossible), strongest first.
         x: label of the axis.
+        ends: what lower and higher mean.
         title: of the figure.
+        note: what it holds for, such as fleet, run and scheme.
         origin: command and seed for the metadata.
     """
     if not rows:
@@ -216,16 +369,10 @@ def sensitivity_figure(
                 "hatch": HATCHES[side],
                 "linewidth": 0.8,
             }
-            axes.barh(places, known - 1.0, left=1.0, **look, label=("parameter lower", "parameter higher")[side])
+            axes.barh(places, known - 1.0, left=1.0, **look, label=ends[side])
         axes.axvline(1.0, color="black", linewidth=1)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         axes.set_yticks(places, [row[0] for row in rows])
         axes.grid(False, axis="y")
         label(axes, x=x, y="")
-        _title_over_legend(axes, title)
-
-
-def _title_over_legend(axes: Axes, title: str) -> None:
-    """Put the legend in a row above the axes and the title above the legend: bars leave no room inside."""
-    axes.legend(fontsize=NOTE, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.3, frameon=False)
-    axes.set_title(title, loc="left", fontsize=10, pad=22)
+        crown(axes, title=title, note=note)

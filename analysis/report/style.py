@@ -7,10 +7,11 @@ PDF. The file says which command and which seed made it.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -31,10 +32,13 @@ __all__ = [
     "Target",
     "canvas",
     "count_axis",
+    "crown",
     "drawn",
     "label",
     "line",
     "percent_axis",
+    "setting",
+    "sheet",
     "short_count",
 ]
 
@@ -60,8 +64,12 @@ NOTE = 8
 FAINT = "#777777"
 """Colour of reference lines."""
 
-_SIZE = (6.4, 4.0)
+_HANDLE, _LETTER, _TITLE_LETTER, _ROW, _NOTE_ROW = 44.0, 4.5, 5.6, 13.8, 11.0
+"""Points that a legend's handle, a note's letter, a title's letter, a legend's row and a note's row take."""
+
+_SIZE = (6.4, 4.2)
 _DOTS_PER_INCH = 200
+_SHEET_DOTS_PER_INCH = 110
 _TEXT = "#222222"
 _SETTINGS: Any = {"svg.hashsalt": "chipwitness", "pdf.fonttype": 42, "svg.fonttype": "path"}
 
@@ -106,6 +114,40 @@ def canvas(target: Target, *, title: str, origin: Origin | None, size: tuple[flo
         raise CallerError(f"figure {path} cannot be written: {error.strerror}") from None
 
 
+def sheet(
+    path: Path,
+    *,
+    drawings: Mapping[str, Callable[[Axes], None]],
+    wide: Mapping[str, Callable[[Axes], None]],
+    title: str,
+    origin: Origin,
+) -> None:
+    """Write all drawings on one sheet, two in a row, the ``wide`` ones below over the whole width.
+
+    Raises:
+        CallerError: as ``canvas``.
+    """
+    kind = path.suffix[1:].lower()
+    if kind not in FORMATS:
+        raise CallerError(f"figure {path}: the extension must be .png, .svg or .pdf")
+    rows = -(-len(drawings) // 2) + len(wide)
+    figure = Figure(figsize=(2.1 * _SIZE[0], _SIZE[1] * rows), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(rows, 2)
+    cells = [grid[place // 2, place % 2] for place in range(len(drawings))]
+    cells += [grid[rows - len(wide) + place, :] for place in range(len(wide))]
+    for cell, draw in zip(cells, [*drawings.values(), *wide.values()], strict=True):
+        # A figure of its own, so that long labels of one do not narrow its neighbours.
+        axes = figure.add_subfigure(cell).add_subplot()
+        _dress(axes)
+        draw(axes)
+    data = _encode(figure, kind, title, origin, _SHEET_DOTS_PER_INCH)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise CallerError(f"figure {path} cannot be written: {error.strerror}") from None
+
+
 def drawn(
     draw: Callable[[Axes], None],
     *,
@@ -123,12 +165,85 @@ def drawn(
     return _encode(figure, kind, title, origin, dots_per_inch)
 
 
-def label(axes: Axes, *, x: str, y: str, title: str = "") -> None:
-    """Label both axes, with units in the text; the title is flush left."""
+def label(axes: Axes, *, x: str, y: str) -> None:
+    """Label both axes, with units in the text."""
     axes.set_xlabel(x, color=_TEXT)
     axes.set_ylabel(y, color=_TEXT)
+
+
+def setting(
+    *,
+    flop: float | None = None,
+    chips: float | None = None,
+    days: float | None = None,
+    period: float | None = None,
+    rate: float | None = None,
+    confidence: float | None = None,
+    flop_per_day: float | None = None,
+) -> str:
+    """Return in a line what a figure holds for: run, fleet and scheme as Shavit 2023 calls them, as far as given."""
+    words = {
+        "H = {:.3g} FLOP": flop,
+        "C = {:,.0f} chips": chips,
+        "T = {:g} d": days,
+        "$T_m$ = {:g} d": period,
+        "f = {:g} a day": rate,
+        "p = {:g}": confidence,
+        "a = {:.3g} FLOP a day": flop_per_day,
+    }
+    # No-break spaces: a line may end between two of these, not within one.
+    given = [
+        text.format(value).replace(" ", "\N{NO-BREAK SPACE}") for text, value in words.items() if value is not None
+    ]
+    return ", ".join(given)
+
+
+def crown(axes: Axes, *, title: str = "", note: str = "", columns: int | None = None) -> None:
+    """Put the legend in rows above the axes, what the figure holds for above it, and the title on top.
+
+    Nothing inside the axes is covered, whatever is drawn there. Args: ``columns`` of the legend, by default as many as
+    fit.
+    """
+    _, names = axes.get_legend_handles_labels()
+    height, width = 4.0, _points(axes)
+    if names:
+        fit = int(width / (_HANDLE + _LETTER * max(map(len, names))))
+        across = columns or max(1, min(len(names), fit))
+        axes.legend(
+            fontsize=NOTE,
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            ncols=across,
+            borderaxespad=0.2,
+            frameon=False,
+            columnspacing=1.2,
+        )
+        height += _ROW * -(-len(names) // across)
+    if note:
+        rows = [row for part in note.split("\n") for row in wrap(part, max(20, int(width / _LETTER)))]
+        axes.annotate(
+            "\n".join(rows),
+            (0, 1),
+            (0, height),
+            "axes fraction",
+            "offset points",
+            va="bottom",
+            fontsize=NOTE,
+            color="#555555",
+        )
+        height += _NOTE_ROW * len(rows) + 2.0
     if title:
-        axes.set_title(title, loc="left", fontsize=10, color=_TEXT)
+        rows = wrap(title, max(20, int(width / _TITLE_LETTER)))
+        axes.set_title("\n".join(rows), loc="left", fontsize=10, color=_TEXT, pad=height + 2.0)
+
+
+def _points(axes: Axes) -> float:
+    """Return the width of the axes in points, as the labels that it has leave it."""
+    figure = axes.get_figure(root=True)
+    if figure is None:
+        raise ValueError("axes without figure")
+    figure.draw_without_rendering()
+    return float(axes.get_window_extent().width / figure.dpi * 72)
 
 
 def percent_axis(axis: Any, *, decimals: int | None = 0) -> None:
@@ -150,8 +265,16 @@ def short_count(value: float) -> str:
 
 
 def line(number: int, marker: str | None = None) -> dict[str, Any]:
-    """Return the style of the n-th line; ``marker`` overrides its marker."""
-    style = dict(LINES[number % len(LINES)], linewidth=1.6, markersize=4.5, markerfacecolor="white")
+    """Return the style of the n-th line, no two alike; ``marker`` overrides its marker.
+
+    Raises:
+        CallerError: more lines than pairs of dash and marker.
+    """
+    turn, place = divmod(number, len(LINES))
+    if turn >= len(LINES):
+        raise CallerError(f"a figure tells {len(LINES) ** 2} lines apart, not {number + 1}")
+    look = LINES[place] | {"marker": LINES[(place + turn) % len(LINES)]["marker"]}
+    style = dict(look, linewidth=1.6, markersize=4.5, markerfacecolor="white")
     return style if marker is None else style | {"marker": marker}
 
 

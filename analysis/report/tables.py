@@ -7,14 +7,21 @@ fewer chips than the run needs.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from typing import TypeVar
 
-from firmware_sim.errors import CallerError
+from analysis.public_data import (
+    H100_FLOP_PER_DAY,
+    Chip,
+    Stock,
+    TrainedModel,
+    chips,
+    holder_names,
+    owners_today,
+    stocks,
+    trained_models,
+)
 from inspector.probability import detection as closed
 
 __all__ = [
@@ -30,13 +37,11 @@ __all__ = [
     "cell",
     "chips",
     "footnote",
+    "holder_names",
     "owners_today",
     "stocks",
     "trained_models",
 ]
-
-H100_FLOP_PER_DAY = 989e12 * 86_400
-"""FLOP of one H100 equivalent in one day, dense bf16 at full utilisation (analysis/data/README.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,52 +50,6 @@ class Row:
 
     model: str
     flop: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedModel:
-    """One row of training_compute.csv; ``published`` is YYYY-MM, ``kind`` is reported or estimated."""
-
-    model: str
-    organisation: str
-    published: str
-    training_flop: float
-    kind: str
-    source: str
-    retrieved: str
-    confirmed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chip:
-    """One row of chips.csv; rates in FLOP/s, memory in GB, bandwidths in GB/s."""
-
-    chip: str
-    vendor: str
-    released: int
-    peak_dense_flops_bf16: float
-    memory_gb: float
-    memory_bandwidth_gbps: float
-    interconnect_gbps: float
-    source: str
-    confirmed: bool
-
-    @property
-    def flop_per_day(self) -> float:
-        """FLOP in one day at full utilisation, the a of Eq. 1."""
-        return self.peak_dense_flops_bf16 * 86_400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stock:
-    """One row of stocks.csv: what a holder had at the end of the month ``as_of`` (YYYY-MM), in H100 equivalents."""
-
-    holder: str
-    chips_h100_equivalent: int
-    as_of: str
-    kind: str
-    source: str
-    confirmed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +71,6 @@ TABLE_1 = (
 )
 
 TABLE_1_FLEETS = (1e3, 1e5, 1e7)
-
-_WORLD = "World (sold)"
 
 
 def cell(
@@ -154,78 +111,6 @@ def footnote() -> Footnote:
     return Footnote(samples=samples, inspectors=math.ceil(samples / closed.CHIPS_PER_INSPECTOR))
 
 
-def trained_models() -> tuple[TrainedModel, ...]:
-    """Return training_compute.csv in the order of publication."""
-    return _read(
-        "training_compute.csv",
-        lambda row: TrainedModel(
-            model=row["model"],
-            organisation=row["organisation"],
-            published=row["published"],
-            training_flop=float(row["training_flop"]),
-            kind=row["kind"],
-            source=row["source"],
-            retrieved=row["retrieved"],
-            confirmed=_yes(row["confirmed"]),
-        ),
-    )
-
-
-def chips() -> tuple[Chip, ...]:
-    """Return chips.csv."""
-    return _read(
-        "chips.csv",
-        lambda row: Chip(
-            chip=row["chip"],
-            vendor=row["vendor"],
-            released=int(row["released"]),
-            peak_dense_flops_bf16=float(row["peak_dense_flops_bf16"]),
-            memory_gb=float(row["memory_gb"]),
-            memory_bandwidth_gbps=float(row["memory_bandwidth_gbps"]),
-            interconnect_gbps=float(row["interconnect_gbps"]),
-            source=row["source"],
-            confirmed=_yes(row["confirmed"]),
-        ),
-    )
-
-
-def stocks() -> tuple[Stock, ...]:
-    """Return stocks.csv. Its rows overlap (world, countries, owners, users): they must not simply be added up."""
-    return _read(
-        "stocks.csv",
-        lambda row: Stock(
-            holder=row["holder"],
-            chips_h100_equivalent=int(row["chips_h100_equivalent"]),
-            as_of=row["as_of"],
-            kind=row["kind"],
-            source=row["source"],
-            confirmed=_yes(row["confirmed"]),
-        ),
-    )
-
-
-def owners_today() -> list[tuple[str, float]]:
-    """Return who holds how many H100 equivalents in the newest month of stocks.csv, without counting any twice.
-
-    Rows of users (rented chips) are left out; what the world bought beyond the named owners is one entry of its own.
-
-    Raises:
-        CallerError: the file lacks the world's total, or the owners exceed it.
-    """
-    newest = max(stock.as_of for stock in stocks())
-    current = {stock.holder: stock for stock in stocks() if stock.as_of == newest}
-    world = current.get(_WORLD)
-    owners = [
-        (name.partition(" (")[0], float(stock.chips_h100_equivalent))
-        for name, stock in current.items()
-        if not name.startswith("World") and "not owned" not in name
-    ]
-    if world is None or sum(chips for _, chips in owners) > world.chips_h100_equivalent:
-        raise CallerError(f"the installed file analysis/data/stocks.csv has no total of the world for {newest}")
-    rest = world.chips_h100_equivalent - sum(chips for _, chips in owners)
-    return [*owners, ("everybody else", rest)]
-
-
 def aligned(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """Return rows of text in columns: the first ``left`` flush left, the others flush right."""
     cells = [list(row) for row in rows]
@@ -237,23 +122,3 @@ def aligned(rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
         ).rstrip()
         for row in cells
     ]
-
-
-Record = TypeVar("Record")
-
-
-def _read(name: str, build: Callable[[dict[str, str]], Record]) -> tuple[Record, ...]:
-    text = resources.files("analysis").joinpath("data", name).read_text(encoding="utf-8")
-    try:
-        records = tuple(build(row) for row in csv.DictReader(text.splitlines(), strict=True))
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise CallerError(f"the installed file analysis/data/{name} is damaged: {error}") from None
-    if not records:
-        raise CallerError(f"the installed file analysis/data/{name} is empty")
-    return records
-
-
-def _yes(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(f"{text!r} is neither yes nor no")
-    return text == "yes"

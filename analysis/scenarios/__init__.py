@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Mapping
 from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from analysis import public_data
 from firmware_sim.errors import CallerError
-from inspector.campaign import Catalogue, Kind, Scenario, load_scenario
+from inspector.campaign import Catalogue, Inspection, Kind, Scenario, load_regimes, load_scenario
 
-__all__ = ["open_scenario", "public_catalogue", "ready_scenarios"]
+__all__ = ["open_regimes", "open_scenario", "public_catalogue", "ready_scenarios", "scenario_text"]
 
 STOCK_KIND = "H100 SXM"
-SECONDS_PER_DAY = 86_400.0
 
 
 def ready_scenarios() -> dict[str, Traversable]:
@@ -25,39 +24,65 @@ def ready_scenarios() -> dict[str, Traversable]:
 
 
 def public_catalogue() -> Catalogue:
-    """Read kinds, models and stocks from the shipped tables; stocks are H100 equivalents, so chips of that kind."""
+    """Return kinds, models and stocks of the shipped tables; stocks are H100 equivalents, so chips of that kind.
+
+    A stock may be named in full or as ``table`` prints it.
+    """
     kinds = {
-        row["chip"]: Kind(
-            name=row["chip"],
-            flop_per_day=float(row["peak_dense_flops_bf16"]) * SECONDS_PER_DAY,
-            link_gbps=float(row["interconnect_gbps"]),
-        )
-        for row in _rows("chips.csv")
+        chip.chip: Kind(name=chip.chip, flop_per_day=chip.flop_per_day, link_gbps=chip.interconnect_gbps)
+        for chip in public_data.chips()
     }
-    models = {row["model"]: float(row["training_flop"]) for row in _rows("training_compute.csv")}
+    models = {model.model: model.training_flop for model in public_data.trained_models()}
+    named = public_data.holder_names()
     stocks = {
-        (row["holder"], row["as_of"]): (STOCK_KIND, int(row["chips_h100_equivalent"])) for row in _rows("stocks.csv")
+        (name, stock.as_of): (STOCK_KIND, stock.chips_h100_equivalent)
+        for stock in public_data.stocks()
+        for name in (stock.holder, named[stock.holder, stock.as_of])
     }
     return Catalogue(kinds=kinds, models=models, stocks=stocks)
 
 
-def open_scenario(name: str, *, false_alarms: float | None = None) -> Scenario:
+def open_scenario(
+    name: str,
+    *,
+    regime: str | None = None,
+    false_alarms: float | None = None,
+    at: Mapping[str, float] | None = None,
+    sized: Inspection | None = None,
+) -> Scenario:
     """Load a scenario by path, or a ready one by name; a path that exists comes first.
 
-    ``false_alarms`` is the cap on false alarms, instead of the file's.
+    ``regime``, ``false_alarms``, ``at`` and ``sized`` are as in ``load_scenario``.
 
     Raises:
         CallerError: There is no such file and no such ready scenario, or the file is wrong.
     """
+    with as_file(_found(name)) as path:
+        return load_scenario(path, public_catalogue(), regime=regime, false_alarms=false_alarms, at=at, sized=sized)
+
+
+def open_regimes(name: str, *, false_alarms: float | None = None) -> tuple[Scenario, ...]:
+    """Load a scenario once for each of its regimes, as ``open_scenario`` does."""
+    with as_file(_found(name)) as path:
+        return load_regimes(path, public_catalogue(), false_alarms=false_alarms)
+
+
+def scenario_text(name: str) -> str:
+    """Return a ready scenario's file, to start one's own from.
+
+    Raises:
+        CallerError: there is no such ready scenario.
+    """
+    ready = ready_scenarios()
+    if name not in ready:
+        raise CallerError(f"no ready scenario {name!r}; ready: {', '.join(ready)}")
+    return ready[name].read_text(encoding="utf-8")
+
+
+def _found(name: str) -> Traversable:
     path, ready = Path(name), ready_scenarios()
     if path.is_file():
-        return load_scenario(path, public_catalogue(), false_alarms=false_alarms)
+        return path
     if name not in ready:
         raise CallerError(f"no scenario file {name!r} and no ready scenario of that name; ready: {', '.join(ready)}")
-    with as_file(ready[name]) as shipped:
-        return load_scenario(shipped, public_catalogue(), false_alarms=false_alarms)
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    text = (files("analysis") / "data" / name).read_text(encoding="utf-8")
-    return list(csv.DictReader(io.StringIO(text)))
+    return ready[name]

@@ -7,6 +7,7 @@ where one exists, and `simulate_agents` and `simulate_counts` play the plan out 
 from __future__ import annotations
 
 from inspector.campaign.agents import simulate_agents
+from inspector.campaign.bands import detection_bands
 from inspector.campaign.counts import CountsWorld, Outcome, simulate_counts
 from inspector.campaign.fleet import (
     Evidence,
@@ -23,17 +24,19 @@ from inspector.campaign.fleet import (
     Status,
 )
 from inspector.campaign.intervals import clopper_pearson, wilson
+from inspector.campaign.loading import load_regimes, load_scenario
 from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import POLICIES, Conduct, Policy, Strategy, policy_from
 from inspector.campaign.predicted import Prediction, predict
 from inspector.campaign.rates import IntervalEnd, MeasuredRate, MissingRate, RateBook, load_rates, save_rates
-from inspector.campaign.scenario import Catalogue, NoScheduleError, Scenario, ScenarioError, load_scenario
+from inspector.campaign.scenario import Catalogue, Cost, NoScheduleError, Scenario, ScenarioError
 from inspector.campaign.sizing import Sizing
 
 __all__ = [
     "POLICIES",
     "Catalogue",
     "Conduct",
+    "Cost",
     "CountsWorld",
     "Evidence",
     "Fleet",
@@ -61,8 +64,10 @@ __all__ = [
     "Status",
     "Strategy",
     "clopper_pearson",
+    "detection_bands",
     "honest_plan",
     "load_rates",
+    "load_regimes",
     "load_scenario",
     "make_plan",
     "policy_from",

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
+from inspector.probability.uncertain import FORMS, Distribution, Domain, parse
 
-__all__ = ["ScenarioError", "Table", "read_toml"]
+__all__ = ["Numbers", "ScenarioError", "Table", "read_toml"]
 
 Path_ = tuple[str | int, ...]
 T = TypeVar("T")
@@ -141,11 +142,34 @@ class _Scan:
         self.at += 1
 
 
+class Numbers:
+    """What a file's uncertain numbers are read as: the values in ``at`` by their dotted keys, else their medians.
+
+    ``met`` collects the distributions.
+    """
+
+    def __init__(self, at: Mapping[str, float] | None = None) -> None:
+        self.met: dict[str, Distribution] = {}
+        self._at = at or {}
+
+    def read(self, name: str, text: str, domain: Domain) -> float:
+        """Return the value of the number ``name``.
+
+        Raises:
+            CallerError: the text is no distribution.
+        """
+        self.met[name] = parse(text, domain)
+        return self._at.get(name, float(self.met[name].ppf(0.5)))
+
+
 class Table:
     """A TOML table that is read key by key; `close` refuses the keys that nobody asked for."""
 
-    def __init__(self, data: dict[str, Any], path: Path_, lines: dict[Path_, int], source: str) -> None:
+    def __init__(
+        self, data: dict[str, Any], path: Path_, lines: dict[Path_, int], source: str, numbers: Numbers
+    ) -> None:
         self._data, self._path, self._lines, self._source = data, path, lines, source
+        self._numbers = numbers
         self._known: list[str] = []
 
     def fail(self, message: str, key: str | None = None) -> ScenarioError:
@@ -186,16 +210,30 @@ class Table:
         value: str | None = self._get(key, (str,), "a text")
         return self._need(key, default if value is None else value)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a number; a missing one without default is an error."""
-        value = self._get(key, (int, float), "a number")
+    def number(self, key: str, default: float | None = None, *, share: bool = False) -> float:
+        """Return a number, which may be uncertain, between 0 and 1 if a ``share``; a missing one needs a default."""
+        value = self._get(key, (int, float, str), "a number")
+        if isinstance(value, str):
+            return self._drawn(key, value, Domain.SHARE if share else Domain.POSITIVE)
         return self._need(key, default if value is None else float(value))
 
+    def _drawn(self, key: str, text: str, domain: Domain) -> float:
+        if text[:1].isdigit() and text.replace(".", "").isdigit():
+            raise self.fail(
+                f"must be a number, got {text!r:.200}: without quotes, or uncertain, as one of {FORMS}", key
+            )
+        try:
+            return self._numbers.read(_dotted((*self._path, key)), text, domain)
+        except CallerError as error:
+            raise self.fail(f"must be a number: {error}", key) from None
+
     def whole(self, key: str, default: int | None = None) -> int:
-        """Return a whole number; 1e6 counts as one."""
-        value: int | float | None = self._get(key, (int, float), "a whole number")
+        """Return a whole number; 1e6 counts as one, and draws of an uncertain one are rounded."""
+        value: int | float | str | None = self._get(key, (int, float, str), "a whole number")
         if value is None:
             return self._need(key, default)
+        if isinstance(value, str):
+            return round(self._drawn(key, value, Domain.POSITIVE))
         if value != value // 1:
             raise self.fail(f"must be a whole number, got {value!r}", key)
         return int(value)
@@ -213,7 +251,11 @@ class Table:
     def table(self, key: str) -> Table:
         """Return a sub-table; a missing one is an error."""
         value = self._need(key, self._get(key, (dict,), "a table"))
-        return Table(value, (*self._path, key), self._lines, self._source)
+        return Table(value, (*self._path, key), self._lines, self._source, self._numbers)
+
+    def names(self) -> list[str]:
+        """Return all keys that are there."""
+        return list(self._data)
 
     def tables(self, key: str, *, required: bool = True) -> list[Table]:
         """Return an array of tables."""
@@ -224,7 +266,10 @@ class Table:
             return []
         if not all(isinstance(entry, dict) for entry in value):
             raise self.fail("must be an array of tables", key)
-        return [Table(entry, (*self._path, key, i), self._lines, self._source) for i, entry in enumerate(value)]
+        return [
+            Table(entry, (*self._path, key, i), self._lines, self._source, self._numbers)
+            for i, entry in enumerate(value)
+        ]
 
     def rest(self) -> dict[str, Any]:
         """Return every key not asked for, for a reader that knows them better."""
@@ -249,8 +294,8 @@ class Table:
             raise self.fail(str(error), named if named in self._data else None) from None
 
 
-def read_toml(path: Path) -> Table:
-    """Read a TOML file.
+def read_toml(path: Path, numbers: Numbers | None = None) -> Table:
+    """Read a TOML file; ``numbers`` says how uncertain ones are read, by default at their medians.
 
     Raises:
         ScenarioError: It cannot be read or is not TOML; the parser names the line.
@@ -263,7 +308,7 @@ def read_toml(path: Path) -> Table:
         raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
     except (EvidenceError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path.name} is not TOML: {error}") from None
-    return Table(data, (), lines, path.name)
+    return Table(data, (), lines, path.name, numbers or Numbers())
 
 
 def _dotted(path: Path_) -> str:

@@ -81,7 +81,10 @@ class LossTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One strategy against one inspection regime, ready to simulate."""
+    """One strategy against one inspection regime, ready to simulate.
+
+    ``lawful`` names the runs that spend the threshold or less: they break no rule, and nothing incriminates them.
+    """
 
     name: str
     inspection: Inspection
@@ -96,6 +99,7 @@ class Plan:
     reaction: Reaction | None
     lies: tuple[str, ...]
     hidden_chips: int
+    lawful: tuple[str, ...] = ()
 
     @property
     def involved(self) -> int:
@@ -162,6 +166,7 @@ def make_plan(
     book = _Book(rates, bound, confidence)
     strata: list[Stratum] = []
     searches: list[Search] = []
+    lawful: list[str] = []
     diverted = hidden = 0
     end = 0.0
     free: dict[tuple[str, str, int], int] = {}
@@ -171,6 +176,8 @@ def make_plan(
         except CallerError as error:
             raise CallerError(f"strategy {strategy.name!r}, run {run.name!r}: {error}") from None
         end = max(end, placed.busy_end)
+        if math.isinf(placed.incriminating_from):
+            lawful.append(run.name)
         for share, window in placed.shares:
             if share.status is Status.REGISTERED:
                 strata.append(_stratum(share, window, placed, conduct, inspection, book, urn_of))
@@ -199,6 +206,7 @@ def make_plan(
         reaction=conduct.reaction,
         lies=tuple(sorted(book.used)),
         hidden_chips=hidden,
+        lawful=tuple(lawful),
     )
 
 

@@ -1,64 +1,24 @@
-"""Scenario files: a fleet, its runs, the inspector's regime, and the strategies to compare, in TOML.
-
-Keys, with their defaults; a key that is not listed is refused::
-
-    title, description = "", days                    horizon in days
-    [rule]        threshold_flop | model, times = 1; evidence = "after-threshold" | "whole-run"
-    [inspection]  period_days, snapshot_rate, samples (a period) and/or confidence = 0.9 (alone: sets the samples),
-                  sampling = "pooled" | "per-lab" | "per-site", replacement = false, redraw = true,
-                  log = "period" | "run", honest_refusal_rate = 0, refusals_allowed = 0 | "fewest" (that keep honest
-                  labs within the cap), false_alarms = 0.01 (the cap: samples and refusals that accuse an honest lab
-                  more often are not chosen), searches = false,
-                  loss_rate_per_year = 0, loss_alarm (none), inspectors (no limit), chips_per_inspector_year = 1000
-    [detection]   table (JSON of measured rates), device, settings (choose its rows), assumed = { lie = rate }
-    [[kind]]      name, flop_per_second, link_gbps (never limits)
-    [[lab]]       name; [[lab.site]] name, declared = true; [[lab.site.chips]] kind and count, or stock, as_of and
-                  share = 1; status = "registered" | "exempt" | "undeclared" | "lost"
-    [[run]]       name, lab, flop | model, times = 1; days, start = 0, utilisation = 1
-    [[strategy]]  name, policies = [{ policy = "stretch", factor = 2 }, ...]
-
-Models, stocks and chip kinds may come from a `Catalogue` of public figures. Policies and their parameters are those of
-`inspector.campaign.policies.POLICIES`.
-"""
+"""A scenario: one fleet, its runs, an inspection regime and the strategies to compare, ready to plan and to predict."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from pathlib import Path
-from typing import TypeVar
 
 from firmware_sim.errors import CallerError
-from inspector.campaign._toml import ScenarioError, Table, read_toml
-from inspector.campaign.checks import fraction, named, positive, probability
-from inspector.campaign.fleet import (
-    Evidence,
-    Fleet,
-    Inspection,
-    Kind,
-    Lab,
-    LogSpan,
-    Pool,
-    Rule,
-    Run,
-    Sampling,
-    Site,
-    Status,
-)
+from inspector.campaign._toml import ScenarioError
+from inspector.campaign.checks import at_least, fraction, named, positive, probability
+from inspector.campaign.fleet import Fleet, Inspection, Kind, Rule, Run
 from inspector.campaign.plan import Plan, honest_plan, make_plan
-from inspector.campaign.policies import Policy, Strategy, policy_from
-from inspector.campaign.rates import IntervalEnd, RateBook, load_rates
-from inspector.campaign.sizing import Sizing, false_alarm, fewest_refusals, size
+from inspector.campaign.policies import Strategy
+from inspector.campaign.rates import IntervalEnd, RateBook
+from inspector.campaign.sizing import Sizing, false_alarm, size
 from inspector.probability.alarms import FALSE_ALARMS
-from inspector.probability.detection import CHIPS_PER_INSPECTOR, OutOfReachError
+from inspector.probability.detection import OutOfReachError
+from inspector.probability.uncertain import Distribution
 
-__all__ = ["Catalogue", "NoScheduleError", "Scenario", "ScenarioError", "load_scenario"]
-
-SECONDS_PER_DAY = 86_400.0
-_BUSY = float(CHIPS_PER_INSPECTOR)
-E = TypeVar("E", bound=StrEnum)
+__all__ = ["Catalogue", "Cost", "NoScheduleError", "Scenario", "ScenarioError"]
 
 
 class NoScheduleError(ScenarioError, OutOfReachError):
@@ -75,13 +35,31 @@ class Catalogue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a regime costs beside its inspectors' time, in money.
+
+    Attributes:
+        inspector: an inspector's year.
+        fixed: a year of everything else, such as servers or changes to chips.
+    """
+
+    inspector: float = 0.0
+    fixed: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least("inspector_cost", self.inspector, 0)
+        at_least("fixed_cost", self.fixed, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One campaign to simulate.
 
     ``wanted`` is the detection probability that a planner asks for; where the file gives it instead of ``samples``,
     the inspection holds the number that reaches it against the first strategy. No number that accuses an honest lab
     with more than ``false_alarms`` is ever proposed; where ``chooses_refusals``, as few refusals are tolerated as that
-    takes.
+    takes. ``uncertain`` holds the distributions of the file's numbers by their dotted keys. ``regime`` names the regime
+    where a file has several, and ``source`` says where its numbers are from.
     """
 
     title: str
@@ -97,6 +75,10 @@ class Scenario:
     chips_per_inspector_year: float
     false_alarms: float = FALSE_ALARMS
     chooses_refusals: bool = False
+    uncertain: Mapping[str, Distribution] = field(default_factory=dict)
+    regime: str = ""
+    source: str = ""
+    cost: Cost = Cost()
 
     def __post_init__(self) -> None:
         named("title", self.title)
@@ -150,249 +132,10 @@ class Scenario:
         """Return the samples of ``sizing``; None if no number serves or no closed form exists."""
         return self.sizing(strategy).samples
 
+    def cost_per_year(self) -> float:
+        """Return the money that the regime costs a year; 0 where the file names none."""
+        return self.inspectors(self.inspection.samples_done()) * self.cost.inspector + self.cost.fixed
+
     def inspectors(self, samples: int) -> float:
         """Return the inspectors that so many samples a period keep busy."""
         return samples * 365 / self.inspection.period_days / self.chips_per_inspector_year
-
-
-def load_scenario(path: Path, catalogue: Catalogue | None = None, *, false_alarms: float | None = None) -> Scenario:
-    """Read and check a scenario file; paths in it are relative to it.
-
-    Args:
-        path: the file.
-        catalogue: public figures that it may name.
-        false_alarms: cap on false alarms, instead of the file's.
-
-    Raises:
-        NoScheduleError: No schedule reaches the confidence that the file asks for, within the cap on false alarms.
-        ScenarioError: Anything in the file is wrong; the text names line and key.
-    """
-    root = read_toml(path)
-    known = catalogue or Catalogue()
-    kinds = dict(known.kinds)
-    for table in root.tables("kind", required=False):
-        kind = _kind(table)
-        kinds[kind.name] = kind
-    labs = []
-    for table in root.tables("lab"):
-        labs.append(_lab(table, kinds, known))
-    fleet = root.build(lambda: Fleet(labs=tuple(labs)))
-    rule = _rule(root.table("rule"), known)
-    runs = tuple(_run(table, known) for table in root.tables("run"))
-    strategies = tuple(_strategy(table) for table in root.tables("strategy"))
-    seen: set[str] = set()
-    for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
-        if strategy.name in seen:
-            raise table.fail(f"two strategies are named {strategy.name!r}", "name")
-        seen.add(strategy.name)
-    rates = _rates(root.table("detection"), path.parent)
-    section = root.table("inspection")
-    regime, sampled = _inspection(section)
-    wanted, busy = _wanted(section)
-    cap, chooses = _cap(section, false_alarms)
-    section.close()
-    title, description, days = root.text("title"), root.text("description", ""), root.number("days")
-    root.close()
-    made = root.build(
-        lambda: Scenario(
-            title=title,
-            description=description,
-            days=days,
-            fleet=fleet,
-            runs=runs,
-            rule=rule,
-            inspection=regime,
-            strategies=strategies,
-            rates=rates,
-            wanted=wanted,
-            chips_per_inspector_year=busy,
-            false_alarms=cap,
-            chooses_refusals=chooses,
-        )
-    )
-    made = dataclasses.replace(made, inspection=_sized(made, section, sampled=sampled))
-    section.build(made.honest)
-    for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
-        table.build(lambda strategy=strategy: made.plan(strategy))  # type: ignore[misc]
-    return made
-
-
-def _sized(scenario: Scenario, section: Table, *, sampled: bool) -> Inspection:
-    """Return the regime with the samples and tolerated refusals that the file leaves to be chosen."""
-    regime, cap = scenario.inspection, scenario.false_alarms
-    if not sampled:
-        found = section.build(lambda: scenario.sizing(scenario.strategies[0]))
-        if found.samples is None or found.refusals_allowed is None:
-            message = (
-                f"no number of samples reaches {scenario.wanted:g} against {scenario.strategies[0].name!r} with false "
-                f"alarms of {cap:g} at most: {found.reason}; give 'samples'"
-            )
-            raise NoScheduleError(str(section.fail(message, "confidence")))
-        return dataclasses.replace(regime, samples=found.samples, refusals_allowed=found.refusals_allowed)
-    if not scenario.chooses_refusals:
-        return regime
-    fewest = section.build(
-        lambda: fewest_refusals(regime, lambda each: dataclasses.replace(scenario, inspection=each).honest(), cap)
-    )
-    if fewest is None:
-        message = f"an honest lab is accused with more than {cap:g}, however many refusals are tolerated"
-        raise NoScheduleError(str(section.fail(message, "refusals_allowed")))
-    return dataclasses.replace(regime, refusals_allowed=fewest)
-
-
-def _choice(table: Table, key: str, kind: type[E], default: E) -> E:
-    text = table.text(key, default)
-    try:
-        return kind(text)
-    except ValueError:
-        raise table.fail(f"unknown value {text!r}; known: {', '.join(kind)}", key) from None
-
-
-def _kind(table: Table) -> Kind:
-    name, speed = table.text("name"), table.number("flop_per_second")
-    link = table.number("link_gbps") if table.has("link_gbps") else None
-    if link is None:
-        table.text("link_gbps", "")
-    table.close()
-    if speed <= 0:
-        raise table.fail(f"must be above 0, got {speed!r}", "flop_per_second")
-    return table.build(lambda: Kind(name=name, flop_per_day=speed * SECONDS_PER_DAY, link_gbps=link))
-
-
-def _lab(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Lab:
-    name = table.text("name")
-    sites = []
-    for entry in table.tables("site"):
-        pools = tuple(_pool(chips, kinds, known) for chips in entry.tables("chips"))
-        site_name, declared = entry.text("name"), entry.switch("declared", True)
-        entry.close()
-        sites.append(entry.build(lambda n=site_name, p=pools, d=declared: Site(name=n, pools=p, declared=d)))  # type: ignore[misc]
-    table.close()
-    return table.build(lambda: Lab(name=name, sites=tuple(sites)))
-
-
-def _pool(table: Table, kinds: Mapping[str, Kind], known: Catalogue) -> Pool:
-    status = _choice(table, "status", Status, Status.REGISTERED)
-    if table.has("stock"):
-        holder, month = table.text("stock"), table.text("as_of")
-        share = table.number("share", 1.0)
-        if (holder, month) not in known.stocks:
-            raise table.fail(f"no public stock of {holder!r} at {month!r}", "stock")
-        if not 0 < share <= 1:
-            raise table.fail(f"must be above 0 and at most 1, got {share!r}", "share")
-        kind_name, chips = known.stocks[holder, month]
-        count, key = max(1, round(chips * share)), "stock"
-    else:
-        kind_name, count, key = table.text("kind"), table.whole("count"), "kind"
-        for unused in ("stock", "as_of"):
-            if table.has(unused):
-                raise table.fail("needs 'stock' and 'as_of' together", unused)
-    table.close()
-    if kind_name not in kinds:
-        raise table.fail(f"unknown chip kind {kind_name!r}; known: {', '.join(kinds)}", key)
-    return table.build(lambda: Pool(kind=kinds[kind_name], count=count, status=status))
-
-
-def _flop(table: Table, key: str, known: Catalogue) -> float:
-    if not table.has("model"):
-        return table.number(key)
-    if table.has(key):
-        raise table.fail(f"give either {key!r} or 'model'", "model")
-    model, times = table.text("model"), table.number("times", 1.0)
-    if model not in known.models:
-        raise table.fail(f"unknown model {model!r}", "model")
-    return known.models[model] * times
-
-
-def _rule(table: Table, known: Catalogue) -> Rule:
-    threshold = _flop(table, "threshold_flop", known)
-    evidence = _choice(table, "evidence", Evidence, Evidence.AFTER_THRESHOLD)
-    table.close()
-    return table.build(lambda: Rule(threshold_flop=threshold, evidence=evidence))
-
-
-def _run(table: Table, known: Catalogue) -> Run:
-    flop = _flop(table, "flop", known)
-    name, lab, days = table.text("name"), table.text("lab"), table.number("days")
-    start, utilisation = table.number("start", 0.0), table.number("utilisation", 1.0)
-    table.close()
-    return table.build(lambda: Run(name=name, lab=lab, flop=flop, days=days, start=start, utilisation=utilisation))
-
-
-def _strategy(table: Table) -> Strategy:
-    policies: list[Policy] = []
-    for entry in table.tables("policies", required=False):
-        name = entry.text("policy")
-        policies.append(entry.build(lambda n=name, e=entry: policy_from(n, e.rest())))  # type: ignore[misc]
-    name = table.text("name")
-    table.close()
-    strategy = table.build(lambda: Strategy(name=name, policies=tuple(policies)))
-    table.build(strategy.conduct)
-    return strategy
-
-
-def _rates(table: Table, folder: Path) -> RateBook:
-    measured = {}
-    device = table.text("device", "") or None
-    settings = table.text("settings", "") or None
-    if table.has("table"):
-        path = folder / table.text("table")
-        measured = table.build(lambda: load_rates(path, device=device, settings=settings), "table")
-    elif device or settings:
-        raise table.fail("needs 'table'", "device" if device else "settings")
-    else:
-        table.text("table", "")
-    assumed = table.mapping("assumed")
-    table.close()
-    return table.build(lambda: RateBook(measured=measured, assumed=assumed), "assumed")
-
-
-def _inspection(table: Table) -> tuple[Inspection, bool]:
-    """Return the regime, and whether the file gives its samples."""
-    sampled = table.has("samples")
-    if not sampled and not table.has("confidence"):
-        raise table.fail("give 'samples' or 'confidence'")
-    samples = table.whole("samples", 0)
-    period = table.number("period_days")
-    table.build(lambda: positive("inspection.period_days", period))
-    inspectors, busy = table.number("inspectors", -1.0), table.number("chips_per_inspector_year", _BUSY)
-    if table.has("inspectors") and not inspectors >= 0:
-        raise table.fail(f"must be at least 0, got {inspectors!r}", "inspectors")
-    table.build(lambda: positive("inspection.chips_per_inspector_year", busy))
-    capacity = int(inspectors * busy * period / 365) if table.has("inspectors") else None
-    alarm = table.number("loss_alarm") if table.has("loss_alarm") else None
-    values = {
-        "snapshot_rate": table.number("snapshot_rate"),
-        "sampling": _choice(table, "sampling", Sampling, Sampling.POOLED),
-        "replacement": table.switch("replacement", False),
-        "redraw": table.switch("redraw", True),
-        "log": _choice(table, "log", LogSpan, LogSpan.PERIOD),
-        "honest_refusal_rate": table.number("honest_refusal_rate", 0.0),
-        "refusals_allowed": 0 if table.is_text("refusals_allowed") else table.whole("refusals_allowed", 0),
-        "searches": table.switch("searches", False),
-        "loss_rate_per_year": table.number("loss_rate_per_year", 0.0),
-    }
-    table.number("loss_alarm", 0.0)
-    made = table.build(
-        lambda: Inspection(period_days=period, samples=samples, capacity=capacity, loss_alarm=alarm, **values)  # type: ignore[arg-type]
-    )
-    return made, sampled
-
-
-def _wanted(table: Table) -> tuple[float, float]:
-    """Return the wanted confidence, and the chips that keep an inspector busy for a year."""
-    wanted = table.number("confidence", 0.9)
-    table.build(lambda: fraction("inspection.confidence", wanted))
-    return wanted, table.number("chips_per_inspector_year", _BUSY)
-
-
-def _cap(table: Table, given: float | None) -> tuple[float, bool]:
-    """Return the cap on false alarms, and whether tolerated refusals are to be chosen."""
-    cap = table.number("false_alarms", FALSE_ALARMS)
-    table.build(lambda: probability("inspection.false_alarms", cap))
-    if given is not None:
-        probability("false alarms", given)
-    chooses = table.is_text("refusals_allowed")
-    if chooses and table.text("refusals_allowed") != "fewest":
-        raise table.fail("must be a whole number or 'fewest'", "refusals_allowed")
-    return cap if given is None else given, chooses

@@ -16,7 +16,15 @@ from scipy.special import betainc, betaincc
 
 from inspector.probability._logspace import Floats, counts, reals
 
-__all__ = ["FALSE_ALARMS", "fewest_tolerated", "log_tolerated", "within_cap"]
+__all__ = [
+    "FALSE_ALARMS",
+    "expected_cost",
+    "fewest_tolerated",
+    "likelihood_ratio",
+    "log_tolerated",
+    "posterior",
+    "within_cap",
+]
 
 FALSE_ALARMS = 0.01
 """The largest chance of accusing an honest lab that a schedule may have, unless the caller names another."""
@@ -61,3 +69,51 @@ def fewest_tolerated(false_alarm: Callable[[int], float], *, most: int, cap: flo
         middle = (low + high) // 2
         low, high = (low, middle) if within_cap(false_alarm(middle), cap) else (middle, high)
     return high
+
+
+def likelihood_ratio(*, detection: ArrayLike, false_alarm: ArrayLike, accused: bool = True) -> Floats:
+    """Return by what factor a verdict changes the odds of a violation: d/a of an accusation, (1-d)/(1-a) of a pass.
+
+    Infinite where an honest lab never gets that verdict and another may; NaN where nobody does.
+    """
+    caught = reals("detection", detection, low=0, high=1)
+    alarm = reals("false alarm", false_alarm, low=0, high=1)
+    one, other = (caught, alarm) if accused else (1.0 - caught, 1.0 - alarm)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(one / other)[()]
+
+
+def posterior(*, prior: ArrayLike, detection: ArrayLike, false_alarm: ArrayLike, accused: bool = True) -> Floats:
+    """Return the chance of a violation after a verdict, by Bayes' rule; NaN where nobody gets that verdict.
+
+    Args:
+        prior: chance of a violation before the inspection.
+        detection: chance that a violation is accused.
+        false_alarm: chance that an honest lab is.
+        accused: the verdict: an accusation, or a pass.
+    """
+    before = reals("prior", prior, low=0, high=1)
+    caught = reals("detection", detection, low=0, high=1)
+    alarm = reals("false alarm", false_alarm, low=0, high=1)
+    guilty = before * (caught if accused else 1.0 - caught)
+    honest = (1.0 - before) * (alarm if accused else 1.0 - alarm)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(guilty / (guilty + honest))[()]
+
+
+def expected_cost(
+    *, prior: ArrayLike, detection: ArrayLike, false_alarm: ArrayLike, miss: ArrayLike, alarm: ArrayLike
+) -> Floats:
+    """Return prior·(1-d)·miss + (1-prior)·a·alarm, what verdicts cost on average.
+
+    Args:
+        prior, detection, false_alarm: as in ``posterior``.
+        miss: cost of a violation that nobody notices.
+        alarm: cost of an honest lab that is accused, follow-up included; in the same unit.
+    """
+    before = reals("prior", prior, low=0, high=1)
+    missed = 1.0 - reals("detection", detection, low=0, high=1)
+    wrong = reals("false alarm", false_alarm, low=0, high=1)
+    of_miss = reals("cost of a miss", miss, low=0, high=np.inf)
+    of_alarm = reals("cost of an alarm", alarm, low=0, high=np.inf)
+    return np.asarray(before * missed * of_miss + (1.0 - before) * wrong * of_alarm)[()]

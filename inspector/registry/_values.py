@@ -95,7 +95,10 @@ class ChipRecord:
                 f"chip {self.chip}: model {self.model!r:.80} is not at most 64 printable ASCII characters"
             )
         if self.identity and not _IDENTITY.fullmatch(self.identity):
-            raise CallerError(f"chip {self.chip}: identity {self.identity!r:.100} is not a digest (algorithm:hex)")
+            raise CallerError(
+                f"chip {self.chip}: identity {self.identity!r:.100} is not a digest like sha256:HEX, "
+                "64 digits in small letters"
+            )
 
     def leaf(self) -> bytes:
         """The record's bytes in its batch's tree; no field holds a NUL, so no two records share them."""

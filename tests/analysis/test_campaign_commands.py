@@ -11,7 +11,7 @@ import pytest
 
 from analysis.bench import fleet as bench
 from analysis.cli import main
-from analysis.scenarios import open_scenario, ready_scenarios
+from analysis.scenarios import open_regimes, ready_scenarios
 
 SCENARIO = """\
 title = "small"
@@ -68,19 +68,21 @@ def document(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, An
 @pytest.mark.parametrize("engine", ["agents", "counts"])
 def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", small, "--trials", 300, "--seed", 3, "--engine", engine)
-    assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows"}
+    assert set(data) == {"scenario", "engine", "trials", "seed", "confidence", "rows", "uncertain", "draws", "prior"}
     assert (data["engine"], data["trials"], data["seed"]) == (engine, 300, 3)
     assert data["scenario"] == {
-        "title": "small", "days": 60, "periods": 2, "registered_chips": 200, "samples_per_period": 10,
-        "samples_per_year": 122, "inspectors": pytest.approx(0.12166666), "wanted": 0.9, "refusals_allowed": 0,
-        "false_alarm": 0, "false_alarms": 0.01,
+        "title": "small", "threshold_flop": 600.0, "period_days": 30, "snapshot_rate": 0.1, "days": 60, "periods": 2,
+        "registered_chips": 200, "samples_per_period": 10, "samples_per_year": 122,
+        "inspectors": pytest.approx(0.12166666), "wanted": 0.9, "refusals_allowed": 0, "false_alarm": 0,
+        "false_alarms": 0.01,
     }  # fmt: skip
     honest, plain, adaptive = data["rows"]
     assert [row["strategy"] for row in data["rows"]] == ["honest", "plain", "quit"]
     assert set(plain) == {
         "strategy", "detection", "miss", "false_alarm", "excess", "predicted", "predicted_excess", "predicted_log_miss",
         "prediction", "completed", "days_to_detection", "involved_chips", "hidden_chips", "samples_needed",
-        "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies",
+        "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies", "lawful_runs",
+        "band", "posterior",
     }  # fmt: skip
     assert honest["detection"]["value"] == honest["predicted"] == 0
     assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
@@ -119,8 +121,67 @@ def test_honest_figure_and_excess_stand_beside_every_probability(
 
 @pytest.mark.parametrize("name", sorted(ready_scenarios()))
 def test_ready_scenarios_keep_their_cap(name: str) -> None:
-    made = open_scenario(name)
-    assert made.false_alarm() <= made.false_alarms == 0.01
+    for made in open_regimes(name):
+        assert made.false_alarm() <= made.false_alarms == 0.01
+        assert made.source or not made.regime
+
+
+@pytest.mark.parametrize("name", sorted(ready_scenarios().keys() - {"regimes"}))
+def test_theory_lies_inside_the_intervals_of_ready_scenarios(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the default seed and trials, which decide: 40 intervals of 95 % miss two on average."""
+    for row in document(capsys, "campaign", name)["rows"]:
+        if row["predicted"] is not None:
+            assert row["detection"]["low"] <= row["predicted"] <= row["detection"]["high"], row["strategy"]
+
+
+def test_theory_outside_an_interval_is_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "campaign", small, "--trials", 300, "--confidence", 0.001)
+    assert "theory lies outside the interval of 'plain': 1 of 2, where intervals of 0.1 % let 2 do so by chance" in out
+    _, out, _ = run(capsys, "campaign", small, "--trials", 300)
+    assert "lies outside" not in out
+
+
+def test_a_run_at_the_threshold_is_no_violation_and_said_so(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small.write_text(SCENARIO.replace("flop = 1200.0", "flop = 600.0"), encoding="utf-8")
+    row = document(capsys, "campaign", small, "--trials", 50)["rows"][1]
+    assert (row["predicted"], row["lawful_runs"]) == (0, ["r"])
+    _, out, _ = run(capsys, "campaign", small, "--trials", 50)
+    assert "no violation in 'plain': run 'r' spends no more than the 600 FLOP that are allowed" in out
+    small.write_text(SCENARIO.replace("flop = 1200.0", "flop = 601.0"), encoding="utf-8")
+    assert document(capsys, "campaign", small, "--trials", 50)["rows"][1]["lawful_runs"] == []
+
+
+def test_uncertain_numbers_of_a_scenario_give_bands(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = SCENARIO.replace("undeclared-run = 1.0", 'undeclared-run = "0.5/0.7/0.9"')
+    small.write_text(text.replace("flop = 1200.0", 'flop = "triangular(700,1200,8000)"'), encoding="utf-8")
+    data = document(capsys, "campaign", small, "--trials", 50, "--draws", 60)
+    assert data["uncertain"] == {
+        "run[1].flop": "triangular(700,1200,8000)",
+        "detection.assumed.undeclared-run": "0.5/0.7/0.9",
+    }
+    honest, plain, adaptive = data["rows"]
+    assert (honest["band"], data["draws"]) == (None, 60)
+    assert plain["band"]["low"] < plain["band"]["median"] < plain["band"]["high"]
+    assert plain["band"]["possible"] == 1
+    assert adaptive["band"] == {"low": None, "median": None, "high": None, "possible": 0}
+    assert plain["predicted"] == pytest.approx(
+        document(capsys, "campaign", small, "--trials", 9)["rows"][1]["predicted"]
+    )
+    _, out, _ = run(capsys, "campaign", small, "--trials", 50, "--draws", 60)
+    assert "theory over 60 draws of run[1].flop triangular(700,1200,8000), detection" in out
+    small.write_text(SCENARIO.replace("flop = 1200.0", 'flop = "1200/900/8000"'), encoding="utf-8")
+    code, _, err = run(capsys, "campaign", small)
+    assert code == 2
+    assert "small.toml, line 21: run[1].flop: must be a number: 1200/900/8000: numbers must not fall" in err
+
+
+def test_a_band_keeps_the_samples_that_the_medians_need(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An inspectorate does not know what will be drawn, so detection falls below what it is sized for."""
+    text = SCENARIO.replace("samples = 10", "confidence = 0.9").replace("flop = 1200.0", 'flop = "700/1200/3000"')
+    small.write_text(text, encoding="utf-8")
+    row = document(capsys, "campaign", small, "--trials", 9, "--draws", 60)["rows"][1]
+    assert row["predicted"] >= 0.9
+    assert row["band"]["low"] < 0.8 < 0.99 < row["band"]["high"]
 
 
 def test_same_seed_same_answer(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +215,8 @@ def test_figure_holds_command_and_seed(
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", "--list")
     names = [entry["name"] for entry in data["scenarios"]]
-    assert names == ["evasions", "paper-table-1", "real-stocks", "real-stocks-1e25"]
+    assert names == ["evasions", "paper-table-1", "real-stocks", "real-stocks-1e25", "regimes"]
+    assert len(data["scenarios"][-1]["regimes"]) == 6
     code, out, _ = run(capsys, "campaign", "--list")
     assert code == 0
     assert "real-stocks" in out
@@ -226,3 +288,122 @@ def test_benchmark_rows_at_a_small_size() -> None:
     ]  # fmt: skip
     rare = rows[-1]
     assert abs(rare["relative_error"]) < 0.1
+
+
+TWO = """\
+[[regime]]
+name = "few"
+source = "a paper"
+period_days = 30
+samples = 10
+snapshot_rate = 0.1
+inspector_cost = 1000
+fixed_cost = 5
+[[regime]]
+name = "all"
+period_days = 30
+samples = "all"
+snapshot_rate = 0.1
+assumed = { undeclared-run = 0.5 }
+"""
+
+
+@pytest.fixture
+def two(small: Path) -> Path:
+    head, _, rest = SCENARIO.partition("[inspection]")
+    small.write_text(head + TWO + rest[rest.index("[detection]") :], encoding="utf-8")
+    return small
+
+
+def test_regimes_stand_side_by_side(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = document(capsys, "campaign", two, "--trials", 400, "--seed", 2, "--out", tmp_path / "a.svg")
+    assert set(data) == {"scenario", "trials", "seed", "confidence", "uncertain", "regimes"}
+    few, every = data["regimes"]
+    assert (few["samples_per_period"], every["samples_per_period"]) == (10, 200)
+    assert few["cost_per_year"] == pytest.approx(1000 * few["inspectors"] + 5)
+    plain, quits = few["cells"]
+    single = document(capsys, "campaign", two, "--regime", "few", "--trials", 400, "--seed", 2)["rows"]
+    assert plain["detection"] == single[1]["predicted"]
+    assert (plain["exact"], quits["exact"]) == (True, False)
+    assert quits["low"] < quits["detection"] < quits["high"]
+    # A census of 200 chips misses a run on 20 of them only where every look fails.
+    assert every["cells"][0]["detection"] == pytest.approx(1, abs=1e-5)
+    assert few["worst"] == min(few["cells"], key=lambda cell: cell["detection"])
+    assert (tmp_path / "a.svg").stat().st_size > 1000
+    code, out, _ = run(capsys, "campaign", two, "--trials", 400)
+    assert code == 0
+    lines = out.splitlines()
+    assert [line for line in lines if line.startswith("worst case")]
+    assert lines.index(next(line for line in lines if line.startswith("worst"))) > lines.index(
+        next(line for line in lines if line.startswith("quit"))
+    )
+    assert "few: a paper" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words", "message"),
+    [
+        ('name = "all"', 'name = "few"', [], "two regimes are named 'few'"),
+        ("[[regime]]", "[inspection]\nsamples = 1\n[[regime]]", [], "give [inspection] or [[regime]], not both"),
+        ("fixed_cost = 5", "fixed_cost = -5", [], "fixed_cost must be at least 0"),
+        ('samples = "all"', 'samples = "most"', [], "samples: must be a number: 'most' must be NUMBER"),
+        ("samples = 10", "samples = 10\nassumed = { nothing = 0.5 }", [], "nothing"),
+        ("x", "x", ["--regime", "none"], "has no regime 'none'; known: few, all"),
+    ],
+)
+def test_mistakes_in_regimes(
+    old: str, new: str, words: list[str], message: str, two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two.write_text(two.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
+    code, out, err = run(capsys, "campaign", two, "--trials", 9, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_show_prints_a_template_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ready_scenarios():
+        code, out, _ = run(capsys, "campaign", "--show", name)
+        assert code == 0
+        copy = tmp_path / f"{name}.toml"
+        copy.write_text(out, encoding="utf-8")
+        assert open_regimes(str(copy)) == open_regimes(name)
+    code, _, err = run(capsys, "campaign", "--show", "none")
+    assert code == 2
+    assert "no ready scenario 'none'; ready: evasions" in err
+
+
+def test_the_shipped_regimes_differ_where_they_should(capsys: pytest.CaptureFixture[str]) -> None:
+    data = document(capsys, "campaign", "regimes", "--trials", 50)
+    caught = {
+        each["regime"]: {cell["strategy"]: cell["detection"] for cell in each["cells"]} for each in data["regimes"]
+    }
+    assert len(caught) == 6
+    assert caught["sampling after Shavit"]["as planned"] >= 0.9
+    assert set(caught["export control alone"].values()) == {0}
+    assert (
+        caught["treaty with compute cap"]["chips claimed lost"]
+        > 0.99
+        > caught["sampling after Shavit"]["chips claimed lost"]
+    )
+    assert (
+        caught["registry, location checks"]["smuggled chips"] > caught["tamper-proof enclaves"]["smuggled chips"] == 0
+    )
+    assert caught["tamper-proof enclaves"]["weight swap"] >= caught["sampling after Shavit"]["weight swap"]
+
+
+def test_posterior_of_a_stated_prior(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small.write_text(SCENARIO.replace("samples = 10", "samples = 10\nhonest_refusal_rate = 0.02"), encoding="utf-8")
+    data = document(capsys, "campaign", small, "--trials", 50, "--prior", 0.1)
+    honest, plain, adaptive = data["rows"]
+    assert (data["prior"], honest["posterior"]) == (0.1, None)
+    for row, caught in ((plain, plain["predicted"]), (adaptive, adaptive["detection"]["value"])):
+        alarm = row["false_alarm"]
+        assert row["posterior"]["likelihood_ratio"] == pytest.approx(caught / alarm)
+        assert row["posterior"]["accused"] == pytest.approx(0.1 * caught / (0.1 * caught + 0.9 * alarm))
+        assert row["posterior"]["passed"] == pytest.approx(
+            0.1 * (1 - caught) / (0.1 * (1 - caught) + 0.9 * (1 - alarm))
+        )
+    code, out, _ = run(capsys, "campaign", small, "--trials", 50, "--prior", 0.1)
+    assert (code, "with a prior of 0.1, a violation by" in out) == (0, True)
+    assert run(capsys, "campaign", small, "--trials", 50, "--prior", 2)[0] == 2

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from analysis.cli import main
+from analysis.report import tables
+from analysis.scenarios import public_catalogue
+from inspector.probability import detection as closed
 
 KINDS = ("stretch", "chips", "rate", "samples", "time", "cost", "evasion", "leakage")
 
@@ -62,12 +65,15 @@ def test_samples_takes_every_parameter(capsys: pytest.CaptureFixture[str]) -> No
     ("words", "text"),
     [
         ("--flop -1 --chips 1000", "flop must be above 0, not -1"),
+        ("--flop -1e25 --chips 1000", "flop must be above 0, not -1e+25"),
+        ("--flop 1e24 --chips -.5e3", "chips must be above 0, not -500"),
+        ("--flop -inf --chips 1000", "flop must be a finite number, not -inf"),
         ("--flop nan --chips 1000", "flop must be a finite number, not nan"),
         ("--flop 3.14e23 --chips 9", "the run needs 9.95687 chips but the Prover owns 9"),
         ("--flop 3.14e23 --chips 1000 --confidence 1", "confidence must be below 1"),
         ("--flop 3.14e23 --chips 1000 --rate 0", "rate 0: no chip ever takes a snapshot"),
         ("--flop 3.14e23 --chips 1000 --period inf", "period must be a finite number, not inf"),
-        ("--flop many --chips 1000", "argument --flop: invalid float value: 'many'"),
+        ("--flop many --chips 1000", "argument --flop: 'many' must be NUMBER, LOW/MEDIAN/HIGH"),
         ("--chips 1000", "the following arguments are required: --flop"),
     ],
 )
@@ -294,3 +300,188 @@ def test_plan_names_the_bad_line_of_a_site_list(
     file = tmp_path / "sites.csv"
     file.write_text(content)
     assert text in refused(capsys, "plan", "--flop", "2.56e24", "--sites", str(file))
+
+
+def test_closed_evasions_are_those_of_a_campaign(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Whole visits from the run's first day on: a run of 36.5 days meets two, as in a campaign, not 36.5/30."""
+    words = ("curve", "evasion", "--days", "36.5", "--out", str(tmp_path / "a.png"))
+    drawn = run_json(capsys, *words, "--evasion", "declared", "--evasion", "stretch=4", "--evasion", "tamper=0.5")
+    samples = math.ceil(closed.samples_needed(flop=2.56e24, chips=1e5, days=36.5))
+    file = tmp_path / "same.toml"
+    file.write_text(
+        f"""
+title = "same"
+days = 180
+rule = {{ threshold_flop = 1, evidence = "whole-run" }}
+inspection = {{ period_days = 30, samples = {samples}, snapshot_rate = 0.1, replacement = true }}
+detection = {{ assumed = {{ undeclared-run = 1.0, swap-weights = 0.5 }} }}
+kind = [{{ name = "k", flop_per_second = 1e15 }}]
+lab = [{{ name = "L", site = [{{ name = "s", chips = [{{ kind = "k", count = 100000 }}] }}] }}]
+run = [{{ name = "r", lab = "L", flop = 2.56e24, days = 36.5 }}]
+strategy = [
+    {{ name = "as planned" }},
+    {{ name = "longer", policies = [{{ policy = "stretch", factor = 4 }}] }},
+    {{ name = "swap", policies = [{{ policy = "weight-swap" }}] }},
+]
+""",
+        encoding="utf-8",
+    )
+    simulated = run_json(capsys, "campaign", str(file), "--trials", "50")["rows"][1:]
+    assert [row["visits"] for row in drawn["strategies"]] == [2, 5, 2]
+    for one, other in zip(drawn["strategies"], simulated, strict=True):
+        assert one["detection"] == pytest.approx(other["predicted"], abs=2e-3)
+    assert drawn["strategies"][0]["detection"] - drawn["strategies"][0]["eq_1"] > 0.03
+    assert main(list(words)) == 0
+    text = capsys.readouterr().out
+    assert "as declared: caught with probability 0.9421 in 2 visits" in text
+    assert "Spread evenly, as in Eq. 1: as declared 0.90" in text
+
+
+def test_curve_chips_says_which_runs_no_fleet_can_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "a.svg"))
+    message = refused(capsys, "curve", "chips", "--run", "Big=1e30", *out)
+    assert "no run to draw: 'Big' needs 3.171e+07 chips, the largest fleet holds 1e+07" in message
+    assert not (tmp_path / "a.svg").exists()
+    data = run_json(capsys, "curve", "chips", "--run", "Big=1e30", "--run", "PaLM=2.56e24", *out)
+    assert data["left_out"] == ["Big"]
+    assert [line["name"] for line in data["series"]] == ["PaLM (2.56e+24 FLOP)"]
+
+
+def test_sites_have_whole_chips(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    message = "chips of site 'a' must be a whole number, not 100000.7"
+    assert message in refused(capsys, "plan", "--flop", "1e25", "--site", "a=100000.7")
+    file = tmp_path / "sites.csv"
+    file.write_text("name,chips\na,100000.7\n", encoding="utf-8")
+    assert message in refused(capsys, "plan", "--flop", "1e25", "--sites", str(file))
+
+
+def test_stocks_have_one_name_in_tables_plans_and_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
+    named = tables.holder_names()
+    catalogue = public_catalogue()
+    assert set(catalogue.stocks) >= {(holder, month) for holder, month in named}
+    assert all(
+        catalogue.stocks[name, month] == catalogue.stocks[holder, month] for (holder, month), name in named.items()
+    )
+    assert main(["table"]) == 0
+    (head,) = [line for line in capsys.readouterr().out.splitlines() if "published" in line]
+    for name in ("Google", "China", "World (sold)"):
+        assert name in head
+        assert (name, "2025-12") in catalogue.stocks
+    assert {name for name, _ in tables.owners_today()} - {"everybody else"} <= {name for name, _ in catalogue.stocks}
+
+
+UNCERTAIN_RUN = ("--flop", "1e25/2e25/5e25", "--chips", "1e5", "--rate", "triangular(0.05,0.1,0.3)")
+
+
+def test_samples_of_uncertain_inputs_are_bands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    exact = run_json(capsys, "samples", "--flop", "2e25", "--chips", "1e5")
+    data = run_json(capsys, "samples", *UNCERTAIN_RUN, "--out", str(tmp_path / "a.svg"))
+    assert "bands" not in exact
+    assert data["inputs"] == {
+        "flop": "1e+25/2e+25/5e+25", "chips": "assumed", "days": "assumed", "period": "chosen",
+        "rate": "triangular(0.05,0.1,0.3)", "confidence": "chosen", "flop_per_day": "assumed",
+    }  # fmt: skip
+    # Samples fall with the run's size, and a little with the rate, so their 5 % belongs to a run of about 5e25.
+    band = data["bands"]["per_year"]
+    assert band["low"] == pytest.approx(153, rel=0.05)
+    assert band["median"] == pytest.approx(exact["per_year"], rel=0.05)
+    assert band["high"] == pytest.approx(750, rel=0.05)
+    assert band["possible"] == 1
+    assert [row["parameter"] for row in data["tornado"]] == ["flop", "rate"]
+    assert data["tornado"][0]["low"] > exact["per_year"] > data["tornado"][0]["high"]
+    assert [row["parameter"] for row in data["sobol"]] == ["flop", "rate"]
+    assert sum(row["first"] for row in data["sobol"]) == pytest.approx(1, abs=0.05)
+    assert (tmp_path / "a.svg").stat().st_size > 1000
+    assert main(["samples", *UNCERTAIN_RUN]) == 0
+    text = capsys.readouterr().out
+    assert "assumed: days, chips" in text or "assumed: chips, days, flop_per_day; chosen: period, confidence" in text
+    assert "no input is uncertain" in refused(
+        capsys, "samples", "--flop", "1e25", "--chips", "1e5", "--out", str(tmp_path / "b.svg")
+    )
+    assert "a range has three numbers" in refused(capsys, "samples", "--flop", "1e25/2e25", "--chips", "1e5")
+
+
+def test_draws_in_which_the_chips_are_too_few_have_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "samples", "--flop", "table(1e25:3,1e28:1)", "--chips", "1e5", "--draws", "1000")
+    assert data["bands"]["per_year"]["possible"] == 0.75
+    assert data["bands"]["chips_needed"]["possible"] == 1
+    assert data["sobol"] is None
+    assert "25 % of the draws have no answer" in data["sobol_reason"]
+
+
+def test_table_gives_bands_where_sources_state_a_range(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "table", "--bands", "--since", "2023-01", "--draws", "10000")
+    models = {model["model"]: model for model in data["today"]["models"]}
+    for name, model in models.items():
+        for cell in model["cells"]:
+            stated = name == "GPT-4" or cell["holder"].partition(" (")[0] in (
+                "CoreWeave", "Google DeepMind", "OpenAI", "Anthropic"
+            )  # fmt: skip
+            assert (cell["band"]["low"] < cell["band"]["high"]) == stated, (name, cell["holder"])
+            assert cell["band"]["median"] == pytest.approx(cell["per_year"], rel=0.1)
+    assert models["GPT-4"]["training_flop_low"] == 8.2e24
+    assert data["table_1"][0]["cells"][0]["band"] == {"low": 243, "median": 243, "high": 243, "possible": 1}
+    assert main(["table", "--bands", "--since", "2023-03"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"GPT-4 +2023-03 +estimated +yes +8.2e\+24 to 4.4e\+25", text)
+    assert re.search(r"PaLM-2 +2023-05 +estimated +yes +assumed", text)
+    assert run_json(capsys, "table")["draws"] is None
+
+
+def test_plan_of_uncertain_inputs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = (
+        "plan",
+        "--flop",
+        "1e25/2e25/4e25",
+        "--site",
+        "a=uniform(5e4,1e5)",
+        "--periods",
+        "30",
+        "--evasion",
+        "declared",
+    )
+    data = run_json(capsys, *words, "--draws", "20", "--out", str(tmp_path / "a.svg"))
+    assert data["bands"]["work"]["low"] < data["work"] < data["bands"]["work"]["high"]
+    assert data["bands"]["detection"]["low"] < data["detection"] < data["bands"]["detection"]["high"]
+    assert [row["parameter"] for row in data["tornado"]] == ["flop", "chips of a"]
+    assert (data["sobol"], data["inputs"]["rate"]) == (None, "assumed")
+    assert (tmp_path / "a.svg").exists()
+    assert main([*words, "--draws", "20"]) == 0
+    assert "The plan above, which is for the medians, detects in 1,000 draws with" in capsys.readouterr().out
+    assert "--sensitivity halves" in refused(capsys, *words, "--sensitivity")
+
+
+def test_curves_of_uncertain_inputs_have_bands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.svg"
+    exact = run_json(capsys, "curve", "chips", "--run", "r=2e25", "--out", str(file))
+    size = file.stat().st_size
+    data = run_json(capsys, "curve", "chips", "--run", "r=1e25/2e25/5e25", "--out", str(file))
+    assert data["series"][0]["y"] == exact["series"][0]["y"]  # the line is at the medians
+    assert file.stat().st_size > size
+    run_json(capsys, "curve", "rate", "--flop", "1e25/2e25/5e25", "--days", "uniform(90,365)", "--out", str(file))
+    assert file.stat().st_size > size
+
+
+def test_alarms_say_what_an_accusation_means(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("alarms", "--flop", "2.56e24", "--chips", "1e5", "--refusals", "1e-4", "--prior", "0.05")
+    data = run_json(capsys, *words, "--cost-miss", "10", "--out", str(tmp_path / "roc.svg"))
+    assert [row["tolerated"] for row in data["rows"]] == list(range(len(data["rows"])))
+    for one, other in zip(data["rows"], data["rows"][1:], strict=False):
+        assert other["false_alarm"] < one["false_alarm"]
+        assert other["detection"] <= one["detection"] + 1e-9
+    for row in data["rows"]:
+        odds = 0.05 / 0.95 * row["likelihood_ratio"]
+        assert row["posterior"] == pytest.approx(odds / (1 + odds))
+        assert row["pass_posterior"] < 0.05 < row["posterior"]
+        cost = 0.05 * (1 - row["detection"]) * 10 + 0.95 * row["false_alarm"]
+        assert row["expected_cost"] == pytest.approx(cost)
+    assert data["rows"][data["best"]]["expected_cost"] == min(row["expected_cost"] for row in data["rows"])
+    dear = run_json(capsys, *words, "--cost-alarm", "1000")
+    assert dear["best"] > data["best"] or data["best"] == len(data["rows"]) - 1
+    assert main([*words]) == 0
+    assert "factor on the odds of a violation" in capsys.readouterr().out
+    assert "--samples must be between 1" in refused(capsys, *words, "--samples", "0")
+    assert "prior must be" in refused(capsys, *words, "--prior", "2")
+    never = run_json(capsys, *words[:-4], "--refusals", "0", "--prior", "0.05")
+    assert never["rows"][0]["likelihood_ratio"] is None
+    assert never["rows"][0]["posterior"] == 1

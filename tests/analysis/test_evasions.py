@@ -41,9 +41,27 @@ def test_closed_forms_are_those_of_simulated_draws():
     assert Scene(rate=Fraction(1)).snapshots(2, 2) == 1
 
 
+TOLD: list[tuple[int, int, str]] = []
+
+
 @pytest.fixture(scope="module")
 def rows():
-    return evasions.run(lies=["under-reported-flop", "run-old-firmware"], trials=2, samples=6)
+    return evasions.run(
+        lies=["under-reported-flop", "run-old-firmware"],
+        trials=2,
+        samples=6,
+        progress=lambda *told: TOLD.append(told),
+    )
+
+
+def test_progress_is_told_before_each_world(rows):
+    assert TOLD == [
+        (0, 4, "under-reported-flop"),
+        (1, 4, "under-reported-flop"),
+        (2, 4, "run-old-firmware"),
+        (3, 4, "run-old-firmware"),
+        (4, 4, ""),
+    ]
 
 
 def test_lies_are_told_and_caught(rows, tmp_path):
@@ -59,8 +77,14 @@ def test_lies_are_told_and_caught(rows, tmp_path):
         "run-old-firmware": (2, 2),
     }
     evasions.write(rows, tmp_path / "rows.json")
-    assert json.loads((tmp_path / "rows.json").read_text())["rows"] == rows
-    assert "2 of 2      1.00       1.00" in evasions.table(rows)[1]
+    written = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [{name: row[name] for name in row if name != "commit"} for row in written] == rows
+    lines = evasions.table(rows)
+    assert "2 of 2      1.00       1.00 0.00 to 1.00" in lines[1]
+    level = 100 - 0.1 / len(PREDICTIONS)
+    text = f"each interval holds with {level:.6g} %, so all {len(PREDICTIONS)} lies' with 99.9%"
+    assert text in lines
+    assert {row["confidence"] for row in rows} == {1 - 1e-3 / len(PREDICTIONS)}
 
 
 def test_a_wrong_prediction_is_called_wrong(monkeypatch):

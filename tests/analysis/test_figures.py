@@ -86,6 +86,17 @@ def test_lines_are_told_apart_without_colour() -> None:
     assert len(set(style.HATCHES)) == len(style.HATCHES)
 
 
+def test_no_two_lines_of_a_figure_look_alike() -> None:
+    looks = {(str(look["linestyle"]), look["marker"]) for look in map(style.line, range(36))}
+    assert len(looks) == 36
+    with pytest.raises(CallerError, match="36 lines apart, not 37"):
+        style.line(36)
+    drawn = axes()
+    figures.stretch_figure(drawn, shares=[0.01 * n for n in range(1, 9)], confidence=0.5)
+    assert len({(str(line.get_linestyle()), line.get_marker(), line.get_color()) for line in drawn.lines}) == 8
+    assert "hardly" not in drawn.get_title(loc="left")
+
+
 def test_pyplot_and_its_settings_stay_out(tmp_path: Path) -> None:
     code = (
         "import sys, matplotlib as m; read = lambda: {k: m.rcParams[k] for k in m.rcParams if k != 'backend'}; "
@@ -136,7 +147,8 @@ def test_detection_curve_of_a_large_fleet_shows_where_it_saturates() -> None:
 def test_stretch_figure_draws_figure_2() -> None:
     drawn = axes()
     figures.stretch_figure(drawn)
-    x, y = lines_of(drawn)["b = 0.2"]
+    (name,) = [name for name in lines_of(drawn) if name.startswith("b = 0.2 ")]
+    x, y = lines_of(drawn)[name]
     assert (x[0], x[-1]) == (1, 100)
     assert round(float(y[-1]), 4) == 0.9703
 
@@ -145,7 +157,9 @@ def test_chips_figure_starts_where_the_run_fits() -> None:
     drawn = axes()
     figures.chips_figure(drawn, flops={"big": 1.27e26, "impossible": 1e30})
     lines = {name: line for name, line in lines_of(drawn).items() if not name.startswith("_")}
-    assert list(lines) == ["big (1.27e+26 FLOP)"]
+    assert list(lines) == ["big (1.27e+26 FLOP)", "impossible needs 3.17e+07 chips: left out"]
+    with pytest.raises(CallerError, match="no run to draw: 'impossible' needs"):
+        figures.chips_figure(drawn, flops={"impossible": 1e30})
     assert lines["big (1.27e+26 FLOP)"][0][0] == 4028
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -19,7 +20,7 @@ from analysis.montecarlo import (
     estimate_rare_miss,
     run_campaign,
 )
-from analysis.scenarios import open_scenario, public_catalogue, ready_scenarios
+from analysis.scenarios import open_regimes, open_scenario, public_catalogue, ready_scenarios
 from firmware_sim.errors import CallerError
 from inspector.campaign import (
     Evidence,
@@ -286,15 +287,27 @@ def test_engines_give_the_same_campaign() -> None:
 
 @pytest.mark.parametrize("name", sorted(ready_scenarios()))
 def test_ready_scenarios_agree_with_theory(name: str) -> None:
-    """40 rows at most in all: 1e-3/40 each by Bonferroni."""
-    made = open_scenario(name)
-    for row in run_campaign(made, 4000, 1, confidence=1 - 1e-3 / 40):
-        truth = row.predicted.detection
-        if truth is not None:
-            assert row.detection.low <= truth <= row.detection.high
-        else:
-            assert row.predicted.reason.startswith("none: ")
-        assert row.detection.value + row.completed <= 1 + 1e-9 or row.name == "honest"
+    """50 rows at most in all: 1e-3/50 each by Bonferroni. Of several regimes the first."""
+    for made in open_regimes(name)[:1]:
+        for row in run_campaign(made, 4000, 1, confidence=1 - 1e-3 / 50):
+            truth = row.predicted.detection
+            if truth is not None:
+                assert row.detection.low <= truth <= row.detection.high
+            else:
+                assert row.predicted.reason.startswith("none: ")
+            # What splitting found and what plain trials completed are different samples.
+            if row.detection.method == "plain" and row.name != "honest":
+                assert row.detection.value + row.completed <= 1 + 1e-9
+
+
+def test_an_escape_that_no_float_holds_is_left_to_plain_trials() -> None:
+    """A census of a million chips: splitting would cut each of its draws into thousands of parts."""
+    (made,) = [each for each in open_regimes("regimes") if each.regime == "tamper-proof enclaves"]
+    made = dataclasses.replace(made, strategies=made.strategies[:1])
+    _, planned = run_campaign(made, 50, 1)
+    assert planned.predicted.log_miss is not None
+    assert planned.predicted.log_miss < -1e4
+    assert (planned.miss.method, planned.miss.value) == ("plain", 0)
 
 
 def test_the_real_stocks_are_those_of_the_shipped_table() -> None:

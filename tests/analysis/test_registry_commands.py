@@ -49,6 +49,12 @@ class Shell:
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
 
+    def help(self, *words: str) -> str:
+        """What ``--help`` prints."""
+        with pytest.raises(SystemExit):
+            main(["registry", *words, "--help"])
+        return self.capsys.readouterr().out
+
 
 @pytest.fixture
 def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
@@ -144,7 +150,9 @@ def test_a_clone_shown_at_a_census(shell: Shell) -> None:
     shell.run(f"census draw r.db --sample 2 --owner a --inspector eye --key eye.key {WRITES}")
     same = f"sha256:{'ab' * 32}"
     shell.write("answers.csv", f"chip,observed,identity\nd-0,d-0,{same}\nd-1,d-1,{same}\n")
-    found = shell.json(f"census record r.db --census 1 --answers answers.csv --inspector eye --key eye.key {WRITES}")
+    found = shell.json(
+        f"census record r.db --census 1 --answers answers.csv --inspector eye --key eye.key {WRITES}", code=1
+    )
     assert found["present"] == 1
     assert found["missing"] == [{"chip": "d-1", "holder": "a", "observed": "d-0"}]
 
@@ -190,7 +198,9 @@ def test_census(shell: Shell) -> None:
     }
     assert (shell.folder / "drawn.csv").read_text().splitlines()[0] == "chip,holder"
     shell.write("answers.csv", "chip,observed\nc-1,c-7\n" + "".join(f"c-{n},c-{n}\n" for n in range(2, 7)))
-    outcome = shell.json(f"census record r.db --census 1 --answers answers.csv --inspector eye --key eye.key {WRITES}")
+    outcome = shell.json(
+        f"census record r.db --census 1 --answers answers.csv --inspector eye --key eye.key {WRITES}", code=1
+    )
     assert outcome["present"] == 5
     assert {(row["chip"], row["holder"], row["observed"]) for row in outcome["missing"]} == {
         ("c-0", "a", ""), ("c-1", "a", "c-7"), ("c-7", "fab", ""), ("c-8", "fab", ""), ("c-9", "fab", ""),
@@ -205,6 +215,22 @@ def test_census(shell: Shell) -> None:
         f"census draw r.db --sample 1 --inspector eye --key eye.key --out drawn.csv {WRITES}", code=2
     )
     assert shell.json("show r.db")["events"] == 5 + 1 + 1 + 1 + 1 + 1
+
+
+def test_a_census_that_misses_nothing_exits_with_0(shell: Shell) -> None:
+    shell.run(f"census draw r.db --sample 10 --inspector eye --key eye.key {WRITES}")
+    shell.write("answers.csv", "chip,observed\n" + "".join(f"c-{n},c-{n}\n" for n in range(10)))
+    outcome = shell.json(f"census record r.db --census 1 --answers answers.csv --inspector eye --key eye.key {WRITES}")
+    assert (outcome["present"], outcome["missing"]) == (10, [])
+    assert "exit 1 if any are missing" in " ".join(shell.help("census", "record").split())
+
+
+def test_import_tells_the_form_of_an_identity(shell: Shell) -> None:
+    text = " ".join(shell.help("import").split())
+    assert "as sha256:HEX with 64 digits in small letters" in text
+    shell.write("more.csv", f"chip,identity\nd-0,{'ab' * 32}\n")
+    refused = shell.run(f"import r.db more.csv --maker fab --key fab.key {WRITES}", code=1)
+    assert "is not a digest like sha256:HEX, 64 digits in small letters" in refused
 
 
 def test_answers_are_refused_by_line(shell: Shell) -> None:
@@ -273,6 +299,9 @@ def test_leakage(shell: Shell) -> None:
     )
     [row] = shell.json("leakage --registry r.db --census 5 --diverted 1 --months 1")["rows"]
     assert row["unseen"] == pytest.approx(0.5)
+    far = "leakage --fleet 1000000 --census 100000 --diverted 10000 --months 12"
+    assert shell.run(far).split()[-1] == "8.825e-5521"
+    assert shell.json(far)["rows"][0]["log_unseen"] == pytest.approx(-12710.39, abs=0.01)
     assert "exceed the fleet" in shell.run("leakage --fleet 7 --census 8 --diverted 2 --months 1", code=2)
     assert "months" in shell.run("leakage --fleet 7 --census 3 --diverted 2 --months nan", code=2)
 

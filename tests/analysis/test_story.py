@@ -58,3 +58,12 @@ def test_story_names_no_place_on_a_machine() -> None:
     assert "/home/" not in text
     assert "/root/" not in text
     assert "/tmp/" not in text
+
+
+def test_story_promises_what_the_planner_does() -> None:
+    """Only work beyond H incriminates, so a plan for H = 1e26 catches runs of 2e26; ``plan`` says so too."""
+    notebook = nbformat.read(STORY, as_version=4)
+    (cell,) = [cell for cell in notebook.cells if "problem = Problem(" in cell.source]
+    assert "flop=1e26" in cell.source
+    assert any("a run of 2e+26 FLOP or more:" in text for text in printed(notebook))
+    assert "no run of 1e26 FLOP unnoticed" not in STORY.read_text(encoding="utf-8")

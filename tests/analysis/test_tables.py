@@ -7,6 +7,7 @@ from importlib import resources
 
 import pytest
 
+from analysis import public_data
 from analysis.report import tables
 from firmware_sim.errors import CallerError
 
@@ -98,7 +99,7 @@ def test_a_damaged_file_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: objec
 
         return File()
 
-    monkeypatch.setattr(tables.resources, "files", broken)
+    monkeypatch.setattr(public_data.resources, "files", broken)
     with pytest.raises(CallerError, match=r"stocks\.csv is damaged"):
         tables.stocks()
 

@@ -43,6 +43,7 @@ from inspector.campaign import (
 )
 from inspector.campaign.plan import Stratum, Urn
 from inspector.probability import detection as closed
+from inspector.probability.alarms import posterior
 
 FALSE_ALARM = 1e-3
 COUNTS_TRIALS, AGENTS_TRIALS = 40_000, 3_000
@@ -66,7 +67,7 @@ class Case:
     hidden: tuple[tuple[Status, int], ...] = ()
     speeds: tuple[float, ...] = (1.0,)
 
-    def plan(self) -> Plan:
+    def fleet(self) -> Fleet:
         labs = []
         for number in range(self.labs):
             share = self.chips // len(self.speeds)
@@ -80,13 +81,21 @@ class Case:
             if number == 0:
                 pools += [Pool(kind=KIND, count=count, status=status) for status, count in self.hidden]
             labs.append(Lab(name=f"lab {number}", sites=(Site(name="site", pools=tuple(pools)),)))
-        regime = {"period_days": 30.0, "samples": 3, "snapshot_rate": 0.1, **dict(self.regime)}
+        return Fleet(labs=tuple(labs))
+
+    def inspection(self) -> Inspection:
+        return Inspection(**{"period_days": 30.0, "samples": 3, "snapshot_rate": 0.1, **dict(self.regime)})
+
+    def honest(self) -> Plan:
+        return honest_plan(self.fleet(), self.inspection(), days=self.horizon)
+
+    def plan(self) -> Plan:
         flop = self.used * self.days
         return make_plan(
-            Fleet(labs=tuple(labs)),
+            self.fleet(),
             [Run(name="run", lab="lab 0", flop=flop, days=self.days, start=self.start)],
             Rule(threshold_flop=flop / 2, evidence=self.evidence),
-            Inspection(**regime),
+            self.inspection(),
             Strategy(name="strategy", policies=tuple(policy_from(name, dict(p)) for name, p in self.policies)),
             RateBook(assumed=dict(self.rates)),
             days=self.horizon,
@@ -259,7 +268,20 @@ def test_closed_form_inside_interval(name: str, engine: str, request: pytest.Fix
     plan = EXACT[name].plan()
     probability = predict(plan).detection
     assert probability is not None
-    agrees(engine, plan, request.node.name, probability)
+    successes, trials = caught(engine, plan, request.node.name)
+    low, high = clopper_pearson(successes, trials, CONFIDENCE)
+    assert low <= probability <= high, (successes / trials, probability, low, high)
+    # Excess and posterior rise with detection, so they agree on the same terms.
+    alarm = predict(EXACT[name].honest()).detection
+    assert alarm is not None
+    assert low - alarm <= probability - alarm <= high - alarm
+    for accused, (one, other) in ((True, (low, high)), (False, (high, low))):
+        after = [
+            posterior(prior=0.05, detection=each, false_alarm=alarm, accused=accused)
+            for each in (one, probability, other)
+        ]
+        known = [each for each in after if not np.isnan(each)]
+        assert known == sorted(known)
 
 
 BY_HAND = {

@@ -113,6 +113,9 @@ def test_a_good_file(tmp_path: Path) -> None:
 MISTAKES: dict[str, tuple[str, str, str, str]] = {
     # name: (old text, new text, word on the line to be named, part of the message)
     "unknown top key": ("days = 120\ndesc", "days = 120\ntrails = 5\ndesc", "trails", "trails: unknown key; known:"),
+    "undeclared site, no search": (
+        'name = "south"', 'name = "south"\ndeclared = false', "declared = ", "needs 'searches = true' in [inspection]"
+    ),
     "unknown rule key": ("evidence =", "proof =", "proof =", "rule.proof: unknown key"),
     "unknown inspection key": ("samples = 4", "samples = 4\nsmpl = 5", "smpl = 5", "inspection.smpl: unknown key"),
     "unknown chip key": ("count = 80 }", "count = 80, hue = 1 }", "hue", "lab[1].site[1].chips[1].hue: unknown"),
@@ -146,11 +149,11 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {
     "unknown lie": ('"swap-weights" = 0.5', '"swap" = 0.5', '"swap" =', "unknown lie 'swap'; there are"),
     "rate above 1": ("undeclared-run = 1.0", "undeclared-run = 1.5", "undeclared-run", "between 0 and 1"),
     "twin strategies": ('name = "swap"', 'name = "plain" # twin', "# twin", "two strategies are named 'plain'"),
-    "unknown model": ("flop = 2400.0", 'model = "GPT-9"', "GPT-9", "unknown model 'GPT-9'"),
+    "unknown model": ("flop = 2400.0", 'model = "GPT-9"', "GPT-9", "unknown model 'GPT-9'; known: none"),
     "model and flop": ("flop = 2400.0", 'flop = 2400.0\nmodel = "Big"', "Big", "either 'flop' or 'model'"),
     "unknown stock": (
         'kind = "unit"\ncount = 20\n\n[[run', 'stock = "Nobody"\nas_of = "2025-12"\n\n[[run',
-        "Nobody", "no public stock",
+        "Nobody", "no public stock of 'Nobody' at '2025-12'; no stock of that month; known: none",
     ),
     "confidence 1": ("samples = 4", "confidence = 1.0", "confidence", "strictly between 0 and 1"),
     "out of reach": (
@@ -356,3 +359,23 @@ def test_a_rate_is_measured_or_assumed_not_both(tmp_path: Path) -> None:
         load_scenario(write(tmp_path, text))
     scenario = load_scenario(write(tmp_path, text.replace(', "swap-weights" = 0.5', "")))
     assert scenario.rates.rate("swap-weights") == 0.95
+
+
+def test_what_the_catalogue_lacks_is_listed(tmp_path: Path) -> None:
+    for holder, month, message in (
+        ("Nobody", "2025-12", "no public stock of 'Nobody' at '2025-12'; known: Owner"),
+        ("Owner", "2025-11", "no stock of that month; known: 2025-12"),
+    ):
+        text = GOOD.replace('kind = "unit"\ncount = 20\n', f'stock = "{holder}"\nas_of = "{month}"\n')
+        with pytest.raises(ScenarioError, match=message):
+            load_scenario(write(tmp_path, text), CATALOGUE)
+    with pytest.raises(ScenarioError, match="unknown model 'GPT-9'; known: Big"):
+        load_scenario(write(tmp_path, GOOD.replace("flop = 2400.0", 'model = "GPT-9"')), CATALOGUE)
+
+
+def test_a_site_may_be_undeclared_where_sites_are_searched(tmp_path: Path) -> None:
+    text = GOOD.replace("samples = 4", "samples = 4\nsearches = true")
+    text = text.replace('name = "south"', 'name = "south"\ndeclared = false').replace(
+        'kind = "unit"\ncount = 20\n', 'kind = "unit"\ncount = 20\nstatus = "undeclared"\n'
+    )
+    assert [site.declared for site in load_scenario(write(tmp_path, text)).fleet.labs[0].sites] == [True, False]

@@ -1,0 +1,163 @@
+"""``campaign`` with several regimes: one table and one figure of detection, delay, cost and alarms."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import finish
+
+if TYPE_CHECKING:
+    from analysis.regimes import RegimeResult
+    from inspector.campaign import Scenario
+
+__all__ = ["KEYS", "columns_of", "side_by_side"]
+
+KEYS = """
+With several regimes and no --regime: scenario (title, threshold_flop, days, wanted), trials, seed, confidence, and
+regimes, a list of regime, source, samples_per_period, period_days, samples_per_year, inspectors, cost_per_year (0 where
+the file names no cost), false_alarm (an honest world is accused over the same days), cells (strategy, detection, low,
+high, exact: a closed form, else simulated with its interval; delay: median day of detection or null), worst (the
+strategy with the least detection).
+"""
+
+_TRIALS = 2_000
+"""A cell's detection is a closed form in most regimes, so that its trials only give the delay."""
+
+
+def side_by_side(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -> int:
+    """Print all regimes of a scenario file, and draw them if a figure is wanted."""
+    from tqdm import tqdm
+
+    from analysis.montecarlo import Engine
+    from analysis.regimes import compare
+
+    trials = _TRIALS if arguments.trials is None else arguments.trials
+    total = len(scenarios) * len(scenarios[0].strategies)
+    with tqdm(total=total, unit="cell", disable=not sys.stderr.isatty(), leave=False) as bar:
+        results = compare(
+            scenarios,
+            trials,
+            arguments.seed,
+            engine=Engine(arguments.engine),
+            confidence=arguments.confidence,
+            progress=bar.update,
+        )
+    if arguments.out is not None:
+        _draw(arguments, results, trials)
+    data = _document(arguments, results, trials)
+    return finish(arguments, data, _lines(data))
+
+
+def _document(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials: int) -> dict[str, Any]:
+    import dataclasses
+    import math
+
+    first = results[0].scenario
+    regimes = []
+    for result in results:
+        scenario, inspection = result.scenario, result.scenario.inspection
+        samples = inspection.samples_done()
+        regimes.append(
+            {
+                "regime": scenario.regime,
+                "source": scenario.source,
+                "samples_per_period": samples,
+                "period_days": inspection.period_days,
+                "samples_per_year": math.ceil(samples * 365 / inspection.period_days),
+                "inspectors": scenario.inspectors(samples),
+                "cost_per_year": scenario.cost_per_year(),
+                "false_alarm": scenario.false_alarm(),
+                "cells": [dataclasses.asdict(cell) for cell in result.cells],
+                "worst": dataclasses.asdict(result.worst),
+            }
+        )
+    return {
+        "scenario": {
+            "title": first.title,
+            "threshold_flop": first.rule.threshold_flop,
+            "days": first.days,
+            "wanted": first.wanted,
+        },
+        "trials": trials,
+        "seed": arguments.seed,
+        "confidence": arguments.confidence,
+        "uncertain": {name: str(each) for name, each in first.uncertain.items()},
+        "regimes": regimes,
+    }
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    from analysis.report.tables import aligned
+
+    regimes = data["regimes"]
+    rows = [["caught, median day", *(each["regime"] for each in regimes)]]
+    for place, cell in enumerate(regimes[0]["cells"]):
+        rows.append([cell["strategy"], *(_cell(each["cells"][place]) for each in regimes)])
+    rows += [
+        ["worst case", *(_cell(each["worst"]) for each in regimes)],
+        ["  by", *(each["worst"]["strategy"] for each in regimes)],
+        ["honest labs accused", *(f"{each['false_alarm']:.4f}" for each in regimes)],
+        ["chips inspected a year", *(f"{each['samples_per_year']:,}" for each in regimes)],
+        ["inspectors", *(f"{each['inspectors']:.2f}" for each in regimes)],
+        ["cost a year", *(f"{each['cost_per_year']:,.0f}" for each in regimes)],
+    ]
+    about = data["scenario"]
+    lines = [
+        about["title"],
+        f"runs above {about['threshold_flop']:.3g} FLOP, over {about['days']:g} days; detection is a closed form but "
+        f"where marked ~ (simulated); days from {data['trials']:,} trials a cell, seed {data['seed']}",
+        "",
+        *aligned(rows),
+        "",
+        *(f"{each['regime']}: {each['source']}" for each in regimes if each["source"]),
+        "Detection rates and costs are the file's assumptions: campaign --show NAME prints them.",
+    ]
+    if data["uncertain"]:
+        lines.append(f"Taken at their medians: {', '.join(data['uncertain'])}; --regime NAME gives bands.")
+    return lines
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    day = "never" if cell["delay"] is None else f"day {cell['delay']:g}"
+    return f"{'' if cell['exact'] else '~'}{cell['detection']:.3f}, {day}"
+
+
+def _draw(arguments: argparse.Namespace, results: Sequence[RegimeResult], trials: int) -> None:
+    from analysis.report.figures import Origin, regimes_figure
+
+    options = [("--trials", trials), ("--seed", arguments.seed), ("--engine", arguments.engine)]
+    if arguments.false_alarms is not None:
+        options.append(("--false-alarms", arguments.false_alarms))
+    words = [str(word) for option in options for word in option]
+    regimes_figure(
+        arguments.out,
+        **columns_of(results),
+        title=results[0].scenario.title,
+        origin=Origin(command=shlex.join(["chipwitness", "campaign", arguments.scenario, *words]), seed=arguments.seed),
+    )
+
+
+def columns_of(results: Sequence[RegimeResult]) -> dict[str, Any]:
+    """Return what ``regimes_figure`` draws of the results."""
+    from analysis.report.figures import RegimeColumn
+    from analysis.report.style import setting
+
+    first = results[0].scenario
+    columns = [
+        RegimeColumn(
+            name=result.scenario.regime,
+            detections=tuple(cell.detection for cell in result.cells),
+            delays=tuple(cell.delay for cell in result.cells),
+            worst=result.cells.index(result.worst),
+            false_alarm=result.scenario.false_alarm(),
+            inspectors=result.scenario.inspectors(result.scenario.inspection.samples_done()),
+            cost=result.scenario.cost_per_year(),
+        )
+        for result in results
+    ]
+    note = setting(flop=first.rule.threshold_flop, chips=first.fleet.registered(), days=first.days)
+    return {"strategies": [cell.strategy for cell in results[0].cells], "columns": columns, "note": note}

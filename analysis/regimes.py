@@ -1,0 +1,98 @@
+"""Regimes side by side: what each catches, how late, at what cost, and how often it accuses honest labs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator, Philox
+
+from analysis.montecarlo import Engine, simulate
+from firmware_sim.errors import CallerError
+from inspector.campaign import Scenario, clopper_pearson, predict
+from inspector.campaign.checks import fraction, whole
+
+__all__ = ["RegimeCell", "RegimeResult", "compare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimeCell:
+    """One strategy under one regime.
+
+    Attributes:
+        detection: the closed form where ``exact``, else simulated.
+        low, high: interval of a simulated detection; the closed form itself where there is one.
+        delay: median day of detection among caught trials; None if none was caught.
+    """
+
+    strategy: str
+    detection: float
+    low: float
+    high: float
+    exact: bool
+    delay: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimeResult:
+    """One regime against every strategy, in the file's order."""
+
+    scenario: Scenario
+    cells: tuple[RegimeCell, ...]
+
+    @property
+    def worst(self) -> RegimeCell:
+        """The strategy with the least detection; of equals, the one that is found last."""
+        return min(self.cells, key=lambda cell: (cell.detection, -(cell.delay or float("inf"))))
+
+
+def compare(
+    scenarios: Sequence[Scenario],
+    trials: int,
+    seed: int,
+    *,
+    engine: Engine = Engine.COUNTS,
+    confidence: float = 0.95,
+    progress: Callable[[int], object] = lambda done: None,
+) -> list[RegimeResult]:
+    """Return every strategy under every regime: closed forms where they exist, delays from simulation.
+
+    Args:
+        scenarios: the regimes; their strategies must be the same.
+        trials: campaigns that each cell plays, with the same random numbers in every regime.
+        seed: of these.
+        engine: that plays them.
+        confidence: of the intervals of what has no closed form.
+        progress: told one more cell.
+
+    Raises:
+        CallerError: no regime, or strategies that differ.
+    """
+    fraction("confidence", confidence)
+    whole("seed", seed)
+    if not scenarios or len({tuple(each.name for each in one.strategies) for one in scenarios}) > 1:
+        raise CallerError("regimes side by side need at least one regime, and the same strategies in each")
+    results = []
+    for scenario in scenarios:
+        streams = np.random.SeedSequence(seed).spawn(len(scenario.strategies))
+        cells = []
+        for strategy, stream in zip(scenario.strategies, streams, strict=True):
+            plan = scenario.plan(strategy)
+            outcome = simulate(plan, trials, Generator(Philox(stream)), engine=engine)
+            closed = predict(plan).detection
+            days, caught = outcome.detection_days(), int(outcome.caught.sum())
+            low, high = (closed, closed) if closed is not None else clopper_pearson(caught, trials, confidence)
+            cells.append(
+                RegimeCell(
+                    strategy=strategy.name,
+                    detection=caught / trials if closed is None else closed,
+                    low=low,
+                    high=high,
+                    exact=closed is not None,
+                    delay=float(np.quantile(days, 0.5, method="inverted_cdf")) if days.size else None,
+                )
+            )
+            progress(1)
+        results.append(RegimeResult(scenario=scenario, cells=tuple(cells)))
+    return results

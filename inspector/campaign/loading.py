@@ -1,0 +1,222 @@
+"""Scenario files: a fleet, its runs, the inspector's regime, and the strategies to compare, in TOML.
+
+Keys, with their defaults; a key that is not listed is refused::
+
+    title, description = "", days                    horizon in days
+    [rule]        threshold_flop | model, times = 1; evidence = "after-threshold" | "whole-run"
+    [inspection]  period_days, snapshot_rate, samples (a period; or "all") and/or confidence = 0.9 (alone: sets the
+                  samples),
+                  sampling = "pooled" | "per-lab" | "per-site", replacement = false, redraw = true,
+                  log = "period" | "run", honest_refusal_rate = 0, refusals_allowed = 0 | "fewest" (that keep honest
+                  labs within the cap), false_alarms = 0.01 (the cap: samples and refusals that accuse an honest lab
+                  more often are not chosen), searches = false,
+                  loss_rate_per_year = 0, loss_alarm (none), inspectors (no limit), chips_per_inspector_year = 1000,
+                  inspector_cost = 0 and fixed_cost = 0 (money a year)
+    [[regime]]    instead of [inspection], several: name, source = "", the keys of [inspection], and
+                  assumed = { lie = rate } instead of those of [detection]
+    [detection]   table (JSON of measured rates), device, settings (choose its rows), assumed = { lie = rate }
+    [[kind]]      name, flop_per_second, link_gbps (never limits)
+    [[lab]]       name; [[lab.site]] name, declared = true (false: never searched; needs searches = true);
+                  [[lab.site.chips]] kind and count, or stock, as_of and
+                  share = 1; status = "registered" | "exempt" | "undeclared" | "lost"
+    [[run]]       name, lab, flop | model, times = 1; days, start = 0, utilisation = 1
+    [[strategy]]  name, policies = [{ policy = "stretch", factor = 2 }, ...]
+
+A number (but a policy's) may be uncertain, as a text: flop = "1e25/2e25/5e25" and the other forms of
+`inspector.probability.uncertain`. It is read as its median; ``Scenario.uncertain`` names its distribution.
+
+Models, stocks and chip kinds may come from a `Catalogue` of public figures. Policies and their parameters are those of
+`inspector.campaign.policies.POLICIES`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from inspector.campaign._sections import (
+    assumed_of,
+    cap_of,
+    cost_of,
+    inspection_of,
+    kind_of,
+    lab_of,
+    rates_of,
+    rule_of,
+    run_of,
+    strategy_of,
+    wanted_of,
+)
+from inspector.campaign._toml import Numbers, Table, read_toml
+from inspector.campaign.fleet import Fleet, Inspection
+from inspector.campaign.scenario import Catalogue, NoScheduleError, Scenario, ScenarioError
+from inspector.campaign.sizing import fewest_refusals
+
+__all__ = ["load_regimes", "load_scenario"]
+
+
+def load_scenario(
+    path: Path,
+    catalogue: Catalogue | None = None,
+    *,
+    regime: str | None = None,
+    false_alarms: float | None = None,
+    at: Mapping[str, float] | None = None,
+    sized: Inspection | None = None,
+) -> Scenario:
+    """Read and check a scenario file; paths in it are relative to it.
+
+    Args:
+        path: the file.
+        catalogue: public figures that it may name.
+        regime: which of several regimes to take; a file with one needs none.
+        false_alarms: cap on false alarms, instead of the file's.
+        at: values of uncertain numbers by their dotted keys, instead of their medians.
+        sized: take samples and tolerated refusals from there, where the file leaves them to be chosen.
+
+    Raises:
+        NoScheduleError: No schedule reaches the confidence that the file asks for, within the cap on false alarms.
+        ScenarioError: Anything in the file is wrong; the text names line and key.
+    """
+    root = read_toml(path, numbers := Numbers(at))
+    sections = _sections(root)
+    names = [name for name, _ in sections]
+    if regime is None and len(sections) > 1:
+        raise ScenarioError(f"{path.name} has several regimes, name one: {', '.join(names)}")
+    if regime is not None and regime not in names:
+        raise ScenarioError(f"{path.name} has no regime {regime!r}; known: {', '.join(filter(None, names)) or 'none'}")
+    found = _load(path, root, sections, numbers, catalogue or Catalogue(), false_alarms, regime or names[0], sized)
+    return found[0]
+
+
+def load_regimes(
+    path: Path, catalogue: Catalogue | None = None, *, false_alarms: float | None = None
+) -> tuple[Scenario, ...]:
+    """Read a scenario file once for each of its regimes, in the file's order; arguments and errors as `load_scenario`.
+
+    All of them have the same fleet, rule, runs and strategies.
+    """
+    root = read_toml(path, numbers := Numbers())
+    return _load(path, root, _sections(root), numbers, catalogue or Catalogue(), false_alarms, None, None)
+
+
+def _sections(root: Table) -> list[tuple[str, Table]]:
+    """Return the regimes with their names; one without name where the file has an [inspection]."""
+    if not root.has("regime"):
+        return [("", root.table("inspection"))]
+    if root.has("inspection"):
+        raise root.fail("give [inspection] or [[regime]], not both", "inspection")
+    found: list[tuple[str, Table]] = []
+    for table in root.tables("regime"):
+        name = table.text("name")
+        if name in (other for other, _ in found):
+            raise table.fail(f"two regimes are named {name!r}", "name")
+        found.append((name, table))
+    if not found:
+        raise root.fail("needs at least one regime", "regime")
+    return found
+
+
+def _load(
+    path: Path,
+    root: Table,
+    sections: list[tuple[str, Table]],
+    numbers: Numbers,
+    known: Catalogue,
+    false_alarms: float | None,
+    wanted: str | None,
+    sized: Inspection | None,
+) -> tuple[Scenario, ...]:
+    kinds = dict(known.kinds)
+    for table in root.tables("kind", required=False):
+        kind = kind_of(table)
+        kinds[kind.name] = kind
+    searched = any(section.switch("searches", False) for _, section in sections)
+    labs = [lab_of(table, kinds, known, searched) for table in root.tables("lab")]
+    fleet = root.build(lambda: Fleet(labs=tuple(labs)))
+    rule = rule_of(root.table("rule"), known)
+    runs = tuple(run_of(table, known) for table in root.tables("run"))
+    strategies = tuple(strategy_of(table) for table in root.tables("strategy"))
+    seen: set[str] = set()
+    for strategy, table in zip(strategies, root.tables("strategy"), strict=True):
+        if strategy.name in seen:
+            raise table.fail(f"two strategies are named {strategy.name!r}", "name")
+        seen.add(strategy.name)
+    title, description, days = root.text("title"), root.text("description", ""), root.number("days")
+    made = []
+    for name, section in sections:
+        under = assumed_of(section) if name else {}
+        rates = rates_of(root.table("detection"), path.parent, under)
+        regime, sampled = inspection_of(section, fleet)
+        confidence, busy = wanted_of(section)
+        cap, chooses = cap_of(section, false_alarms)
+        cost, source = cost_of(section), section.text("source", "") if name else ""
+        section.close()
+        one = partial(
+            Scenario,
+            title=title,
+            description=description,
+            days=days,
+            fleet=fleet,
+            runs=runs,
+            rule=rule,
+            inspection=regime,
+            strategies=strategies,
+            rates=rates,
+            wanted=confidence,
+            chips_per_inspector_year=busy,
+            false_alarms=cap,
+            chooses_refusals=chooses,
+            uncertain=numbers.met,
+            regime=name,
+            source=source,
+            cost=cost,
+        )
+        made.append((root.build(one), section, sampled))
+    root.close()
+    return tuple(
+        _checked(one, root, section, sampled, sized)
+        for one, section, sampled in made
+        if wanted is None or one.regime == wanted
+    )
+
+
+def _checked(made: Scenario, root: Table, section: Table, sampled: bool, sized: Inspection | None) -> Scenario:
+    """Return the scenario with its regime sized, every strategy tried."""
+    regime = made.inspection
+    if sized is None:
+        regime = _sized(made, section, sampled=sampled)
+    else:
+        samples = regime.samples if sampled else sized.samples
+        refusals = sized.refusals_allowed if made.chooses_refusals or not sampled else regime.refusals_allowed
+        regime = dataclasses.replace(regime, samples=samples, refusals_allowed=refusals)
+    made = dataclasses.replace(made, inspection=regime)
+    section.build(made.honest)
+    for strategy, table in zip(made.strategies, root.tables("strategy"), strict=True):
+        table.build(lambda strategy=strategy: made.plan(strategy))  # type: ignore[misc]
+    return made
+
+
+def _sized(scenario: Scenario, section: Table, *, sampled: bool) -> Inspection:
+    """Return the regime with the samples and tolerated refusals that the file leaves to be chosen."""
+    regime, cap = scenario.inspection, scenario.false_alarms
+    if not sampled:
+        found = section.build(lambda: scenario.sizing(scenario.strategies[0]))
+        if found.samples is None or found.refusals_allowed is None:
+            message = (
+                f"no number of samples reaches {scenario.wanted:g} against {scenario.strategies[0].name!r} with false "
+                f"alarms of {cap:g} at most: {found.reason}; give 'samples'"
+            )
+            raise NoScheduleError(str(section.fail(message, "confidence")))
+        return dataclasses.replace(regime, samples=found.samples, refusals_allowed=found.refusals_allowed)
+    if not scenario.chooses_refusals:
+        return regime
+    fewest = section.build(
+        lambda: fewest_refusals(regime, lambda each: dataclasses.replace(scenario, inspection=each).honest(), cap)
+    )
+    if fewest is None:
+        message = f"an honest lab is accused with more than {cap:g}, however many refusals are tolerated"
+        raise NoScheduleError(str(section.fail(message, "refusals_allowed")))
+    return dataclasses.replace(regime, refusals_allowed=fewest)

@@ -1,0 +1,453 @@
+"""Uncertain inputs: numbers as distributions, answers as medians with bands, and which input the band comes from.
+
+Laws:
+    1. Inputs are drawn independently of one another, by Latin hypercube: each input's draws fall into equally likely
+       strata, one in each.
+    2. A band is the 5 % and the 95 % quantile over the draws that have an answer; the share of these is stated with it.
+    3. ``parse(str(distribution), domain)`` is the same distribution, so that a command line can be repeated.
+
+Forms of a number, the same on the command line, in scenario files and here::
+
+    2e24                            as it is
+    1e24/2e24/5e24                  5 %, 50 % and 95 % quantile: two halves of normals on a logarithmic axis; of a
+                                    probability, on a logit axis
+    lognormal(1e24,5e24)            5 % and 95 % quantile
+    triangular(1e24,2e24,5e24)      least, most likely, greatest
+    uniform(1e24,5e24)              least, greatest
+    table(1e24:0.2,2e24:0.8)        values with their weights
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import expit, logit, ndtri
+
+from firmware_sim.errors import CallerError
+from inspector.probability._logspace import Floats
+from inspector.probability.detection import SHARE_SLACK, chips_needed, samples_needed
+
+__all__ = [
+    "FORMS",
+    "Band",
+    "Distribution",
+    "Domain",
+    "Fixed",
+    "Index",
+    "LogNormal",
+    "Range",
+    "Swing",
+    "Table",
+    "Triangular",
+    "Uniform",
+    "band",
+    "draws",
+    "parse",
+    "samples_where_possible",
+    "sobol",
+    "tornado",
+]
+
+FORMS = (
+    "NUMBER, LOW/MEDIAN/HIGH (5, 50 and 95 %), lognormal(LOW,HIGH) (5 and 95 %), triangular(LOW,MODE,HIGH), "
+    "uniform(LOW,HIGH) or table(VALUE:WEIGHT,...)"
+)
+
+_TAIL = 0.05
+_Z = float(ndtri(1 - _TAIL))
+_CALL = re.compile(r"(lognormal|triangular|uniform|table)\(([^()]*)\)")
+_MOST_DRAWS = 1_000_000
+
+
+class Domain(StrEnum):
+    """Where a number lies: above 0, or between 0 and 1."""
+
+    POSITIVE = "positive"
+    SHARE = "share"
+
+
+class Distribution(Protocol):
+    """A number that is not known exactly; ``str`` gives the form that ``parse`` reads."""
+
+    def ppf(self, probability: ArrayLike) -> Floats:
+        """Return the quantile of each probability, of the same shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A number that is taken as it is."""
+
+    value: float
+
+    def ppf(self, probability: ArrayLike) -> Floats:
+        """Return the number."""
+        return np.full(np.shape(probability), self.value)
+
+    def __str__(self) -> str:
+        return f"{self.value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A 5 %, 50 % and 95 % quantile; the two halves of a normal meet at the median, on a log or logit axis."""
+
+    low: float
+    median: float
+    high: float
+    domain: Domain = Domain.POSITIVE
+
+    def __post_init__(self) -> None:
+        _ordered(str(self), self.low, self.median, self.high)
+        if self.low <= 0:
+            raise CallerError(f"{self}: a 5 % quantile must be above 0")
+        if self.domain is Domain.SHARE and self.high >= 1:
+            raise CallerError(f"{self}: a 95 % quantile of a probability must be below 1")
+
+    def ppf(self, probability: ArrayLike) -> Floats:
+        """Return quantiles; at the ends of [0, 1] those of the smallest float's neighbours."""
+        there, back = (np.log, np.exp) if self.domain is Domain.POSITIVE else (logit, expit)
+        score = ndtri(np.clip(np.asarray(probability, np.float64), 1e-300, 1 - 2.0**-53)) / _Z
+        low, middle, high = (float(there(each)) for each in (self.low, self.median, self.high))
+        return np.asarray(back(middle + np.where(score < 0, score * (middle - low), score * (high - middle))))
+
+    def __str__(self) -> str:
+        return f"{self.low:g}/{self.median:g}/{self.high:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """A 5 % and a 95 % quantile of a number whose logarithm is normal."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _ordered(str(self), self.low, self.high)
+        if self.low <= 0:
+            raise CallerError(f"{self}: a 5 % quantile must be above 0")
+
+    def ppf(self, probability: ArrayLike) -> Floats:
+        """Return quantiles."""
+        return Range(self.low, math.sqrt(self.low) * math.sqrt(self.high), self.high).ppf(probability)
+
+    def __str__(self) -> str:
+        return f"lognormal({self.low:g},{self.high:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Triangular:
+    """Least, most likely and greatest value; the density falls to 0 at both ends."""
+
+    low: float
+    mode: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _ordered(str(self), self.low, self.mode, self.high)
+
+    def ppf(self, probability: ArrayLike) -> Floats:
+        """Return quantiles."""
+        p, width = np.asarray(probability, np.float64), self.high - self.low
+        if width == 0:
+            return np.full(p.shape, self.low)
+        rise = self.low + np.sqrt(p * width * (self.mode - self.low))
+        fall = self.high - np.sqrt((1 - p) * width * (self.high - self.mode))
+        return np.asarray(np.where(p * width < self.mode - self.low, rise, fall))
+
+    def __str__(self) -> str:
+        return f"triangular({self.low:g},{self.mode:g},{self.high:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Least and greatest value, all between them equally likely."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _ordered(str(self), self.low, self.high)
+
+    def ppf(self, probability: ArrayLike) -> Floats:
+        """Return quantiles."""
+        return np.asarray(self.low + (self.high - self.low) * np.asarray(probability, np.float64))
+
+    def __str__(self) -> str:
+        return f"uniform({self.low:g},{self.high:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Values with their weights, which need not add up to 1."""
+
+    values: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(self.values) != len(self.weights):
+            raise CallerError("a table needs one weight for each of its values, and at least one value")
+        _finite(str(self), *self.values, *self.weights)
+        if list(self.values) != sorted(set(self.values)):
+            raise CallerError(f"{self}: values must rise")
+        if min(self.weights) < 0 or sum(self.weights) <= 0:
+            raise CallerError(f"{self}: weights must be at least 0 and not all 0")
+
+    def ppf(self, probability: ArrayLike) -> Floats:
+        """Return the smallest value whose cumulative share reaches each probability."""
+        shares = np.cumsum(self.weights) / sum(self.weights)
+        place = np.searchsorted(shares, np.asarray(probability, np.float64) * (1 - 2.0**-53))
+        return np.asarray(self.values)[np.minimum(place, len(self.values) - 1)]
+
+    def __str__(self) -> str:
+        return f"table({','.join(f'{v:g}:{w:g}' for v, w in zip(self.values, self.weights, strict=False))})"
+
+
+def parse(text: str, domain: Domain = Domain.POSITIVE) -> Distribution:
+    """Return the distribution that ``text`` names, in one of the forms above.
+
+    Raises:
+        CallerError: another form, quantiles out of order, or values outside of the domain.
+    """
+    word = text.strip()
+    if call := _CALL.fullmatch(word):
+        made = _call(text, call[1], call[2].split(","), domain)
+    elif "/" in word:
+        numbers = [_number(text, each) for each in word.split("/")]
+        if len(numbers) != 3:
+            raise CallerError(f"{text!r}: a range has three numbers, LOW/MEDIAN/HIGH (5, 50 and 95 %)")
+        made = Range(numbers[0], numbers[1], numbers[2], domain)
+    else:
+        return Fixed(_number(text, word))
+    low, high = (float(each) for each in made.ppf(np.array([0.0, 1.0])))
+    if low < 0 or (domain is Domain.SHARE and high > 1):
+        raise CallerError(f"{text!r} reaches {low if low < 0 else high:g}, which cannot be")
+    return made
+
+
+def _call(text: str, name: str, words: list[str], domain: Domain) -> Distribution:
+    if name == "table":
+        pairs = [each.split(":") for each in words]
+        if any(len(pair) != 2 for pair in pairs):
+            raise CallerError(f"{text!r}: a table is table(VALUE:WEIGHT,...)")
+        values, weights = zip(*((_number(text, v), _number(text, w)) for v, w in pairs), strict=True)
+        return Table(values, weights)
+    numbers = [_number(text, each) for each in words]
+    if name == "lognormal" and domain is Domain.SHARE:
+        raise CallerError(f"{text!r}: a log-normal is no probability; give LOW/MEDIAN/HIGH")
+    if len(numbers) != (3 if name == "triangular" else 2):
+        raise CallerError(f"{text!r} must be {FORMS}")
+    if name == "triangular":
+        return Triangular(*numbers)
+    return LogNormal(*numbers) if name == "lognormal" else Uniform(*numbers)
+
+
+def draws(inputs: Mapping[str, Distribution], *, number: int, seed: int) -> dict[str, Floats]:
+    """Return ``number`` independent draws of each input, shape (number,) each.
+
+    Raises:
+        CallerError: fewer than 20 draws, for which a 5 % quantile means nothing, or more than a million.
+    """
+    from scipy.stats.qmc import LatinHypercube
+
+    if not 20 <= number <= _MOST_DRAWS:
+        raise CallerError(f"draws must be between 20 and {_MOST_DRAWS:,}, not {number}")
+    uncertain = [name for name, each in inputs.items() if not isinstance(each, Fixed)]
+    cube = LatinHypercube(max(1, len(uncertain)), rng=np.random.default_rng(seed)).random(number)
+    columns = dict(zip(uncertain, cube.T, strict=False))
+    return {name: each.ppf(columns.get(name, np.full(number, 0.5))) for name, each in inputs.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Median and 5 % and 95 % quantile of an answer, arrays of one shape.
+
+    Attributes:
+        possible: share of the draws that have an answer; the quantiles are over these, NaN where there are none.
+    """
+
+    low: Floats
+    median: Floats
+    high: Floats
+    possible: Floats
+
+
+def band(values: ArrayLike) -> Band:
+    """Return the band over the last axis, in which NaN stands for a draw without an answer."""
+    ordered = np.sort(np.asarray(values, np.float64), axis=-1)  # NaN comes last
+    there = np.isfinite(ordered).sum(axis=-1)
+
+    def quantile(share: float) -> Floats:
+        place = np.maximum(np.ceil(share * there).astype(np.int64) - 1, 0)
+        found = np.take_along_axis(ordered, place[..., None], axis=-1)[..., 0]
+        return np.asarray(np.where(there > 0, found, np.nan))[()]
+
+    return Band(
+        low=quantile(_TAIL),
+        median=quantile(0.5),
+        high=quantile(1 - _TAIL),
+        possible=np.asarray(there / ordered.shape[-1])[()],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swing:
+    """An answer with one input at its 5 % and at its 95 % quantile, all others at their medians; NaN if impossible."""
+
+    parameter: str
+    low: float
+    high: float
+
+
+def tornado(answer: Callable[[Mapping[str, float]], float], inputs: Mapping[str, Distribution]) -> list[Swing]:
+    """Return the swing of each uncertain input, widest first; ``CallerError`` from ``answer`` counts as impossible."""
+    middle = {name: float(each.ppf(0.5)) for name, each in inputs.items()}
+
+    def at(name: str, probability: float) -> float:
+        try:
+            return answer({**middle, name: float(inputs[name].ppf(probability))})
+        except CallerError:
+            return math.nan
+
+    swings = [
+        Swing(parameter=name, low=at(name, _TAIL), high=at(name, 1 - _TAIL))
+        for name, each in inputs.items()
+        if not isinstance(each, Fixed)
+    ]
+    return sorted(
+        swings, key=lambda each: -math.inf if math.isnan(each.high - each.low) else -abs(each.high - each.low)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """Sobol indices of one input: the share of the answer's variance that it makes alone, and with all others.
+
+    Each has a 95 % interval by bootstrap; estimates may fall a little outside of [0, 1].
+    """
+
+    parameter: str
+    first: float
+    first_low: float
+    first_high: float
+    total: float
+    total_low: float
+    total_high: float
+
+
+def sobol(
+    answer: Callable[[Mapping[str, Floats]], Floats],
+    inputs: Mapping[str, Distribution],
+    *,
+    number: int = 4096,
+    seed: int = 0,
+) -> list[Index]:
+    """Return the Sobol indices of each uncertain input, largest total first (Saltelli et al. 2010, by SciPy).
+
+    Args:
+        answer: from draws of every input, shape (n,), to n answers.
+        inputs: at least one of them uncertain.
+        number: a power of two; ``answer`` sees ``number`` times (uncertain inputs + 2) draws.
+        seed: of the draws.
+
+    Raises:
+        CallerError: no uncertain input, or a draw without an answer: variance of what is not there means nothing.
+    """
+    from scipy.stats import sobol_indices
+
+    names = [name for name, each in inputs.items() if not isinstance(each, Fixed)]
+    if not names:
+        raise CallerError("no input is uncertain, so nothing varies")
+    fixed = {name: each for name, each in inputs.items() if name not in names}
+
+    def values(points: Floats) -> Floats:
+        drawn = dict(zip(names, points, strict=True))
+        rest = {name: each.ppf(np.full(points.shape[1:], 0.5)) for name, each in fixed.items()}
+        found = np.asarray(answer({**rest, **drawn}), np.float64)
+        if not np.isfinite(found).all():
+            share = 1 - float(np.isfinite(found).mean())
+            raise CallerError(f"no Sobol indices: {100 * share:.3g} % of the draws have no answer")
+        return found
+
+    if len(names) == 1:  # all variance by definition; SciPy takes two inputs at least
+        values(draws({names[0]: inputs[names[0]]}, number=max(number, 20), seed=seed)[names[0]][None])
+        ones = dict.fromkeys(("first", "first_low", "first_high", "total", "total_low", "total_high"), 1.0)
+        return [Index(parameter=names[0], **ones)]
+    # Quantiles at exactly 0 or 1 may be infinite.
+    within = [_Inside(inputs[name]) for name in names]
+    found = sobol_indices(func=values, n=number, dists=within, rng=np.random.default_rng(seed))
+    spread: Any = found.bootstrap(confidence_level=0.95, n_resamples=500)
+    first, total = spread.first_order.confidence_interval, spread.total_order.confidence_interval
+    rows = [
+        Index(
+            parameter=name,
+            first=float(np.atleast_1d(found.first_order)[place]),
+            first_low=float(np.atleast_1d(first.low)[place]),
+            first_high=float(np.atleast_1d(first.high)[place]),
+            total=float(np.atleast_1d(found.total_order)[place]),
+            total_low=float(np.atleast_1d(total.low)[place]),
+            total_high=float(np.atleast_1d(total.high)[place]),
+        )
+        for place, name in enumerate(names)
+    ]
+    return sorted(rows, key=lambda each: -each.total)
+
+
+def samples_where_possible(
+    *,
+    flop: ArrayLike,
+    chips: ArrayLike,
+    days: ArrayLike,
+    period: ArrayLike,
+    rate: ArrayLike,
+    confidence: ArrayLike,
+    flop_per_day: ArrayLike,
+) -> Floats:
+    """Return Eq. 1's samples a period as ``detection.samples_needed`` does, NaN where the chips are too few."""
+    fleet, needed = np.broadcast_arrays(
+        np.asarray(chips, np.float64), chips_needed(flop=flop, days=days, flop_per_day=flop_per_day)
+    )
+    fits = needed <= fleet * (1 + SHARE_SLACK)
+    # A fleet that is just large enough stands for one that is too small, whose answer is thrown away.
+    enough = np.where(fits, fleet, needed)
+    found = samples_needed(
+        flop=flop, chips=enough, days=days, period=period, rate=rate, confidence=confidence, flop_per_day=flop_per_day
+    )
+    return np.asarray(np.where(fits, found, np.nan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """A distribution as SciPy wants it: quantiles of probabilities that are neither 0 nor 1."""
+
+    of: Distribution
+
+    def ppf(self, probability: ArrayLike) -> Floats:
+        return self.of.ppf(np.clip(np.asarray(probability, np.float64), 2.0**-40, 1 - 2.0**-40))
+
+
+def _number(text: str, word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        raise CallerError(f"{text!r} must be {FORMS}") from None
+    _finite(repr(text), value)
+    return value
+
+
+def _finite(text: str, *values: float) -> None:
+    if not all(map(math.isfinite, values)):
+        raise CallerError(f"{text} must hold finite numbers")
+
+
+def _ordered(text: str, *values: float) -> None:
+    _finite(text, *values)
+    if list(values) != sorted(values):
+        raise CallerError(f"{text}: numbers must not fall")

@@ -1,0 +1,127 @@
+"""Honest labs' meters: with self-checks, evaluation between steps, a crash in mid-step and resumption they add up."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from firmware_sim import RecordKind, parse_log
+from inspector.inspection.judging import verify
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from monitor import Recorder
+from monitor.lab.simulated import new_lab_config
+from monitor.presets.task import Task
+from monitor.recording.recipes import begin, resume
+from tests.conftest import STARTED, Recorded
+
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+HOUR = timedelta(hours=1)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process in the middle of a step."""
+
+
+def chips_of(run):
+    """The records of each chip of a finished run."""
+    return [parse_log(path.read_bytes()) for path in sorted(run.glob("chips/*/log.bin"))]
+
+
+def check(recorded, crashes):
+    """All chips pass, and each shows what it counted of the step in which it lost its power."""
+    verdict = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    logs = chips_of(recorded.run)
+    assert len(logs) == 3
+    for records in logs:
+        gaps = [record for record in records if record.kind is RecordKind.POWER_GAP]
+        assert len(gaps) == crashes
+        for gap in gaps:
+            last = max(record.work.calls for record in records[: gap.counter])
+            assert gap.work.calls > last, "the reserve of the power supply keeps what ran in the step that was lost"
+    assert all(chip["metered"]["calls"] for chip in verdict.evidence["chips"])
+
+
+@pytest.mark.parametrize("preset", ["digits-cnn", "tiny-gpt", "llama-small"])
+def test_presets_that_crash_in_mid_step(tmp_path, preset):
+    run = tmp_path / "run"
+    task = Task.for_preset(preset, seed=3, steps=3, batch_size=2, numerics="rounded", checkpoint_every=2, shards=3)
+    config = new_lab_config(lab="lab", seed=3, chips=3, started=STARTED, duration=HOUR)
+    begun = begin(task, run, config, device="native")
+    step = _steps(begun, task)
+    step(1)
+    step(2)
+    with pytest.raises(Killed):
+        step(3, killed=True)
+    resume(run)
+    check(Recorded(run, Trust.load([run.with_name("run.trust.json")], [run])), crashes=1)
+
+
+def _steps(begun, task):
+    from monitor.presets.training import take_step
+
+    def take(number, *, killed=False):
+        batch = begun.data.batch(number)
+        with begun.recorder.step(batch) as opened:
+            loss = take_step(task, begun.model, begun.optimizer, batch, task.learning_rate_at(number))
+            opened.commit(loss=loss)
+            if killed:
+                raise Killed
+
+    return take
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    batch = torch.arange(16).view(2, 8) % 32
+    return transformers.GPT2LMHeadModel(config), batch, lambda model, inputs: model(inputs, labels=inputs).loss
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1)
+    batch = torch.linspace(-1, 1, 2 * 4 * 8).view(2, 4, 8)
+    return model, batch, lambda model, inputs: functional.mse_loss(model(inputs), inputs)
+
+
+@pytest.mark.parametrize("make", [gpt2, encoder])
+def test_models_of_others_that_check_themselves_evaluate_and_crash(tmp_path, make):
+    run = tmp_path / "run"
+    options = {"seed": 3, "chips": 3, "checkpoint_every": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
+
+    def build():
+        torch.manual_seed(1)
+        model, batch, loss = make()
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3), batch, loss
+
+    def train(recorder, model, optimizer, batch, loss, killed_at=None):
+        for step in range(recorder.steps + 1, 5):
+            with recorder.step(batch):
+                optimizer.zero_grad()
+                value = loss(model, batch)
+                if step == killed_at:
+                    raise Killed
+                value.backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                loss(model, batch)
+            model.train()
+
+    model, optimizer, batch, loss = build()
+    recorder = Recorder(model, optimizer, out=run, check_writes="every", **options)
+    with pytest.raises(Killed):
+        train(recorder, model, optimizer, batch, loss, killed_at=4)
+    model, optimizer, batch, loss = build()
+    recorder = Recorder.resume(model, optimizer, out=run, check_writes="every")
+    train(recorder, model, optimizer, batch, loss)
+    recorder.finish()
+    check(Recorded(run, Trust.load([run.with_name("run.trust.json")], [run])), crashes=1)
