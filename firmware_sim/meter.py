@@ -73,6 +73,13 @@ def _matrices(at: int) -> Callable[[Shapes, Shapes, bool], int]:
     return count
 
 
+def _grouped(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    """Products of parts of one matrix with matrices of their own, or of a batch of them."""
+    left, right = inputs[0], inputs[1]
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    return 2 * batch * prod(left[-2:]) * right[-1]
+
+
 def _convolution(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
     held, weight = (inputs if transposed else outputs)[0], inputs[1]
     return 2 * prod(held) * prod(weight[1:])
@@ -90,6 +97,8 @@ _PRODUCTS: Mapping[str, Callable[[Shapes, Shapes, bool], int]] = {
     "bmm": _matrices(0),
     "mv": _matrices(0),
     "dot": _matrices(0),
+    "vdot": _matrices(0),
+    "_grouped_mm": _grouped,
     "addmm": _matrices(1),
     "addmv": _matrices(1),
     "baddbmm": _matrices(1),

@@ -63,6 +63,24 @@ def test_products_with_vectors_count_two_for_each_element_of_the_matrix(m, k):
     assert of("aten.mv.default", [matrix, vector], [torch.ones(m)]).flop == 2 * m * k
     assert of("aten.addmv.default", [torch.ones(m), matrix, vector], [torch.ones(m)]).flop == 2 * m * k
     assert of("aten.dot.default", [vector, vector], [torch.ones(())]).flop == 2 * k
+    assert of("aten.vdot.default", [vector, vector], [torch.ones(())]).flop == 2 * k
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "out"),
+    [
+        ((12, 3), (4, 3, 5), (12, 5)),
+        ((12, 3), (3, 5), (4, 12, 5)),
+        ((4, 12, 3), (3, 5), (12, 5)),
+        ((4, 12, 3), (4, 3, 5), (4, 12, 5)),
+    ],
+    ids=["rows", "inner", "columns", "batch"],
+)
+def test_grouped_products_count_each_group_once(left, right, out):
+    """Groups share the rows, the inner size or the columns, so that together they are one product; a batch is many."""
+    batch = 4 if len(left) == len(right) == 3 else 1
+    tensors = [torch.ones(left), torch.ones(right), torch.ones(4)]
+    assert of("aten._grouped_mm.default", tensors, [torch.ones(out)]).flop == 2 * batch * 12 * 3 * 5
 
 
 @given(st.integers(1, 2), st.integers(1, 2), st.sampled_from([1, 2]), st.booleans(), st.integers(5, 7))

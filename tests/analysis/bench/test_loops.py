@@ -73,6 +73,15 @@ def test_committed_table_has_every_case_and_none_unequal():
     assert document["hardware"]
 
 
+def test_most_used_loops_are_equal_with_three_seeds_and_four_batch_sizes():
+    document = json.loads((DATA / "loops_most_used.json").read_text(encoding="utf-8"))
+    rows = document["rows"]
+    kinds = {(row["seed"], row["batch_size"]) for row in rows}
+    assert kinds == {(seed, size) for seed in range(3) for size in (1, 7, 50, 100)}
+    assert len(rows) == len({row["work"] for row in rows}) * len(kinds) == 12 * 12
+    assert all(row["equal"] and row["outcome"] == "ACCEPT" for row in rows)
+
+
 def test_library_cases_need_the_library():
     pytest.importorskip("transformers")
     assert len(list(library_cases())) >= 20
