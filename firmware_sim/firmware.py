@@ -614,7 +614,7 @@ class FirmwareChip(Chip):
         state = self._silicon.state
         if kind is RecordKind.BOOT:
             state = dataclasses.replace(state, tick=0, busy=0, work=NO_WORK)
-        else:
+        elif kind is not RecordKind.SNAPSHOT:  # a snapshot's is of its tick, however long it was hashed
             state = dataclasses.replace(state, work=self._work)
         record = LogRecord(
             counter=state.log_size, kind=kind, boot=self._boot, tick=state.tick, busy=state.busy, run_id=run_id,

@@ -39,7 +39,7 @@ from firmware_sim.evidence.pruning import BIRTH, LOG_CHECKPOINT_TYPE, open_log_c
 from firmware_sim.evidence.quote import QUOTE_PAYLOAD_TYPE, Quote
 from firmware_sim.identity import read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys
-from inspector.campaign import load_scenario
+from inspector.campaign import load_regimes
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import judge
@@ -243,7 +243,7 @@ def _scenarios() -> list[bytes]:
 def _read_scenario(path: Path) -> object:
     from analysis.scenarios import public_catalogue
 
-    return load_scenario(path, public_catalogue())
+    return load_regimes(path, public_catalogue())
 
 
 def _read_statement(data: bytes) -> object:

@@ -46,7 +46,7 @@ _DTYPES = {
 }  # fmt: skip
 """safetensors' name of a type; the project's, its bytes and NumPy's."""
 _WIDTHS = {name: width for name, width, _ in _DTYPES.values()}
-_CHIP_RECORD = struct.Struct(">QHIQQ32sQQ32s32s")
+_CHIP_RECORD = struct.Struct(">QHIQQ24x32sQQ32s32s")
 _COMMIT = 8
 
 
@@ -242,7 +242,7 @@ def chip_commits(log: memoryview) -> Iterator[tuple[str, int, bytes]]:
     """Run, step and root of each commit in a chip's log, whose records must be a chain."""
     count, rest = divmod(len(log), _CHIP_RECORD.size)
     need(count and not rest, "is not a whole number of records")
-    label = b"chipwitness/chip-log-record/2"
+    label = b"chipwitness/chip-log-record/3"
     prefix = struct.pack(">Q", len(label)) + label + struct.pack(">Q", _CHIP_RECORD.size)
     previous = bytes(32)
     for number in range(count):

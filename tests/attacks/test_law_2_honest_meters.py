@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from fractions import Fraction
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from tests.conftest import STARTED, Recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 HOUR = timedelta(hours=1)
+RARE = Fraction(1, 1 << 20)
+"""Snapshots a tick: a crash in the middle of one would leave the verdict open."""
 
 
 class Killed(BaseException):
@@ -51,7 +54,7 @@ def check(recorded, crashes):
 def test_presets_that_crash_in_mid_step(tmp_path, preset):
     run = tmp_path / "run"
     task = Task.for_preset(preset, seed=3, steps=3, batch_size=2, numerics="rounded", checkpoint_every=2, shards=3)
-    config = new_lab_config(lab="lab", seed=3, chips=3, started=STARTED, duration=HOUR)
+    config = new_lab_config(lab="lab", seed=3, chips=3, snapshot_rate=RARE, started=STARTED, duration=HOUR)
     begun = begin(task, run, config, device="native")
     step = _steps(begun, task)
     step(1)
@@ -95,7 +98,8 @@ def encoder():
 @pytest.mark.parametrize("make", [gpt2, encoder])
 def test_models_of_others_that_check_themselves_evaluate_and_crash(tmp_path, make):
     run = tmp_path / "run"
-    options = {"seed": 3, "chips": 3, "checkpoint_every": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
+    options = {"seed": 3, "chips": 3, "checkpoint_every": 2, "lab": "lab", "snapshot_rate": RARE}
+    options |= {"started": STARTED, "hours": 1.0}
 
     def build():
         torch.manual_seed(1)

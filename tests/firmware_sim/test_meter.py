@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
@@ -147,3 +149,17 @@ def test_chips_log_and_quote_their_shares_of_what_runs_on_their_memory(world):
     assert (boot.kind, boot.work) == (RecordKind.BOOT, NO_WORK)
     quote = open_quote(chips[1].quote(bytes(16), "v"), read_chain(chips[1].certificate_chain()).alias_key)
     assert (quote.calls, quote.flop, quote.moved) == (7, 60, 603)
+
+
+def test_a_snapshot_holds_the_meter_of_its_tick_however_long_it_is_hashed(world):
+    """What runs on the memory meanwhile belongs to the next step."""
+    meter, run = Meter(), b"r" * 32
+    chip = world.make(snapshot_rate=Fraction(1))
+    chip.attach(DeviceMemory([Region.of("w", torch.zeros(1 << 22))], meter=meter), run, 0)
+    meter.charge(Work(1, 2, 3))
+    chip.tick(run, 0)
+    meter.charge(Work(4, 5, 6))
+    commit = chip.commit(run, 1, bytes(32))
+    records = parse_log(chip.log_bytes())
+    [snapshot] = [record for record in records if record.kind is RecordKind.SNAPSHOT]
+    assert (snapshot.work, commit.work) == (Work(1, 2, 3), Work(5, 7, 9))

@@ -74,7 +74,7 @@ def test_what_a_lying_labs_sound_chips_have_shown_is_remembered(make_run, look, 
     shutil.copytree(silicon, copy)
     cheat = make_run("cheat", seed=6, after=first.run, lie="extra-steps")
     seen = look(first, cheat)
-    assert {each.guard for each in seen.reasons} == {Guard.SNAPSHOT.value}
+    assert {each.guard for each in seen.reasons} == {Guard.METER.value, Guard.SNAPSHOT.value}
     memory = remember({}, seen)
     assert len(memory) == 3
     shutil.rmtree(silicon)

@@ -28,6 +28,7 @@ from monitor.lab.conduct import Conduct, EditRoundingLog
 from monitor.lab.prover import LabProver
 from monitor.numerics import Bound, Policy, replaying
 from monitor.numerics.rounding import codec
+from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps
 
 OPTIONS = {"preset": "tiny-gpt", "batch_size": 1, "steps": 2, "checkpoint_every": 2, "chips": 1, "rate": Fraction(3, 4)}
@@ -56,8 +57,9 @@ class Watcher(Conduct):
     def record(self, moment):
         keys = moment.keys()
         survey, session = Survey.recording(keys=keys)
-        moment.memory.load(moment.before)
-        loss = moment.take(moment.memory, moment.batch, session, keys)
+        elsewhere = ProgramTraining(moment.declared, device=moment.memory.place).memory  # or the chips would count it
+        elsewhere.load(moment.before)
+        loss = moment.take(elsewhere, moment.batch, session, keys)
         assert (session.log, loss) == (moment.log, moment.loss)
         self.roundings[moment.step], self.logs[moment.step] = survey.roundings, session.log
         return session.log, loss
