@@ -421,10 +421,10 @@ def _temporal(x: Tensor) -> Tensor:
 
 
 def _experts(x: Tensor) -> Tensor:
-    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    ends = torch.tensor([2, 2, 6], dtype=torch.int32)
     rows, square = F.pad(x, (0, 2)), F.pad(x, (0, 2, 0, 2))  # native kernels take rows of whole 16 bytes
     weights = torch.stack([square, square * 2, square - 1])
-    return (torch._grouped_mm(rows, weights, ends)[:5] * rows[:5]).sum()
+    return (torch._grouped_mm(rows, weights, ends) * rows).sum()
 
 
 def _bags(x: Tensor, mode: str) -> Tensor:

@@ -27,7 +27,7 @@ def report() -> dict[str, Any]:
 
 
 def check_operators(rows: list[dict[str, Any]]) -> None:
-    """On ordinary operands an exact operator errs by at most twice native's, or 2^-21 of the largest; a dot product 2^-20."""
+    """On ordinary operands an exact operator errs by at most twice native, or 2^-21 of the largest (dot: 2^-20)."""
     for row in rows:
         errors = row["ordinary"]
         name = row["operator"]

@@ -163,6 +163,7 @@ def test_convolutions_get_a_second_opinion_too() -> None:
     coarse = Policy(compute="float32", grid="bfloat16")
 
     def step() -> list[torch.Tensor]:
+        torch._C._set_mkldnn_enabled(True)  # whose order comes near the truth; the session puts it back
         y = torch.ops.aten.convolution.default(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         back = torch.ops.aten.convolution_backward.default(
             grad, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
