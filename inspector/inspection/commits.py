@@ -221,21 +221,23 @@ class Beacons:
         self._seconds = seconds
         self._last: int | None = None
         self._busy = 0
+        self._worked = False  # since the last beacon, in whatever boot
 
     def take(self, record: LogRecord) -> None:
         """Check one record; Unaudited says for how long the chip worked without a beacon."""
         if record.kind is RecordKind.BOOT:
             self._busy = 0
-        worked = record.busy > self._busy
+        self._worked |= record.busy > self._busy
+        self._busy = record.busy
         if record.kind is RecordKind.BEACON:
-            last, self._last, self._busy = self._last, record.step, record.busy
+            last, self._last, worked, self._worked = self._last, record.step, self._worked, False
             if worked and last is not None and record.step - last > self._seconds:
                 raise self._open(record, f"it worked in {record.step - last} seconds without a beacon")
         elif record.kind is RecordKind.COMMIT and self._last is None:
             self._last = 0  # said once
             raise self._open(record, "it took part in a run before its first beacon")
-        elif record.kind is RecordKind.QUOTE and worked:
-            raise self._open(record, f"it worked in {record.busy - self._busy} ticks after its last beacon")
+        elif record.kind is RecordKind.QUOTE and self._worked:
+            raise self._open(record, "it worked after its last beacon")
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
         return Unaudited(f"chip {self._chip}, record {record.counter}: {what}; {self._seconds} seconds are agreed")
