@@ -46,7 +46,9 @@ def acceptance(evidence: dict[str, Any]) -> str:
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
     if chips:
+        gaps = sum(len(chip["power_gaps"]) for chip in chips)
         text += "; the chips' meters count the committed steps and nothing else"
+        text += f", but for up to a step before each of {gaps} power cuts" if gaps else ""
     text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
     if evidence.get("draw", {}).get("simulated"):

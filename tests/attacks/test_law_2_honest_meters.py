@@ -14,6 +14,7 @@ from firmware_sim import RecordKind, parse_log
 from inspector.inspection.judging import verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
+from inspector.inspection.wording import acceptance
 from monitor import Recorder
 from monitor.lab.simulated import new_lab_config
 from monitor.presets.task import Task
@@ -48,6 +49,8 @@ def check(recorded, crashes):
             last = max(record.work.calls for record in records[: gap.counter])
             assert gap.work.calls > last, "the reserve of the power supply keeps what ran in the step that was lost"
     assert all(chip["metered"]["calls"] for chip in verdict.evidence["chips"])
+    told = {"replays": [], "runs": [], "lineages": [], "chips_listed": "", **verdict.evidence}
+    assert f"up to a step before each of {3 * crashes} power cuts" in acceptance(told)
 
 
 @pytest.mark.parametrize("preset", ["digits-cnn", "tiny-gpt", "llama-small"])
