@@ -24,6 +24,7 @@ from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
+from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
@@ -78,12 +79,15 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     _check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
     evidence["lineages"] = examine_lineages([transcript], trust, findings, replayed=False)
+    waiting = 0
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
+        waiting = sum(len(report.inside) for report in reports)
     text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
+    text += f", so that {waiting} snapshots inside of steps were not compared" if waiting else ""
     text += f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"]) + signed_text([transcript])
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
@@ -214,13 +218,20 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     )
 
 
-def _job(transcript: Transcript, trust: Trust, chosen: list[Segment], findings: Findings) -> dict[str, Any]:
+def _job(
+    transcript: Transcript,
+    trust: Trust,
+    chosen: list[Segment],
+    findings: Findings,
+    inside: Sequence[InsideStep] = (),
+) -> dict[str, Any]:
     return {
         "action": "replay",
         "run": str(transcript.run.folder.resolve()),
         "manifest": verified_manifest(transcript.run),
         "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
         "segments": [segment.index for segment in chosen],
+        "inside": [[snapshot.step, snapshot.operators] for snapshot in inside],
         "check_rounding": findings.is_on(Guard.ROUNDING),
     }
 
@@ -281,6 +292,7 @@ def _replay(
 ) -> None:
     """Replay the chosen segments of each run on each device and compare with what was committed."""
     jobs = []
+    looked_at: dict[str, list[InsideStep]] = {}
     for transcript in transcripts:
         if not transcript.execution.executable:
             continue
@@ -292,7 +304,8 @@ def _replay(
             )
             continue
         chosen = _choose(transcript, reports, settings, seed)
-        job = _job(transcript, trust, chosen, findings)
+        inside = looked_at[transcript.run.manifest.run] = _inside(transcript, reports, chosen)
+        job = _job(transcript, trust, chosen, findings, inside)
         jobs += [(name, transcript, chosen, job) for name in settings.devices]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))
@@ -301,7 +314,10 @@ def _replay(
         if isinstance(result, DeviceError):
             findings.doubt(str(result), device=name)
             continue
-        evidence["replays"].append(judge(name, transcript, chosen, result, findings))
+        inside = looked_at[transcript.run.manifest.run]
+        evidence["replays"].append(judge(name, transcript, chosen, result, findings, inside))
+    evidence["snapshots_inside_steps"] = sum(len(report.inside) for report in reports)
+    evidence["snapshots_compared_inside_steps"] = sum(map(len, looked_at.values()))
     for transcript in transcripts:
         trained_on = transcript.run.metadata.device["fingerprint"]
         mine = [replay for replay in evidence["replays"] if replay["run"] == transcript.run.folder.name]
@@ -310,6 +326,13 @@ def _replay(
                 "every replay device computes like the training device, so the replay shows little; name another",
                 run=transcript.run.folder.name,
             )
+
+
+def _inside(transcript: Transcript, reports: Sequence[ChipReport], chosen: Sequence[Segment]) -> list[InsideStep]:
+    """The snapshots of drawn chips that fell inside of steps which are replayed."""
+    run_id = transcript.run.manifest.run
+    every = [snapshot for report in reports for snapshot in report.inside if snapshot.run_id == run_id]
+    return [snapshot for snapshot in every if any(snapshot.step in segment for segment in chosen)]
 
 
 def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] | DeviceError:
@@ -322,7 +345,8 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
 def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> list[Segment]:
     """The first segment, and those that hold a snapshot of a drawn chip: ``settings.segments`` in all, drawn."""
     every = segments(transcript.run)
-    steps = {step for report in reports for run_id, step in report.snapshots if run_id == transcript.run.manifest.run}
+    mine = transcript.run.manifest.run
+    steps = {step for report in reports for run_id, step, _ in report.snapshots if run_id == mine}
     wanted = [every[0]] + [segment for segment in every[1:] if any(step in segment for step in steps)]
     if settings.segments is None:
         return wanted
@@ -338,9 +362,18 @@ def first_and_drawn(wanted: list[Segment], count: int, seed: bytes) -> list[Segm
 
 
 def judge(
-    name: str, transcript: Transcript, chosen: list[Segment], result: dict[str, Any], findings: Findings
+    name: str,
+    transcript: Transcript,
+    chosen: list[Segment],
+    result: dict[str, Any],
+    findings: Findings,
+    inside: Sequence[InsideStep] = (),
 ) -> dict[str, Any]:
-    """Compare what a device answered with what the run committed; what differs goes to ``findings``."""
+    """Compare what a device answered with what the run and its chips said; what differs goes to ``findings``.
+
+    Args:
+        inside: snapshots inside of the chosen segments' steps.
+    """
     run = transcript.run
     described: dict[str, Any] = {
         "run": run.folder.name,
@@ -354,10 +387,13 @@ def judge(
         findings.add(Guard.REPLAY, str(result["evidence_error"]), run=run.folder.name, device=name)
         return {**described, "equal": False}
     try:
-        before = len(findings.found)
+        before, compared = len(findings.found), 0
         for segment, replay in zip(chosen, result["replays"], strict=True):
             compare_replay(transcript, segment, replay, name, findings)
+            shown = [snapshot for snapshot in inside if snapshot.step in segment]
+            compared += compare_inside(transcript, shown, replay, name, findings)
         replays = result["replays"]
+        described["snapshots_inside_steps"] = compared
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)
         described["logged_decisions"] = sum(int(replay["logged"]) for replay in replays)
         described["turned_decisions"] = sum(int(replay["turned"]) for replay in replays)

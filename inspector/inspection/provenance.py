@@ -34,6 +34,7 @@ from inspector.inspection.commits import (
 )
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.inside import InsideStep, committed_after, place_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.probability.chances import snapshots_within
@@ -75,7 +76,9 @@ class ChipReport:
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
-        snapshots: (run id, step) of each explained snapshot, in the order of the log.
+        snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
+            after so many operators of the step, or where that is 0 after the whole of it.
+        inside: those of them that only a replay of the step can compare.
         gaps: power gaps, as record numbers.
     """
 
@@ -89,7 +92,8 @@ class ChipReport:
     log_head: str = ""
     work: Work = NO_WORK
     extends: bool | None = None
-    snapshots: list[tuple[str, int]] = field(default_factory=list)
+    snapshots: list[tuple[str, int, int]] = field(default_factory=list)
+    inside: list[InsideStep] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
 
@@ -106,7 +110,9 @@ class ChipReport:
             "log_head": self.log_head,
             "metered": asdict(self.work),
             "extends": self.extends,
-            "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
+            "snapshots": [
+                {"run_id": run_id, "step": step, "operators": operators} for run_id, step, operators in self.snapshots
+            ],
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
         }
@@ -271,6 +277,7 @@ def _match(
     if trust.beacon_seconds is not None:
         laws.append((Guard.TIME, Beacons(report.chip, trust.beacon_seconds)))
     cut = 0
+    followed = committed_after(records)
     for record in records:
         for guard, law in laws:
             findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
@@ -293,7 +300,7 @@ def _match(
             committed.add((record.run_id, record.step))
             _match_commitment(report, record, transcript, findings)
         else:
-            _match_snapshot(report, record, transcript, findings)
+            _match_snapshot(report, record, transcript, followed[record.counter], findings)
     judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
@@ -355,21 +362,49 @@ def _match_commitment(report: ChipReport, record: LogRecord, transcript: Transcr
         )
 
 
-def _match_snapshot(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
+def _match_snapshot(
+    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
+) -> None:
+    """A snapshot after a step is compared with what that committed to; one inside of a step waits for its replay.
+
+    Args:
+        committed: whether the step after the snapshot's was committed in the same boot.
+    """
     assert report.shard is not None
-    known = record.step < len(transcript.leaves)
-    if known and record.digest == transcript.leaves[record.step].state.shard(report.shard).value:
-        report.snapshots.append((record.run_id.hex(), record.step))
+    where = {"chip": report.chip, "record": record.counter, "step": record.step, "tick": record.tick}
+    if transcript.execution.works is None and record.operators:
+        report.unexplained.append(record.counter)
+        return  # said once, of the meter
+    try:
+        step, operators = place_of(record, transcript, committed=committed)
+    except EvidenceError as error:
+        report.unexplained.append(record.counter)
+        text = f"chip {report.chip}, record {record.counter}: the snapshot cannot be explained: {error}"
+        if committed or record.was_forced:
+            findings.add(Guard.SNAPSHOT, text, **where)
+        else:
+            findings.doubt(text, **where)
+        return
+    run_id = record.run_id.hex()
+    if operators:
+        report.snapshots.append((run_id, step, operators))
+        report.inside.append(
+            InsideStep(
+                chip=report.chip, run_id=run_id, record=record.counter, shard=report.shard, step=step,
+                operators=operators, digest=record.digest, is_certain=committed,
+            )
+        )  # fmt: skip
+        return
+    known = step < len(transcript.leaves)
+    if known and record.digest == transcript.leaves[step].state.shard(report.shard).value:
+        report.snapshots.append((run_id, step, 0))
         return
     report.unexplained.append(record.counter)
     findings.add(
         Guard.SNAPSHOT,
-        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {record.step} "
+        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {step} "
         f"is not shard {report.shard} of any declared state at that step",
-        chip=report.chip,
-        record=record.counter,
-        step=record.step,
-        tick=record.tick,
+        **where,
     )
 
 

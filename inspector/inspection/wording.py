@@ -35,6 +35,10 @@ def acceptance(evidence: dict[str, Any]) -> str:
         f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
         f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
     )
+    if within := evidence.get("snapshots_inside_steps", 0):
+        compared = evidence["snapshots_compared_inside_steps"]
+        text += f"; {within} of the snapshots fell inside of steps"
+        text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
     logged = sum(replay.get("logged_decisions", 0) for replay in replays)
     turned = sum(replay.get("turned_decisions", 0) for replay in replays)
     if logged:

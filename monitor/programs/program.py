@@ -28,7 +28,7 @@ from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.plan import Plan, plan_of
-from monitor.programs.unread import unread
+from monitor.programs.unread import first_writes, unread
 from monitor.programs.work import call_work
 
 __all__ = [
@@ -155,6 +155,16 @@ class Program:
     def unread(self) -> frozenset[str]:
         """The tensors of the state, ``kind/name``, that it overwrites before it reads them; EvidenceError as above."""
         return unread(self)
+
+    @cached_property
+    def first_writes(self) -> dict[str, int]:
+        """The first call that writes each tensor of the state, ``kind/name``, in place; EvidenceError as above."""
+        return first_writes(self)
+
+    @cached_property
+    def counted(self) -> tuple[int, ...]:
+        """Numbers of the calls that a meter counts, in order: all but those that return views."""
+        return tuple(number for number, work in enumerate(self.works) if work.calls)
 
     @cached_property
     def _plans(self) -> dict[tuple[torch.device, bool], Plan]:
