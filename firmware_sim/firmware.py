@@ -140,7 +140,7 @@ class FirmwareChip(Chip):
         self._under_way: _UnderWay | None = None
         self._waiting: _Waiting | None = None
         self._attached_at = self._earlier = NO_WORK
-        self._ticked_at = 0
+        self._ticked_at = self._committed_at = 0
         self._coordinate = (NO_RUN, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
@@ -292,7 +292,7 @@ class FirmwareChip(Chip):
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
         self._memory, self._copy = memory, None
         self._earlier, self._attached_at = record.work, memory.meter.total
-        self._ticked_at = self._operators
+        self._ticked_at = self._committed_at = self._operators
         if self._hasher is None and memory.byte_count >= _HASHED_AT_ONCE:
             self._hasher = ThreadPoolExecutor(1)
             self._hasher.submit(bytes)  # starts its thread, which no tick then waits for
@@ -303,7 +303,9 @@ class FirmwareChip(Chip):
     def commit(self, run_id: bytes, step: int, digest: bytes) -> LogRecord:
         check_coordinate(self._fused_id, run_id, step)
         check_digest(self._fused_id, digest)
-        return self._append(RecordKind.COMMIT, run_id=run_id, step=step, digest=digest)
+        record = self._append(RecordKind.COMMIT, run_id=run_id, step=step, digest=digest)
+        self._committed_at = self._operators
+        return record
 
     @command
     def tick(self, run_id: bytes, step: int) -> SnapshotEvent | None:
@@ -518,7 +520,7 @@ class FirmwareChip(Chip):
         if due is None:
             return None
         if not later:
-            return self._snapshot(0)
+            return self._snapshot()
         assert self._memory is not None
         self._waiting = _Waiting(self)
         self._memory.meter.wake(self._operators + later, self._waiting)
@@ -540,7 +542,7 @@ class FirmwareChip(Chip):
                 self._waiting = None
                 if self._hasher is not None:
                     self._store(dataclasses.replace(self._silicon.state, pending=True))
-                self._snapshot(self._operators - self._ticked_at)
+                self._snapshot()
         except Exception:
             self.lose_power()  # as the next command will find out
         finally:
@@ -550,10 +552,10 @@ class FirmwareChip(Chip):
         """Take the snapshot that waits for its moment now, since its tick is over."""
         if self._waiting is not None:
             self._waiting = None
-            self._snapshot(FORCED | self._operators - self._ticked_at)
+            self._snapshot(FORCED)
             self.settle()
 
-    def _snapshot(self, op: int) -> SnapshotEvent:
+    def _snapshot(self, mark: int = 0) -> SnapshotEvent:
         """Copy the memory; hash the copy at once, or beside the training if much memory was attached."""
         frozen = self._freeze()
         state, (run_id, step) = self._silicon.state, self._coordinate
@@ -566,7 +568,7 @@ class FirmwareChip(Chip):
             step=step,
             bytes_hashed=0 if frozen is None else frozen.byte_count,
         )
-        under_way = self._under_way = _UnderWay(_own(event), op)
+        under_way = self._under_way = _UnderWay(_own(event), mark | self._operators - self._committed_at)
         if self._hasher is None:
             under_way.hashing.set_result(self._digest(frozen))
             self.settle()

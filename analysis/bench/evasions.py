@@ -108,8 +108,8 @@ def _hidden(scene: Scene) -> float:
 
 
 def _stale(scene: Scene) -> float:
-    """What a drawn chip shows at a tick after the first step is not what it says; before that it is."""
-    return scene.snapshots(scene.samples * scene.steps)
+    """What a drawn chip shows at the two ticks after each step but the initial one is not what it says."""
+    return scene.snapshots(scene.samples * 2 * scene.steps)
 
 
 def _never(_: Scene) -> float:

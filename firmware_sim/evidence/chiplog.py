@@ -67,8 +67,8 @@ class RecordKind(enum.IntEnum):
         cut, and 0 where none had been taken.
     REGIONS: the digest of the region table attached for (run_id, step).
     COMMIT: what the host committed for (run_id, step).
-    SNAPSHOT: the memory's digest; at `tick` the host claimed (run_id, step), and the chip counted `operators` since
-        then, with which op begins; `was_forced` if that tick was over before the snapshot's moment had come.
+    SNAPSHOT: the memory's digest; at `tick` the host claimed (run_id, step). op holds what the chip counted:
+        `operators` since the last commit, and `was_forced` if the tick was over before the snapshot's moment had come.
     BEACON: the digest of a Verifier-signed beacon; step is its time in seconds.
     QUOTE: the digest of the nonce and verifier id of the quote that covers this record.
     SPENT: zero; the log is full, so the chip never works again, and each later quote covers the log up to here.
@@ -123,7 +123,7 @@ class LogRecord:
 
     @property
     def operators(self) -> int:
-        """Of a snapshot: how many operators have run on the memory since its tick."""
+        """Of a snapshot: how many operators have run on the memory since the last commit, or since it was attached."""
         return self.op & ~FORCED
 
     @property

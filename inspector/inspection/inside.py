@@ -70,12 +70,20 @@ def place_of(record: LogRecord, transcript: Transcript, *, committed: bool) -> t
         raise EvidenceError(f"it was taken inside of step {step}, which was not committed")
     count = operators_of(transcript, step)
     if record.was_forced:
-        if committed and record.operators == count:
-            return step, 0
-        raise EvidenceError(f"the tick was ended after {record.operators} operators of step {step}")
+        check_ended(record, count if committed else None)
+        return step, 0 if record.operators == count else record.operators
     if record.operators > count:
         raise EvidenceError(f"it was taken after {record.operators} operators of step {step}, which has {count}")
     return step, record.operators
+
+
+def check_ended(record: LogRecord, count: int | None) -> None:
+    """A tick that was over early ended behind the last of a step's operators; None: the step was not committed then.
+
+    Whoever ends it in the middle of a step chooses what a snapshot shows.
+    """
+    if record.operators != count:
+        raise EvidenceError(f"its tick was ended after {record.operators} operators of step {record.step + 1}")
 
 
 def operators_of(transcript: Transcript, step: int) -> int:
