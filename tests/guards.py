@@ -71,7 +71,7 @@ _ANY = 1 << 62
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
-    "snapshots inside steps": (("inspector.inspection.judging.compare_inside", lambda *_: 0),),
+    "snapshots inside steps": (("inspector.inspection.provenance._match_inside", _nothing),),
     "ticks end with steps": (("inspector.inspection.inside.check_ended", _nothing),),
     # law 2: busy ticks
     "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),

@@ -370,9 +370,16 @@ def _match_snapshot(
     Args:
         committed: whether the step after the snapshot's was committed in the same boot.
     """
-    assert report.shard is not None
-    where = {"chip": report.chip, "record": record.counter, "step": record.step, "tick": record.tick}
-    if transcript.execution.works is None and record.operators:
+    if record.operators:
+        _match_inside(report, record, transcript, committed, findings)
+    else:
+        _match_state(report, record, record.step, transcript, findings)
+
+
+def _match_inside(
+    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
+) -> None:
+    if transcript.execution.works is None:
         report.unexplained.append(record.counter)
         return  # said once, of the meter
     try:
@@ -381,31 +388,41 @@ def _match_snapshot(
         report.unexplained.append(record.counter)
         text = f"chip {report.chip}, record {record.counter}: the snapshot cannot be explained: {error}"
         if committed or record.was_forced:
-            findings.add(Guard.SNAPSHOT, text, **where)
+            findings.add(Guard.SNAPSHOT, text, **_where(report, record))
         else:
-            findings.doubt(text, **where)
+            findings.doubt(text, **_where(report, record))
         return
+    if not operators:
+        _match_state(report, record, step, transcript, findings)
+        return
+    assert report.shard is not None
     run_id = record.run_id.hex()
-    if operators:
-        report.snapshots.append((run_id, step, operators))
-        report.inside.append(
-            InsideStep(
-                chip=report.chip, run_id=run_id, record=record.counter, shard=report.shard, step=step,
-                operators=operators, digest=record.digest, is_certain=committed,
-            )
-        )  # fmt: skip
-        return
+    report.snapshots.append((run_id, step, operators))
+    report.inside.append(
+        InsideStep(
+            chip=report.chip, run_id=run_id, record=record.counter, shard=report.shard, step=step,
+            operators=operators, digest=record.digest, is_certain=committed,
+        )
+    )  # fmt: skip
+
+
+def _match_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript, findings: Findings) -> None:
+    assert report.shard is not None
     known = step < len(transcript.leaves)
     if known and record.digest == transcript.leaves[step].state.shard(report.shard).value:
-        report.snapshots.append((run_id, step, 0))
+        report.snapshots.append((record.run_id.hex(), step, 0))
         return
     report.unexplained.append(record.counter)
     findings.add(
         Guard.SNAPSHOT,
         f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {step} "
         f"is not shard {report.shard} of any declared state at that step",
-        **where,
+        **_where(report, record),
     )
+
+
+def _where(report: ChipReport, record: LogRecord) -> dict[str, Any]:
+    return {"chip": report.chip, "record": record.counter, "step": record.step, "tick": record.tick}
 
 
 def _match_missing(

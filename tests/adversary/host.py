@@ -106,7 +106,9 @@ class Puppet(Chip):
         with self.showing(view.values) as differs:
             if differs or claimed < step:
                 view.lie.hit(self.number)
-            return self.chip.tick(run_id, claimed)
+            self.chip.tick(run_id, claimed)
+            self.chip.idle(1)  # a snapshot that waits is taken while this is shown
+            return None
 
     @contextmanager
     def showing(self, values: list[Tensor]) -> Iterator[bool]:
