@@ -275,7 +275,7 @@ class FirmwareChip(Chip):
     def commit(self, run_id: bytes, step: int, digest: bytes) -> LogRecord:
         check_coordinate(self._fused_id, run_id, step, 0)
         check_digest(self._fused_id, digest)
-        return self._append(RecordKind.COMMIT, run_id=run_id, step=step, digest=digest)
+        return self._append(RecordKind.COMMIT, run_id=run_id, step=step, op=self._held, digest=digest)
 
     @command
     def tick(self, run_id: bytes, step: int, op: int = 0) -> SnapshotEvent | None:
@@ -388,10 +388,11 @@ class FirmwareChip(Chip):
     def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
         if not self._spent and not self._has_room({RecordKind.QUOTE: 1}):
             self._retire()
+        held = 0 if self._spent else self._held
         if self._spent:
             self._store(self._silicon.state)  # the counter grows with each quote
         else:
-            self._append(RecordKind.QUOTE, digest=quote_request_digest(nonce, verifier_id).value)
+            self._append(RecordKind.QUOTE, op=held, digest=quote_request_digest(nonce, verifier_id).value)
         state = self._silicon.state
         quote = Quote(
             chip_id=self._fused_id,
@@ -412,6 +413,7 @@ class FirmwareChip(Chip):
             calls=state.work.calls,
             flop=state.work.flop,
             moved=state.work.moved,
+            held=held,
             nonce=nonce,
             verifier_id=verifier_id,
         )
@@ -454,6 +456,14 @@ class FirmwareChip(Chip):
         if self._memory is None:
             return self._earlier
         return self._earlier + (self._memory.meter.total - self._attached_at).share(*self._memory.share)
+
+    @property
+    def _held(self) -> int:
+        """The chip's part of the results of operators that are held beside its regions, in bytes."""
+        if self._memory is None:
+            return 0
+        part, whole = self._memory.share
+        return self._memory.meter.holdings.byte_count * part // whole
 
     def settle(self) -> None:
         """Record the snapshot that is under way, once it is hashed."""

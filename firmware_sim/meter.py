@@ -15,6 +15,7 @@ from math import prod
 
 from firmware_sim.evidence.digest import DTYPE_SIZES
 from firmware_sim.evidence.work import Work
+from firmware_sim.holdings import Holdings
 
 __all__ = ["Meter", "Operand", "work_of"]
 
@@ -28,11 +29,15 @@ class Meter:
     """Counts the work on the memory that some chips hold together, since it was made.
 
     It stands for silicon: whatever runs operators on such memory passes each of them here.
+
+    Attributes:
+        holdings: results of these operators that are still held.
     """
 
-    __slots__ = ("_calls", "_flop", "_moved")
+    __slots__ = ("_calls", "_flop", "_moved", "holdings")
 
     def __init__(self) -> None:
+        self.holdings = Holdings()
         self._calls = self._flop = self._moved = 0
 
     def charge(self, work: Work) -> None:

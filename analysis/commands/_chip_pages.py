@@ -21,7 +21,7 @@ _SAYS = {
     RecordKind.POWER_OFF: "shut down in order",
     RecordKind.POWER_GAP: "epoch {step} lost its power{cut}",
     RecordKind.REGIONS: "memory of run {run} from step {step} on: table {digest}",
-    RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}",
+    RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}; {op} bytes are held beside the state",
     RecordKind.SNAPSHOT: "snapshot {digest}, as the host says of {where}",
     RecordKind.BEACON: "the verifier's time is {step}: beacon {digest}",
     RecordKind.QUOTE: "a quote is asked for: request {digest}",
@@ -46,6 +46,7 @@ _COMPARED = {
     "calls": _LOG,
     "flop": _LOG,
     "moved": _LOG,
+    "held": _LOG,
     "nonce": "last record of the log",
     "verifier_id": "last record of the log",
 }

@@ -27,6 +27,7 @@ from inspector.inspection.commits import (
     Beacons,
     BusyTicks,
     CommitOrder,
+    HeldResults,
     Law,
     MeteredWork,
     SignsOfLife,
@@ -75,6 +76,7 @@ class ChipReport:
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
+        held: the most bytes of results that any of its records saw beside the declared state.
         nonce: of the live challenge that it answered; "" where nobody asked it.
         time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
         snapshots: (run id, step) of each explained snapshot, in the order of the log.
@@ -92,6 +94,7 @@ class ChipReport:
     nonce: str = ""
     time: int = 0
     work: Work = NO_WORK
+    held: int = 0
     extends: bool | None = None
     snapshots: list[tuple[str, int]] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
@@ -111,6 +114,7 @@ class ChipReport:
             "nonce": self.nonce,
             "time": self.time,
             "metered": asdict(self.work),
+            "held_bytes": self.held,
             "extends": self.extends,
             "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
             "unexplained_records": self.unexplained,
@@ -159,6 +163,9 @@ def examine_chip(
     report.nonce = "" if source.nonce is None else source.nonce.hex()
     report.time = max(case.quote.beacon, now if source.nonce is not None else 0)
     report.work = Work(case.quote.calls, case.quote.flop, case.quote.moved)
+    report.held = max(
+        (record.op for record in case.records if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)), default=0
+    )
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     if last is not None:
         report.extends = case.last is not None
@@ -337,7 +344,8 @@ def _meter_law(chip: str, transcripts: Sequence[Transcript], findings: Findings)
         findings.doubt(text + unknown.run.folder.name, chip=chip)
     if unknown is not None or not findings.is_on(Guard.METER):
         return []
-    return [(Guard.METER, MeteredWork(chip, {item.run.metadata.run_id: item.needs(chip) for item in mine}))]
+    needs = {item.run.metadata.run_id: item.needs(chip) for item in mine}
+    return [(Guard.METER, MeteredWork(chip, needs)), (Guard.METER, HeldResults(chip, needs))]
 
 
 def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from firmware_sim import KEPT_BYTES
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.lineage import lineage_text
@@ -22,6 +23,7 @@ _OLDER = (
     "chips put back to a copy of an earlier state",
 )
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
+_KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
 _ELSEWHERE = ("false steps where no chip took a snapshot", "labs that declare nothing")
 
 
@@ -50,6 +52,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         gaps = sum(len(chip["power_gaps"]) for chip in chips)
         text += "; the chips' meters count the committed steps and nothing else"
         text += f", but for up to a step before each of {gaps} power cuts" if gaps else ""
+        text += f", and saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results held beside the state"
     challenged = sum(bool(chip["nonce"]) for chip in chips)
     if challenged:
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
@@ -74,7 +77,7 @@ def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: boo
     """
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
-    return "not covered: " + "; ".join([_UNMETERED, *old, *_ELSEWHERE, *(() if derived else NOT_REVIEWED)])
+    return "not covered: " + "; ".join([_UNMETERED, _KEPT, *old, *_ELSEWHERE, *(() if derived else NOT_REVIEWED)])
 
 
 def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust: Trust) -> dict[str, str]:
