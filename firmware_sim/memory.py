@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -180,7 +181,8 @@ class Region:
             step = block_elements(self.dtype, self.shape)
             stop = min(reached.stop * step, math.prod(self.shape))
             raw = _flat_bytes(self.name, held, reached.start * step, max(stop - reached.start * step, 0))
-            return Pinned(BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, b""), raw)
+            part = BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, b"")
+            return Pinned(part, raw, _fastened(held))
 
     def span(self) -> tuple[str, int, int, str]:
         """Device and addresses between which the slice itself lies, and its name."""
@@ -193,10 +195,11 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Memory of a region by its address: whatever its tensor becomes, these bytes stay there."""
+    """Memory of a region by its address: whatever its tensor becomes, these bytes stay there, as `fast` sees to."""
 
     part: BlockSlice
     raw: Any
+    fast: object
 
     def blocks(self) -> BlockSlice:
         """Return the blocks as they are now; bytes are shared with memory of the host, copied from any other."""
@@ -478,6 +481,13 @@ def _check_present(name: str, tensor: Any) -> None:
     start, stop = _bounds(tensor)
     if start < stop and not low <= start < stop <= high:
         raise CallerError(f"region {name!r}: array reaches beyond the memory that it is a part of")
+
+
+def _fastened(tensor: Any) -> object:
+    """Keep memory where it is: NumPy resizes no array with weak references to it, and torch none that NumPy reads."""
+    while type(tensor) is np.ndarray and type(tensor.base) is np.ndarray:
+        tensor = tensor.base
+    return weakref.ref(tensor) if type(tensor) is np.ndarray else None
 
 
 def _bounds(array: Any) -> tuple[int, int]:
