@@ -303,7 +303,7 @@ class FirmwareChip(Chip):
     def commit(self, run_id: bytes, step: int, digest: bytes) -> LogRecord:
         check_coordinate(self._fused_id, run_id, step)
         check_digest(self._fused_id, digest)
-        record = self._append(RecordKind.COMMIT, run_id=run_id, step=step, digest=digest)
+        record = self._append(RecordKind.COMMIT, run_id=run_id, step=step, op=self._held, digest=digest)
         self._committed_at = self._operators
         return record
 
@@ -381,6 +381,9 @@ class FirmwareChip(Chip):
     @command
     def close_epoch(self) -> int:
         self._require_power()
+        return self._close_epoch()
+
+    def _close_epoch(self) -> int:
         closed = self._epoch
         if self._spent:
             return closed
@@ -404,12 +407,23 @@ class FirmwareChip(Chip):
     def quote(self, nonce: bytes, verifier_id: str) -> bytes:
         check_request(self._fused_id, nonce, verifier_id)
         self._require_power()
+        return self._quote(nonce, verifier_id)
+
+    @command
+    def challenge(self, nonce: bytes, verifier_id: str) -> bytes:
+        check_request(self._fused_id, nonce, verifier_id)
+        self._require_power()
+        self._close_epoch()
+        return self._quote(nonce, verifier_id)
+
+    def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
         if not self._spent and not self._has_room({RecordKind.QUOTE: 1}):
             self._retire()
+        held = 0 if self._spent else self._held
         if self._spent:
             self._store(self._silicon.state)  # the counter grows with each quote
         else:
-            self._append(RecordKind.QUOTE, digest=quote_request_digest(nonce, verifier_id).value)
+            self._append(RecordKind.QUOTE, op=held, digest=quote_request_digest(nonce, verifier_id).value)
         state = self._silicon.state
         quote = Quote(
             chip_id=self._fused_id,
@@ -426,9 +440,11 @@ class FirmwareChip(Chip):
             current=self._registers.current,
             snapshot_rate=self._fuses.snapshot_rate,
             snapshot_algorithm=self._fuses.algorithm,
+            beacon=self._beacon_time,
             calls=state.work.calls,
             flop=state.work.flop,
             moved=state.work.moved,
+            held=held,
             nonce=nonce,
             verifier_id=verifier_id,
         )
@@ -476,6 +492,14 @@ class FirmwareChip(Chip):
     def _operators(self) -> int:
         """How many operators have run on all of the memory of which the chip's is a part."""
         return 0 if self._memory is None else self._memory.meter.total.calls
+
+    @property
+    def _held(self) -> int:
+        """The chip's part of the results of operators that are held beside its regions, in bytes."""
+        if self._memory is None:
+            return 0
+        part, whole = self._memory.share
+        return self._memory.meter.holdings.byte_count * part // whole
 
     def settle(self) -> None:
         """Record the snapshot that is under way, once it is hashed."""

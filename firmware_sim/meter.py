@@ -15,6 +15,7 @@ from math import prod
 
 from firmware_sim.evidence.digest import DTYPE_SIZES
 from firmware_sim.evidence.work import Work
+from firmware_sim.holdings import Holdings
 
 __all__ = ["Meter", "Operand", "work_of"]
 
@@ -30,11 +31,15 @@ class Meter:
 
     It stands for silicon: whatever runs operators on such memory passes each of them here, when it has run and before
     the next one does.
+
+    Attributes:
+        holdings: results of these operators that are still held.
     """
 
-    __slots__ = ("_calls", "_flop", "_moved", "_next", "_waiting")
+    __slots__ = ("_calls", "_flop", "_moved", "_next", "_waiting", "holdings")
 
     def __init__(self) -> None:
+        self.holdings = Holdings()
         self._calls = self._flop = self._moved = 0
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         self._next = _NEVER

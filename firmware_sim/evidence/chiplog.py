@@ -66,11 +66,12 @@ class RecordKind(enum.IntEnum):
     POWER_GAP: the commitment of the epoch `step` that lost its power at `tick`; op is `tick` where its snapshot was
         cut, and 0 where none had been taken.
     REGIONS: the digest of the region table attached for (run_id, step).
-    COMMIT: what the host committed for (run_id, step).
+    COMMIT: what the host committed for (run_id, step); op counts the bytes of results of operators that are held
+        beside the declared regions.
     SNAPSHOT: the memory's digest; at `tick` the host claimed (run_id, step). op holds what the chip counted:
         `operators` since the last commit, and `was_forced` if the tick was over before the snapshot's moment had come.
     BEACON: the digest of a Verifier-signed beacon; step is its time in seconds.
-    QUOTE: the digest of the nonce and verifier id of the quote that covers this record.
+    QUOTE: the digest of the nonce and verifier id of the quote that covers this record; op as of COMMIT.
     SPENT: zero; the log is full, so the chip never works again, and each later quote covers the log up to here.
     """
 

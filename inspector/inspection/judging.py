@@ -18,7 +18,7 @@ from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
-from inspector.inspection.answers import Answers
+from inspector.inspection.answers import Answers, Ask
 from inspector.inspection.comparison import compare_replay
 from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
@@ -102,6 +102,7 @@ def inspect(
     worker: Worker = run_worker,
     memory: Mapping[str, LogPosition] | None = None,
     answers: Sequence[Path] = (),
+    ask: Ask | None = None,
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
 
@@ -111,6 +112,8 @@ def inspect(
         memory: where each chip's log ended at earlier inspections (inspector.inspection.memory); it must go on from
             there, and the verdict says how many of the drawn chips did. None for an inspector who remembers nothing.
         answers: folders with the evidence of chips that take part in no run.
+        ask: challenges drawn chips live, after the draw, and no older quote of theirs counts; None where the verdict
+            goes by what was handed over.
 
     Raises:
         CallerError: no run, no device, or more samples than the registry has chips.
@@ -149,7 +152,6 @@ def inspect(
         evidence["labs"] = dict.fromkeys(sorted(labs), Outcome.INCONCLUSIVE.value) | unread
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
-    evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
     secret = secret_of(settings)
     seed = challenge_seed(secret, [transcript.run for transcript in transcripts])
     drawn = draw(pool, settings.samples, seed)
@@ -165,14 +167,18 @@ def inspect(
         segment=shortest if settings.segments is None else None,
     )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
+    # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
+    told = {chip for item in complete for chip in item.run.metadata.chips}
+    busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
+    asked = [chip for chip in sorted(drawn) if chip not in busy] if complete else []
+    if ask is not None:
+        outside.challenge(asked, ask, trust.verifier)
+    evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
     if complete:
-        # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
-        told = {chip for item in complete for chip in item.run.metadata.chips}
-        busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
-        asked = [chip for chip in sorted(drawn) if chip not in busy]
-        known = memory or {}
+        known, seconds = memory or {}, int(now.timestamp())
         reports = [
-            examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip)) for chip in asked
+            examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
+            for chip in asked
         ]
         evidence["chips"] = [report.to_json() for report in reports]
         if memory is not None:
@@ -183,7 +189,8 @@ def inspect(
         _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust)
     accept = acceptance(evidence) + signed_text(transcripts)
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=scope(transcripts))
+    not_said = scope(transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None)
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
 
 
 def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:

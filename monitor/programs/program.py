@@ -29,7 +29,7 @@ from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.plan import Plan, plan_of
 from monitor.programs.unread import first_writes, unread
-from monitor.programs.work import call_work
+from monitor.programs.work import call_work, made_bytes
 
 __all__ = [
     "ITEM",
@@ -150,6 +150,14 @@ class Program:
     def work(self) -> Work:
         """What a chip's meter counts for all calls; EvidenceError as above."""
         return sum(self.works, NO_WORK)
+
+    @cached_property
+    def made(self) -> int:
+        """Bytes of all results of its calls; EvidenceError where a call's form is none."""
+        try:
+            return made_bytes(self.calls)
+        except _MISFITS:
+            raise EvidenceError("the program holds results of an impossible form") from None
 
     @cached_property
     def unread(self) -> frozenset[str]:
