@@ -77,7 +77,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),
-    "first segment": (("inspector.inspection.judging.first_and_drawn", _draw_any),),
+    "first segment": (("inspector.inspection.sampling.first_and_drawn", _draw_any),),
+    "uniform segments": (("inspector.inspection.sampling.drawn_uniformly", lambda every, count, seed: [every[0]]),),
     "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),
     # law 3: who is drawn, and is who it says
     "registry proof": (("inspector.registry.registered.verify_inclusion", _nothing),),

@@ -21,6 +21,7 @@ from analysis.commands._common import (
     say,
     show_verdict,
 )
+from analysis.commands.odds import add_sampling, violation
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="NAME",
         help="replay device, repeatable (default: sse41 and mkl-compatible)",
     )
-    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N drawn segments")
+    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N segments of a run")
+    add_sampling(parser)
     parser.add_argument(
         "--memory",
         type=Path,
@@ -87,7 +89,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
-        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, replays)"
+        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
+        "each violation's chance of escape is, as `chipwitness odds` says), replays)"
     )
     parser.set_defaults(handler=_inspect)
 
@@ -302,7 +305,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.guards import Settings
+    from inspector.inspection.guards import Sampling, Settings
     from inspector.inspection.judging import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
     from inspector.inspection.trust import Trust
@@ -315,6 +318,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         devices=tuple(arguments.device or DEFAULT_REPLAY_DEVICES),
         segments=arguments.segments,
+        sampling=Sampling(confidence=arguments.confidence, against=violation(arguments.against)),
     )
     if arguments.maximum_flop is not None:
         trust = replace(trust, maximum_flop=arguments.maximum_flop)

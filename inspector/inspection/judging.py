@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -26,6 +26,7 @@ from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip
+from inspector.inspection.sampling import Chosen, choose, draw, odds_of
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -35,15 +36,10 @@ from inspector.replay.pool import run_worker
 from inspector.replay.segment import Segment, segment_of, segments
 from monitor.transcript import RunFolder
 
-__all__ = ["Worker", "draw", "inspect", "judge", "replay", "verify"]
+__all__ = ["Worker", "inspect", "judge", "replay", "verify"]
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Runs a job on the named device; ``inspector.devices.run_worker`` in production."""
-
-
-def draw(items: Iterable[str], count: int, seed: bytes) -> list[str]:
-    """Draw ``count`` different items: those with the smallest SHA-256(seed ‖ item), which anyone can check."""
-    return sorted(items, key=lambda item: hashlib.sha256(seed + item.encode()).digest())[:count]
 
 
 def secret_of(settings: Settings) -> str:
@@ -158,7 +154,7 @@ def inspect(
         chips=len(pool),
         drawn=len(drawn),
         rate=trust.chip_trust.snapshot_rate,
-        segment=shortest if settings.segments is None else None,
+        segment=shortest if settings.segments is None and settings.sampling is None else None,
     )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     if complete:
@@ -281,6 +277,7 @@ def _replay(
 ) -> None:
     """Replay the chosen segments of each run on each device and compare with what was committed."""
     jobs = []
+    evidence["odds"] = []
     for transcript in transcripts:
         if not transcript.execution.executable:
             continue
@@ -291,7 +288,10 @@ def _replay(
                 run=transcript.run.folder.name,
             )
             continue
-        chosen = _choose(transcript, reports, settings, seed)
+        picked = _choose(transcript, reports, settings, seed)
+        odds = {"run": transcript.run.folder.name, "run_id": transcript.run.manifest.run}
+        evidence["odds"].append(odds | odds_of(picked, settings))
+        chosen = list(picked.segments)
         job = _job(transcript, trust, chosen, findings)
         jobs += [(name, transcript, chosen, job) for name in settings.devices]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -319,22 +319,12 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
         return error
 
 
-def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> list[Segment]:
-    """The first segment, and those that hold a snapshot of a drawn chip: ``settings.segments`` in all, drawn."""
-    every = segments(transcript.run)
-    steps = {step for report in reports for run_id, step in report.snapshots if run_id == transcript.run.manifest.run}
-    wanted = [every[0]] + [segment for segment in every[1:] if any(step in segment for step in steps)]
-    if settings.segments is None:
-        return wanted
-    if settings.segments < 1:
-        raise CallerError("at least one segment must be replayed")
-    return first_and_drawn(wanted, settings.segments, seed)
-
-
-def first_and_drawn(wanted: list[Segment], count: int, seed: bytes) -> list[Segment]:
-    """The first of the segments, where a forged start would show, and ``count`` - 1 drawn among the others."""
-    drawn = set(draw([str(segment.index) for segment in wanted[1:]], count - 1, seed))
-    return [wanted[0], *(segment for segment in wanted[1:] if str(segment.index) in drawn)]
+def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> Chosen:
+    """The segments of a run to replay, given what drawn chips say of it."""
+    run_id = transcript.run.manifest.run
+    steps = {step for report in reports for told, step in report.snapshots if told == run_id}
+    own = hashlib.sha256(seed + bytes.fromhex(run_id)).digest()
+    return choose(segments(transcript.run), steps, settings.samples, settings, own)
 
 
 def judge(

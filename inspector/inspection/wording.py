@@ -8,6 +8,7 @@ from typing import Any
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.lineage import lineage_text
+from inspector.inspection.sampling import odds_text
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
@@ -18,7 +19,7 @@ NOT_COVERED = (
     "work where no chip meters it: the host's own, by raw pointers, in other processes, on chips of no registry",
     "evidence withheld until after the draw, or older than the challenge",
     "chips put back to a copy of an earlier state",
-    "false steps where no chip took a snapshot",
+    "false steps in segments that were not replayed, but for the odds",
     "labs that declare nothing",
 )
 """What no verdict claims: no chip can see it, or it needs a challenge after the lab's commitment."""
@@ -51,6 +52,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += f", but for up to a step before each of {gaps} power cuts" if gaps else ""
     text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
+    text += f"; {odds_text(evidence['odds'])}" if evidence.get("odds") else ""
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text

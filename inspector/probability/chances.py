@@ -67,7 +67,6 @@ def chances(*, chips: int, drawn: int, rate: Fraction, segment: int | None) -> l
         ("the lab computes where no chip of the registry meters it", 0.0),
         ("one chip lies about itself", chip_drawn(chips=chips, liars=1, drawn=drawn)),
         ("one false step in the first segment", 1.0),
-        ("one false step where no chip took a snapshot", 0.0),
     ]
     if segment is not None:
         elsewhere = "one false step in another segment, by a lab that knows of no snapshot"

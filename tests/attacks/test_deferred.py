@@ -77,13 +77,6 @@ def test_a17_chips_put_back_to_a_copy(make_run, judge):
     assert judge(first, memory=memory).outcome is Outcome.REJECT
 
 
-@deferred("segments that are drawn uniformly, and the odds of a lab that knows its snapshots")
-def test_a18_a_lie_in_a_segment_without_a_snapshot(make_run, judge):
-    recorded = make_run(lie="fake-layers", lie_step=6, steps=6, checkpoint_every=2, rate=Fraction(1, 1000))
-    verdict = judge(recorded)
-    assert verdict.outcome is Outcome.REJECT or "odds" in verdict.evidence
-
-
 @deferred("an inspection that draws from the registry, of labs that declare nothing too")
 def test_a19_a_lab_that_declares_nothing(make_run, judge):
     recorded = make_run()
