@@ -81,7 +81,7 @@ INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
     {"campaign", "replay"},
     {"inspection"},
-    {"dispute"},
+    {"bundle", "dispute"},
 )
 ANALYSIS = (
     {"public_data"},

@@ -20,6 +20,7 @@ from analysis.commands._common import (
     progress_bar,
     say,
     show_verdict,
+    write_new,
 )
 from analysis.commands.odds import add_sampling, violation
 from firmware_sim.errors import CallerError
@@ -38,13 +39,22 @@ DEFAULT_REPLAY_DEVICES = ("sse41", "mkl-compatible")
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands."""
     _register_train(subparsers)
-    parser = subparsers.add_parser("verify", help="check everything of a run that needs no re-execution")
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser = subparsers.add_parser(
+        "verify", help="check everything of a run that needs no re-execution, or a verdict's bundle"
+    )
+    parser.add_argument("run", type=Path, metavar="RUN|BUNDLE", help="run folder, or a file of `inspect --bundle`")
     add_trust(parser)
+    for name, whose in (("inspectorate", "verdict"), ("cluster", "replays")):
+        text = f"of a bundle: a public key that may sign its {whose}, besides the trust file's {name}s (repeatable)"
+        parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
     _add_answers(parser)
     add_now(parser)
     add_json(parser)
-    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    parser.epilog = (
+        "JSON keys: outcome, reasons, evidence. Of a bundle the outcome is its verdict's, or INCONCLUSIVE where it "
+        "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
+        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips and odds"
+    )
     parser.set_defaults(handler=_verify)
 
     parser = subparsers.add_parser("replay", help="re-execute one segment of a run on a device")
@@ -76,6 +86,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         type=Path,
         metavar="FILE",
         help="where each chip's log ended at earlier inspections; its extension is checked, and the file updated",
+    )
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="write the signed verdict and its evidence here")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="of --bundle: the inspectorate's private key")
+    parser.add_argument(
+        "--cluster-key", type=Path, metavar="FILE", help="of --bundle: the replay cluster's private one"
+    )
+    parser.add_argument(
+        "--earlier",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="BUNDLE",
+        help="of an earlier inspection: its runs must go on from the heads that their labs signed then (repeatable)",
     )
     parser.add_argument(
         "--maximum-flop",
@@ -299,19 +322,49 @@ def _verify(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
 
     now = parse_now(arguments.now)
+    if arguments.run.is_file():
+        return _verify_bundle(arguments)
     _require_runs([arguments.run])
     trust = Trust.load(arguments.trust, [arguments.run])
     return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
 
 
+def _verify_bundle(arguments: argparse.Namespace) -> int:
+    from inspector.bundle.checking import check_bundle
+    from inspector.bundle.contents import read_bundle
+    from inspector.inspection.trust import Trust
+    from inspector.registry.keyfiles import load_public
+
+    trust = Trust.load(arguments.trust)
+    trust = replace(
+        trust,
+        inspectorates=trust.inspectorates | frozenset(map(load_public, arguments.inspectorate)),
+        clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
+    )
+    return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust))
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
+    from inspector.bundle.building import bundle_of
+    from inspector.bundle.contents import heads_in, read_bundle
+    from inspector.bundle.replays import signing
+    from inspector.inspection.casefile import CaseFile
     from inspector.inspection.guards import Sampling, Settings
     from inspector.inspection.judging import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
     from inspector.inspection.trust import Trust
+    from inspector.registry.keyfiles import load_private
+    from inspector.replay.pool import run_worker
 
     now = parse_now(arguments.now)
     _require_runs(arguments.runs)
+    if len({arguments.bundle is None, arguments.key is None, arguments.cluster_key is None}) > 1:
+        raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
+    if arguments.bundle is not None and arguments.bundle.exists():
+        raise CallerError(f"{arguments.bundle}: exists already")
+    key = None if arguments.key is None else load_private(arguments.key)
+    worker = run_worker if key is None else signing(run_worker, load_private(arguments.cluster_key))
+    earlier = [head for path in arguments.earlier for head in heads_in(read_bundle(path))]
     trust = Trust.load(arguments.trust, arguments.runs)
     settings = Settings(
         samples=arguments.samples,
@@ -323,7 +376,20 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.maximum_flop is not None:
         trust = replace(trust, maximum_flop=arguments.maximum_flop)
     memory = None if arguments.memory is None else load_memory(arguments.memory)
-    verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory, answers=arguments.answers)
+    case = CaseFile()
+    verdict = inspect(
+        arguments.runs,
+        trust,
+        settings,
+        now=now,
+        worker=worker,
+        memory=memory,
+        answers=arguments.answers,
+        earlier=earlier,
+        case=case,
+    )
+    if key is not None:
+        write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
     code = show_verdict(arguments, verdict)
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))

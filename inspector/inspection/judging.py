@@ -5,7 +5,6 @@ A verdict is a function of frozen settings, trust anchors, evidence and what the
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +18,16 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.answers import Answers
+from inspector.inspection.casefile import CaseFile
 from inspector.inspection.comparison import compare_replay
 from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
+from inspector.inspection.forks import check_goes_on
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.lineage import examine_lineages, lineage_text
-from inspector.inspection.provenance import ChipReport, examine_chip
-from inspector.inspection.sampling import Chosen, choose, draw, odds_of
+from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
+from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -45,15 +46,6 @@ Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 def secret_of(settings: Settings) -> str:
     """The verifier's secret for the draw: fresh from the system's randomness, unless a simulation fixes it."""
     return os.urandom(32).hex() if settings.seed is None else settings.seed
-
-
-def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
-    """H(verifier's secret ‖ run manifests): the lab commits to everything, quotes included, before it can know this."""
-    hasher = hashlib.sha256(b"chipwitness/draw/1")
-    hasher.update(hashlib.sha256(secret.encode()).digest())
-    for digest in sorted(hashlib.sha256(run.manifest_bytes).digest() for run in runs):
-        hasher.update(digest)
-    return hasher.digest()
 
 
 def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path] = ()) -> Verdict:
@@ -94,6 +86,8 @@ def inspect(
     worker: Worker = run_worker,
     memory: Mapping[str, LogPosition] | None = None,
     answers: Sequence[Path] = (),
+    earlier: Sequence[bytes] = (),
+    case: CaseFile | None = None,
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
 
@@ -103,6 +97,8 @@ def inspect(
         memory: where each chip's log ended at earlier inspections (inspector.inspection.memory); it must go on from
             there, and the verdict says how many of the drawn chips did. None for an inspector who remembers nothing.
         answers: folders with the evidence of chips that take part in no run.
+        earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
+        case: is filled with what the verdict rests on (inspector.bundle).
 
     Raises:
         CallerError: no run, no device, or more samples than the registry has chips.
@@ -116,11 +112,14 @@ def inspect(
     findings = Findings(settings)
     outside = Answers(answers)
     evidence: dict[str, Any] = {"runs": []}
-    transcripts = []
+    case = CaseFile() if case is None else case
+    case.earlier = list(earlier)
+    transcripts = case.transcripts
     unread: dict[str, str] = {}
     for folder in folders:
         before = len(findings.found)
         run = findings.read(partial(open_run, folder, trust), run=folder.name)
+        case.heads += [] if run is None else [run.manifest_bytes]
         transcript = None if run is None else read_transcript(run, trust, findings, now=now)
         if transcript is None and run is not None:
             outcome = Outcome.REJECT if len(findings.found) > before else Outcome.INCONCLUSIVE
@@ -141,10 +140,12 @@ def inspect(
         evidence["labs"] = dict.fromkeys(sorted(labs), Outcome.INCONCLUSIVE.value) | unread
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
+    evidence["forks"] = check_goes_on(transcripts, earlier, trust, findings)
     evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
     secret = secret_of(settings)
-    seed = challenge_seed(secret, [transcript.run for transcript in transcripts])
+    seed = challenge_seed(secret, [transcript.run.manifest_digest for transcript in transcripts])
     drawn = draw(pool, settings.samples, seed)
+    case.drawn = {chip: sources_of(chip, runs_of_owner(chip, transcripts, trust), outside) for chip in drawn}
     evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
@@ -172,7 +173,7 @@ def inspect(
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
         if not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
-        _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
+        case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust)
     accept = acceptance(evidence) + signed_text(transcripts)
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=scope(transcripts))
@@ -274,8 +275,8 @@ def _replay(
     findings: Findings,
     evidence: dict[str, Any],
     worker: Worker,
-) -> None:
-    """Replay the chosen segments of each run on each device and compare with what was committed."""
+) -> list[dict[str, Any]]:
+    """Replay the chosen segments of each run on each device, compare with what was committed, return the answers."""
     jobs = []
     evidence["odds"] = []
     for transcript in transcripts:
@@ -310,6 +311,7 @@ def _replay(
                 "every replay device computes like the training device, so the replay shows little; name another",
                 run=transcript.run.folder.name,
             )
+    return [result for result in results if not isinstance(result, DeviceError)]
 
 
 def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] | DeviceError:
@@ -323,8 +325,7 @@ def _choose(transcript: Transcript, reports: list[ChipReport], settings: Setting
     """The segments of a run to replay, given what drawn chips say of it."""
     run_id = transcript.run.manifest.run
     steps = {step for report in reports for told, step in report.snapshots if told == run_id}
-    own = hashlib.sha256(seed + bytes.fromhex(run_id)).digest()
-    return choose(segments(transcript.run), steps, settings.samples, settings, own)
+    return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id))
 
 
 def judge(

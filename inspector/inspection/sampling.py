@@ -12,7 +12,17 @@ from inspector.inspection.guards import Settings
 from inspector.probability.odds import Audit, usual_violations
 from inspector.replay.segment import Segment
 
-__all__ = ["Chosen", "choose", "draw", "drawn_uniformly", "first_and_drawn", "odds_of", "odds_text"]
+__all__ = [
+    "Chosen",
+    "challenge_seed",
+    "choose",
+    "draw",
+    "drawn_uniformly",
+    "first_and_drawn",
+    "odds_of",
+    "odds_text",
+    "run_seed",
+]
 
 _CONFIDENCE = 0.9
 """What a price is stated for where no confidence is asked for."""
@@ -23,6 +33,24 @@ def draw(items: Iterable[str], count: int, seed: bytes) -> list[str]:
     return sorted(items, key=lambda item: hashlib.sha256(seed + item.encode()).digest())[:count]
 
 
+def challenge_seed(secret: str, heads: Iterable[str]) -> bytes:
+    """H(verifier's secret ‖ signed heads): the lab commits to everything, quotes included, before it can know this.
+
+    Args:
+        heads: SHA-256, in hex, of each run's manifest.
+    """
+    hasher = hashlib.sha256(b"chipwitness/draw/1")
+    hasher.update(hashlib.sha256(secret.encode()).digest())
+    for digest in sorted(map(bytes.fromhex, heads)):
+        hasher.update(digest)
+    return hasher.digest()
+
+
+def run_seed(seed: bytes, run_id: str) -> bytes:
+    """The seed of the draw of one run's segments."""
+    return hashlib.sha256(seed + bytes.fromhex(run_id)).digest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """The segments of one run that are replayed, in order, and how many of them were drawn uniformly."""
@@ -31,13 +59,12 @@ class Chosen:
     audit: Audit
 
 
-def choose(every: Sequence[Segment], steps: Collection[int], chips: int, settings: Settings, seed: bytes) -> Chosen:
+def choose(every: Sequence[Segment], steps: Collection[int], settings: Settings, seed: bytes) -> Chosen:
     """Choose the first segment, uniform ones, and some that hold a snapshot, as ``Settings.sampling`` says.
 
     Args:
         every: all segments of a run.
         steps: those at which drawn chips took snapshots.
-        chips: how many chips were drawn.
         seed: of this run's draw.
 
     Raises:
@@ -57,7 +84,7 @@ def choose(every: Sequence[Segment], steps: Collection[int], chips: int, setting
     drawn = min(asked, most - 1)
     uniform = drawn_uniformly(every, drawn, seed)
     rest = [segment for segment in seen if segment not in uniform]
-    count = min(chips, most - 1 - drawn)
+    count = min(settings.samples, most - 1 - drawn)
     more = draw([str(segment.index) for segment in rest], count, seed + b"/snapshots/")
     picked = sorted([*uniform, *(segment for segment in rest if str(segment.index) in more)])
     return Chosen(segments=picked, audit=Audit(lengths, frozenset({0}), drawn))

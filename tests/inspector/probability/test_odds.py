@@ -73,7 +73,7 @@ def test_no_lab_that_knows_its_snapshots_does_better_than_the_odds(text):
     def inspected(label):
         seed = hashlib.sha256(f"{text} {label}".encode()).digest()
         steps = set().union(*random.Random(seed).sample(taken, 3))
-        return choose(segments, steps, 3, settings, seed)
+        return choose(segments, steps, settings, seed)
 
     rehearsed = [{each.index for each in inspected(f"rehearsal {number}").segments} for number in range(400)]
     options = list(dict.fromkeys(places(segments, violation)))
@@ -132,7 +132,7 @@ def test_odds_of_a_limit_that_is_too_low_name_the_price():
         segments=3,
         sampling=Sampling(confidence=0.9, against=Violation.parse("swap")),
     )
-    chosen = choose(run_of((4,) * 11), set(), 1, settings, b"seed")
+    chosen = choose(run_of((4,) * 11), set(), settings, b"seed")
     odds = odds_of(chosen, settings)
     assert (odds["drawn"], odds["drawn_from"], odds["affordable"], odds["replayed_steps"]) == (2, 10, False, 12)
     swap = next(row for row in odds["violations"] if row["violation"] == "swap")
