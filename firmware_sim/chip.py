@@ -93,6 +93,10 @@ class Chip(ABC):
         """Return a sealed quote over identity, log and registers, after logging that it was asked for."""
 
     @abstractmethod
+    def challenge(self, nonce: bytes, verifier_id: str) -> bytes:
+        """Answer a verifier at once: `close_epoch`, then `quote`, and no other command in between."""
+
+    @abstractmethod
     def log_bytes(self) -> bytes:
         """Return the log."""
 

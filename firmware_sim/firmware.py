@@ -350,6 +350,9 @@ class FirmwareChip(Chip):
     @command
     def close_epoch(self) -> int:
         self._require_power()
+        return self._close_epoch()
+
+    def _close_epoch(self) -> int:
         closed = self._epoch
         if self._spent:
             return closed
@@ -373,6 +376,16 @@ class FirmwareChip(Chip):
     def quote(self, nonce: bytes, verifier_id: str) -> bytes:
         check_request(self._fused_id, nonce, verifier_id)
         self._require_power()
+        return self._quote(nonce, verifier_id)
+
+    @command
+    def challenge(self, nonce: bytes, verifier_id: str) -> bytes:
+        check_request(self._fused_id, nonce, verifier_id)
+        self._require_power()
+        self._close_epoch()
+        return self._quote(nonce, verifier_id)
+
+    def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
         if not self._spent and not self._has_room({RecordKind.QUOTE: 1}):
             self._retire()
         if self._spent:
@@ -395,6 +408,7 @@ class FirmwareChip(Chip):
             current=self._registers.current,
             snapshot_rate=self._fuses.snapshot_rate,
             snapshot_algorithm=self._fuses.algorithm,
+            beacon=self._beacon_time,
             calls=state.work.calls,
             flop=state.work.flop,
             moved=state.work.moved,

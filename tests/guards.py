@@ -87,8 +87,18 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 3: draws
     "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),
     "first segment": (("inspector.inspection.sampling.first_and_drawn", _draw_any),),
+    "labs that declare nothing": (
+        (
+            "inspector.inspection.judging.under_inspection",
+            lambda transcripts, trust, labs: sorted({each.run.metadata.lab for each in transcripts}),
+        ),
+    ),
     "uniform segments": (("inspector.inspection.sampling.drawn_uniformly", lambda every, count, seed: [every[0]]),),
     "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),
+    "live challenge": (("inspector.inspection.answers.Answers.challenge", _nothing),),
+    "fresh answer": (("firmware_sim.checks.check_quote_request", _nothing),),
+    "answer goes on": (("firmware_sim.checks.check_extends", _nothing),),
+    "signs of life": (("inspector.inspection.commits.SignsOfLife.take", _nothing),),
     # law 3: who is drawn, and is who it says
     "registry proof": (("inspector.registry.registered.verify_inclusion", _nothing),),
     "registered certificate": (("inspector.registry.registered.RegisteredChips.check_certificate", _nothing),),

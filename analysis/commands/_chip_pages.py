@@ -42,6 +42,7 @@ _COMPARED = {
     "journey": "replay of the log",
     "current": "replay of the log",
     "snapshot_rate": "schedule by the revealed keys",
+    "beacon": _LOG,
     "calls": _LOG,
     "flop": _LOG,
     "moved": _LOG,

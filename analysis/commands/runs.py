@@ -107,7 +107,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
         "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
     )
+    parser.add_argument(
+        "--every-lab",
+        action="store_true",
+        help="draw chips of every lab in the trust file, of those whose runs are not given too: silence is a refusal",
+    )
     _add_answers(parser)
+    parser.add_argument(
+        "--live",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RUN.lab",
+        help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts",
+    )
     add_now(parser)
     add_json(parser)
     parser.epilog = (
@@ -355,6 +368,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_private
     from inspector.replay.pool import run_worker
+    from monitor.lab.evidence import LiveChips
 
     now = parse_now(arguments.now)
     _require_runs(arguments.runs)
@@ -376,6 +390,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.maximum_flop is not None:
         trust = replace(trust, maximum_flop=arguments.maximum_flop)
     memory = None if arguments.memory is None else load_memory(arguments.memory)
+    ask = LiveChips(arguments.live).ask if arguments.live else None
     case = CaseFile()
     verdict = inspect(
         arguments.runs,
@@ -385,6 +400,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
         worker=worker,
         memory=memory,
         answers=arguments.answers,
+        ask=ask,
+        labs=trust.labs if arguments.every_lab else None,
         earlier=earlier,
         case=case,
     )

@@ -56,7 +56,8 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
             others.setdefault(opened.run, []).append(opened)
     logs: dict[str, list[LogRecord]] = {}
     for chip, sources in case.drawn.items():
-        chosen = next((each for each in sources if each.name == _judged(verdict, chip)), None)
+        live = [each for each in sources if each.nonce is not None]
+        chosen = next((each for each in (live or sources) if each.name == _judged(verdict, chip)), None)
         if chosen is None:
             continue
         try:

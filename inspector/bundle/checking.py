@@ -25,10 +25,11 @@ from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_
 from inspector.bundle.contents import Bundle
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
+from inspector.inspection.answers import Source
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.provenance import Source, is_listed, is_sound, open_case
+from inspector.inspection.provenance import is_listed, is_sound, open_case
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -217,9 +218,10 @@ def signed_replay(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedRep
 def _chips(bundle: Bundle, trust: Trust) -> list[_Chip]:
     """The drawn chips whose evidence is sound: what they signed counts, whoever hands it over."""
     found = []
+    nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
         findings = Findings(Settings(samples=0, seed=None, devices=()))
-        source = Source(name="bundle", read=_reader(bundle, chip))
+        source = Source(name="bundle", read=_reader(bundle, chip), nonce=nonces.get(chip) or None)
         if not is_listed(chip, trust, findings):
             continue
         case = findings.read(partial(open_case, chip, source, trust, None))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inspector.inspection.provenance import Source
+    from inspector.inspection.answers import Source
     from inspector.inspection.transcripts import Transcript
 
 __all__ = ["CaseFile"]

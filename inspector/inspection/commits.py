@@ -6,10 +6,20 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from firmware_sim import EMPTY_MEMORY, NO_RUN, NO_WORK, LogRecord, RecordKind, Unaudited, Work
+from firmware_sim import EMPTY_MEMORY, NO_RUN, NO_WORK, LogPosition, LogRecord, Quote, RecordKind, Unaudited, Work
 from firmware_sim.errors import EvidenceError
 
-__all__ = ["Beacons", "BusyTicks", "CommitOrder", "Law", "MeteredWork", "Needs", "SnapshotMoment", "is_empty_snapshot"]
+__all__ = [
+    "Beacons",
+    "BusyTicks",
+    "CommitOrder",
+    "Law",
+    "MeteredWork",
+    "Needs",
+    "SignsOfLife",
+    "SnapshotMoment",
+    "is_empty_snapshot",
+]
 
 _EXACT = frozenset({RecordKind.COMMIT, RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF})
 
@@ -241,6 +251,45 @@ class Beacons:
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
         return Unaudited(f"chip {self._chip}, record {record.counter}: {what}; {self._seconds} seconds are agreed")
+
+
+class SignsOfLife:
+    """From one sign of life of a chip to the next, at work or not, no more time passes than is agreed.
+
+    A chip that was put back to a copy of itself looks as if it had slept since the copy was made. Signs of life are the
+    verifier's: beacons, the last live challenge that it remembers, and the one that is answered now. Missing ones
+    accuse nobody and leave the verdict open.
+
+    Args:
+        last: where the chip was known to be at an earlier inspection; what came before was judged then.
+        until: the answer to the challenge, which was made at ``now``, in seconds since 1970.
+    """
+
+    def __init__(self, chip: str, seconds: int, *, last: LogPosition | None, until: Quote, now: int) -> None:
+        self._chip = chip
+        self._seconds = seconds
+        self._seen = 0 if last is None else last.size
+        self._last = 0 if last is None else last.time
+        self._ends = until.log_size - 1
+        self._now = now
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; Unaudited says for how long there was no sign."""
+        if record.counter >= self._seen and record.kind is RecordKind.BEACON:
+            self._sign(record, record.step)
+        if record.counter == self._ends:
+            if not self._last:
+                raise self._open(record, "no beacon or earlier challenge says where it was before this one")
+            self._sign(record, self._now)
+
+    def _sign(self, record: LogRecord, time: int) -> None:
+        last, self._last = self._last, max(time, self._last)
+        if last and time - last > self._seconds:
+            raise self._open(record, f"for {time - last} seconds nobody asked it or showed it a beacon")
+
+    def _open(self, record: LogRecord, what: str) -> Unaudited:
+        told = f"a copy of it may have worked meanwhile, and {self._seconds} seconds are agreed"
+        return Unaudited(f"chip {self._chip}, record {record.counter}: {what}: {told}")
 
 
 def _error(chip: str, record: LogRecord, what: str) -> EvidenceError:

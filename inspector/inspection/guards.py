@@ -69,6 +69,7 @@ class Settings:
         samples: number of chips to draw from the registry.
         seed: the verifier's secret text, so that a simulated draw can be repeated; None draws from the system's
             randomness, as every draw must that anybody profits from.
+        committed: the seed is such randomness, and its hash was published before the labs signed (inspector.rounds).
         devices: names of the replay devices.
         segments: at most so many segments of a run are replayed on each device; None sets no such limit.
         sampling: the first segment is replayed, as many drawn uniformly as the sampling asks for, and one for each
@@ -80,6 +81,7 @@ class Settings:
     samples: int
     seed: str | None
     devices: tuple[str, ...]
+    committed: bool = False
     segments: int | None = None
     sampling: Sampling | None = None
     guards: frozenset[Guard] = ALL_GUARDS

@@ -6,7 +6,7 @@ A verdict is a function of frozen settings, trust anchors, evidence and what the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -17,7 +17,7 @@ from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
-from inspector.inspection.answers import Answers
+from inspector.inspection.answers import Answers, Ask
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.comparison import compare_replay
 from inspector.inspection.execution import examine_execution, numbers_text
@@ -27,7 +27,7 @@ from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
-from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
+from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -86,6 +86,8 @@ def inspect(
     worker: Worker = run_worker,
     memory: Mapping[str, LogPosition] | None = None,
     answers: Sequence[Path] = (),
+    ask: Ask | None = None,
+    labs: Collection[str] | None = None,
     earlier: Sequence[bytes] = (),
     case: CaseFile | None = None,
 ) -> Verdict:
@@ -97,14 +99,19 @@ def inspect(
         memory: where each chip's log ended at earlier inspections (inspector.inspection.memory); it must go on from
             there, and the verdict says how many of the drawn chips did. None for an inspector who remembers nothing.
         answers: folders with the evidence of chips that take part in no run.
+        ask: challenges drawn chips live, after the draw, and no older quote of theirs counts; None where the verdict
+            goes by what was handed over.
+        labs: whose chips are drawn, of labs that declare nothing too; None for the labs whose runs are given.
         earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
         case: is filled with what the verdict rests on (inspector.bundle).
 
     Raises:
         CallerError: no run, no device, or more samples than the registry has chips.
     """
-    if not folders:
+    if not folders and labs is None:
         raise CallerError("no run to inspect")
+    if labs is not None and not set(labs) <= set(trust.labs):
+        raise CallerError(f"lab {sorted(set(labs) - set(trust.labs))[0]!r} is not registered")
     if not settings.devices:
         raise CallerError("no replay device was named")
     for name in settings.devices:
@@ -131,22 +138,20 @@ def inspect(
             evidence["runs"].append(described)
             _check_registered(transcript, trust, findings)
     evidence["lineages"] = examine_lineages(transcripts, trust, findings)
-    labs = {transcript.run.metadata.lab for transcript in transcripts} or set(trust.labs)
-    pool = [chip for lab in sorted(labs) for chip in trust.chips_of(lab)]
+    asked_labs = under_inspection(transcripts, trust, labs)
+    pool = [chip for lab in asked_labs for chip in trust.chips_of(lab)]
     if not 1 <= settings.samples <= len(pool):
         raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
     if len(transcripts) < len(folders):
         # What one lab's run hides says nothing about another lab, which was not judged then.
-        evidence["labs"] = dict.fromkeys(sorted(labs), Outcome.INCONCLUSIVE.value) | unread
+        evidence["labs"] = dict.fromkeys(asked_labs, Outcome.INCONCLUSIVE.value) | unread
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
     evidence["forks"] = check_goes_on(transcripts, earlier, trust, findings)
-    evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
     secret = secret_of(settings)
     seed = challenge_seed(secret, [transcript.run.manifest_digest for transcript in transcripts])
     drawn = draw(pool, settings.samples, seed)
-    case.drawn = {chip: sources_of(chip, runs_of_owner(chip, transcripts, trust), outside) for chip in drawn}
-    evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None}
+    evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None and not settings.committed}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
     evidence["chips_listed"] = trust.source
@@ -158,25 +163,40 @@ def inspect(
         segment=shortest if settings.segments is None and settings.sampling is None else None,
     )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
-    if complete:
-        # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
-        told = {chip for item in complete for chip in item.run.metadata.chips}
-        busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
-        asked = [chip for chip in sorted(drawn) if chip not in busy]
-        known = memory or {}
+    # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
+    told = {chip for item in complete for chip in item.run.metadata.chips}
+    busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
+    asked = [chip for chip in sorted(drawn) if chip not in busy] if complete or labs is not None else []
+    if ask is not None:
+        nonces = {"nonces": partial(nonce_of, seed)} if settings.committed else {}
+        outside.challenge(asked, ask, trust.verifier, **nonces)
+    case.drawn = {chip: sources_of(chip, runs_of_owner(chip, transcripts, trust), outside) for chip in drawn}
+    evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
+    if complete or labs is not None:
+        known, seconds = memory or {}, int(now.timestamp())
         reports = [
-            examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip)) for chip in asked
+            examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
+            for chip in asked
         ]
         evidence["chips"] = [report.to_json() for report in reports]
         if memory is not None:
             evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
-        if not any(report.snapshots for report in reports) and not findings.found:
+        if transcripts and not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
         case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
-    evidence["labs"] = outcomes_by_lab(findings, transcripts, trust)
+    evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=scope(transcripts))
+    not_said = scope(
+        transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
+    )
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
+
+
+def under_inspection(transcripts: Sequence[Transcript], trust: Trust, labs: Collection[str] | None) -> list[str]:
+    """The labs whose chips are drawn: those that are named, or whose runs are given."""
+    declared = {transcript.run.metadata.lab for transcript in transcripts}
+    return sorted(declared | set(labs or ()) or set(trust.labs))
 
 
 def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -22,13 +22,14 @@ from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
 from inspector.inspection.admission import admitted
-from inspector.inspection.answers import Answers
+from inspector.inspection.answers import Answers, Source
 from inspector.inspection.commits import (
     Beacons,
     BusyTicks,
     CommitOrder,
     Law,
     MeteredWork,
+    SignsOfLife,
     SnapshotMoment,
     is_empty_snapshot,
 )
@@ -42,7 +43,6 @@ from monitor.transcript.layout import CHIP_FILES, chip_path
 __all__ = [
     "CUTS_BY_CHANCE",
     "ChipReport",
-    "Source",
     "examine_chip",
     "is_listed",
     "is_sound",
@@ -75,6 +75,8 @@ class ChipReport:
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
+        nonce: of the live challenge that it answered; "" where nobody asked it.
+        time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
         snapshots: (run id, step) of each explained snapshot, in the order of the log.
         gaps: power gaps, as record numbers.
     """
@@ -87,6 +89,8 @@ class ChipReport:
     log_counter: int = 0
     log_size: int = 0
     log_head: str = ""
+    nonce: str = ""
+    time: int = 0
     work: Work = NO_WORK
     extends: bool | None = None
     snapshots: list[tuple[str, int]] = field(default_factory=list)
@@ -104,23 +108,14 @@ class ChipReport:
             "log_counter": self.log_counter,
             "log_size": self.log_size,
             "log_head": self.log_head,
+            "nonce": self.nonce,
+            "time": self.time,
             "metered": asdict(self.work),
             "extends": self.extends,
             "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where a chip's evidence lies: a run of the chip's own lab, or ("") the answers of chips that take part in none.
-
-    ``read`` returns one of the chip's four files; EvidenceError where it cannot.
-    """
-
-    name: str
-    read: Callable[[str], bytes]
 
 
 def examine_chip(
@@ -131,6 +126,7 @@ def examine_chip(
     *,
     answers: Answers | None = None,
     last: LogPosition | None = None,
+    now: int = 0,
 ) -> ChipReport:
     """Read a chip's evidence and match every record of its log to the runs that its lab declares.
 
@@ -138,8 +134,9 @@ def examine_chip(
     and counts as a failure.
 
     Args:
-        answers: evidence of chips that answered outside of any run.
+        answers: evidence of chips that answered outside of any run, or to a live challenge.
         last: where the chip's log ended at an earlier inspection, which it must extend; None if there was none.
+        now: the time of the inspection, in seconds since 1970.
     """
     report = ChipReport(chip=chip)
     if not is_listed(chip, trust, findings):
@@ -159,12 +156,17 @@ def examine_chip(
     report.certificate = str(case.identity.certificate_digest)
     report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
     report.log_head = case.quote.log_head.hex()
+    report.nonce = "" if source.nonce is None else source.nonce.hex()
+    report.time = max(case.quote.beacon, now if source.nonce is not None else 0)
     report.work = Work(case.quote.calls, case.quote.flop, case.quote.moved)
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
-    _match(report, case.records, trust, own, findings)
+    laws = _laws(report, trust, own, findings)
+    if source.nonce is not None and trust.beacon_seconds is not None:
+        laws.append((Guard.TIME, SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now)))
+    _match(report, case.records, laws, trust, own, findings)
     return report
 
 
@@ -204,9 +206,7 @@ def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | 
         for item in transcripts
         if chip_path(chip, CHIP_FILES[0]) in item.run.files
     ]
-    if answers is not None and answers.holds(chip):
-        sources.append(Source(name="", read=partial(answers.read, chip)))
-    return sources
+    return sources if answers is None else [*answers.sources(chip), *sources]
 
 
 def _read_from_run(item: Transcript, chip: str, name: str) -> bytes:
@@ -218,16 +218,15 @@ def _refused(chip: str) -> None:
 
 
 def _latest(chip: str, sources: Sequence[Source]) -> Source:
-    """The source with the chip's longest log; every other log of it must be a beginning of that one.
+    """The answer to a live challenge, or else the source with the longest log; every other log is its beginning.
 
     Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
     """
     logs = [(source.read("log.bin"), source) for source in sources]
-    longest, latest = max(logs, key=lambda entry: len(entry[0]))
+    longest, latest = max(logs, key=lambda entry: (entry[1].nonce is not None, len(entry[0])))
     for log, source in logs:
         if not longest.startswith(log):
-            names = " and ".join(each.name or "its answer outside of any run" for each in (latest, source))
-            raise EvidenceError(f"chip {chip}: its logs in {names} contradict each other")
+            raise EvidenceError(f"chip {chip}: its logs in {latest.place} and {source.place} contradict each other")
     return latest
 
 
@@ -241,7 +240,7 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
     opened = open_quote(quote, identity.alias_key)
     return ChipCase(
         chip_id=chip,
-        nonce=trust.nonce,
+        nonce=trust.nonce if source.nonce is None else source.nonce,
         verifier_id=trust.verifier,
         trust=trust.chip_trust,
         last=None if last == LogPosition.of(opened) else last,
@@ -252,16 +251,11 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
     )
 
 
-def _match(
-    report: ChipReport,
-    records: Sequence[LogRecord],
-    trust: Trust,
-    transcripts: Sequence[Transcript],
-    findings: Findings,
-) -> None:
-    """Each record must belong to exactly one declared run, and come when an honest host makes the chip write it."""
+def _laws(
+    report: ChipReport, trust: Trust, transcripts: Sequence[Transcript], findings: Findings
+) -> list[tuple[Guard, Law]]:
+    """When an honest host makes a chip write its records."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
-    committed: set[tuple[bytes, int]] = set()
     laws: list[tuple[Guard, Law]] = [
         (Guard.COMMITMENT, CommitOrder(report.chip)),
         (Guard.SNAPSHOT, SnapshotMoment(report.chip)),
@@ -270,6 +264,20 @@ def _match(
     ]
     if trust.beacon_seconds is not None:
         laws.append((Guard.TIME, Beacons(report.chip, trust.beacon_seconds)))
+    return laws
+
+
+def _match(
+    report: ChipReport,
+    records: Sequence[LogRecord],
+    laws: Sequence[tuple[Guard, Law]],
+    trust: Trust,
+    transcripts: Sequence[Transcript],
+    findings: Findings,
+) -> None:
+    """Each record must belong to exactly one declared run, and come when the laws say."""
+    runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
+    committed: set[tuple[bytes, int]] = set()
     cut = 0
     for record in records:
         for guard, law in laws:

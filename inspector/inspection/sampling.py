@@ -46,6 +46,11 @@ def challenge_seed(secret: str, heads: Iterable[str]) -> bytes:
     return hasher.digest()
 
 
+def nonce_of(seed: bytes, chip: str) -> bytes:
+    """The nonce of a drawn chip's live challenge, which nobody knows before the secret is opened."""
+    return hashlib.sha256(b"chipwitness/nonce/1" + seed + chip.encode()).digest()
+
+
 def run_seed(seed: bytes, run_id: str) -> bytes:
     """The seed of the draw of one run's segments."""
     return hashlib.sha256(seed + bytes.fromhex(run_id)).digest()

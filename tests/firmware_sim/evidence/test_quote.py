@@ -38,6 +38,7 @@ QUOTE = Quote(
     current=b"c" * 32,
     snapshot_rate=Fraction(1, 86400),
     snapshot_algorithm="sha256-tree/1048576",
+    beacon=8,
     calls=5,
     flop=6,
     moved=7,
