@@ -93,6 +93,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
             lambda transcripts, trust, labs: sorted({each.run.metadata.lab for each in transcripts}),
         ),
     ),
+    "deadlines": (("inspector.rounds.steps.is_late", _no),),
     "uniform segments": (("inspector.inspection.sampling.drawn_uniformly", lambda every, count, seed: [every[0]]),),
     "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),
     "live challenge": (("inspector.inspection.answers.Answers.challenge", _nothing),),

@@ -82,6 +82,7 @@ INSPECTOR = (
     {"campaign", "replay"},
     {"inspection"},
     {"bundle", "dispute"},
+    {"rounds"},
 )
 ANALYSIS = (
     {"public_data"},

@@ -21,6 +21,7 @@ from analysis.commands import (
     registry,
     runs,
     storage,
+    world,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _GROUPS = (
     bench,
     check,
     runs,
+    world,
     drift,
     storage,
     chips,

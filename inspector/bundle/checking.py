@@ -39,7 +39,7 @@ from monitor.declaration.statement import Declaration
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata
 
-__all__ = ["check_bundle"]
+__all__ = ["check_bundle", "settings_from"]
 
 _WORD = "that files, programs, numbers, data and meters are as they were declared"
 
@@ -112,7 +112,7 @@ def _opened(data: bytes, trust: Trust) -> tuple[VerifyingKey, Bundle]:
 
 def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outcome, str, list[str]]:
     told = bundle.predicate
-    outcome, settings = Outcome(told["outcome"]), _settings(told["settings"])
+    outcome, settings = Outcome(told["outcome"]), settings_from(told["settings"])
     challenge = told["challenge"]
     trust = replace(
         trust,
@@ -150,7 +150,8 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
     return outcome, text, grounds
 
 
-def _settings(data: Mapping[str, Any]) -> Settings:
+def settings_from(data: Mapping[str, Any]) -> Settings:
+    """Settings as ``settings_json`` says them; EvidenceError on missing or extra keys."""
     if set(data) != {"samples", "segments", "devices", "confidence", "against"}:
         raise EvidenceError("the verdict's settings have missing or extra keys")
     sampling = None
@@ -278,8 +279,12 @@ def _draws(
     """Draw chips and segments again, and compare both and the odds with what the verdict states."""
     if "draw" not in evidence:
         return {}
-    seed = challenge_seed(evidence["draw"]["secret"], [run.head_digest for run in runs])
-    pool = [chip for lab in sorted({run.lab for run in runs}) for chip in trust.chips_of(lab)]
+    if not {run.head_digest for run in runs} <= set(evidence["draw"]["heads"]):
+        raise EvidenceError("the draw was made without a head that the verdict judges")
+    seed = challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"])
+    if not {run.lab for run in runs} <= set(evidence["labs"]):
+        raise EvidenceError("the verdict leaves a lab out whose run it judges")
+    pool = [chip for lab in sorted(evidence["labs"]) for chip in trust.chips_of(lab)]
     if sorted(draw(pool, settings.samples, seed)) != evidence["drawn_chips"]:
         raise EvidenceError("the drawn chips are not those that the secret gives")
     taken: dict[str, set[int]] = {}
@@ -352,8 +357,8 @@ def _check_complete(
     settings: Settings,
 ) -> None:
     """Everything that an ACCEPT needs is there."""
-    if not runs or {chip.chip for chip in chips} != set(evidence["drawn_chips"]):
-        raise EvidenceError("it accepts without a run, or without sound evidence of each drawn chip")
+    if not chips or {chip.chip for chip in chips} != set(evidence["drawn_chips"]):
+        raise EvidenceError("it accepts without sound evidence of each drawn chip")
     agreed = trust.agreed()
     for run in runs:
         if not run.head.finished or run.run_id not in chosen:

@@ -88,6 +88,7 @@ def inspect(
     answers: Sequence[Path] = (),
     ask: Ask | None = None,
     labs: Collection[str] | None = None,
+    heads: Collection[str] | None = None,
     earlier: Sequence[bytes] = (),
     case: CaseFile | None = None,
 ) -> Verdict:
@@ -102,6 +103,7 @@ def inspect(
         ask: challenges drawn chips live, after the draw, and no older quote of theirs counts; None where the verdict
             goes by what was handed over.
         labs: whose chips are drawn, of labs that declare nothing too; None for the labs whose runs are given.
+        heads: SHA-256, in hex, of each manifest that labs handed over before the draw; None for those of the runs.
         earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
         case: is filled with what the verdict rests on (inspector.bundle).
 
@@ -149,9 +151,11 @@ def inspect(
     _check_equivocation(transcripts, findings)
     evidence["forks"] = check_goes_on(transcripts, earlier, trust, findings)
     secret = secret_of(settings)
-    seed = challenge_seed(secret, [transcript.run.manifest_digest for transcript in transcripts])
+    committed = sorted(heads if heads is not None else (each.run.manifest_digest for each in transcripts))
+    seed = challenge_seed(secret, committed)
     drawn = draw(pool, settings.samples, seed)
-    evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None and not settings.committed}
+    simulated = settings.seed is not None and not settings.committed
+    evidence["draw"] = {"secret": secret, "simulated": simulated, "heads": committed}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
     evidence["chips_listed"] = trust.source
@@ -161,6 +165,7 @@ def inspect(
         drawn=len(drawn),
         rate=trust.chip_trust.snapshot_rate,
         segment=shortest if settings.segments is None and settings.sampling is None else None,
+        live=ask is not None,
     )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.

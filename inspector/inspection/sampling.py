@@ -142,10 +142,12 @@ def odds_text(odds: Sequence[dict[str, Any]]) -> str:
         return ""
     replayed, steps = (sum(each[key] for each in odds) for key in ("replayed_steps", "steps"))
     worst = max(odds, key=lambda each: sum(row["escapes"] for row in each["violations"]))
-    chances = ", ".join(f"{row['text']} {row['escapes']:.2g}" for row in worst["violations"])
-    text = f"{replayed} of {steps} steps replayed; a lab that knows all but the secret escapes with: {chances}"
+    chances = ", ".join({row["text"]: f"{row['text']}: {row['escapes']:.2g}" for row in worst["violations"]}.values())
+    text = (
+        f"{replayed} of {steps} steps replayed; a lab that knows all but the secret escapes with chances of {chances}"
+    )
     short = [row for row in worst["violations"] if row["escapes"] > (1 - worst["confidence"]) * (1 + 1e-9)]
     if short:
-        prices = ", ".join(f"{row['text']} {row['needed_steps']} steps" for row in short)
-        text += f"; to catch them with {worst['confidence']:.4g} would replay: {prices}"
+        prices = ", ".join({row["text"]: f"{row['text']}: {row['needed_steps']} steps" for row in short}.values())
+        text += f"; to catch them with {worst['confidence']:.4g} one would replay, of {prices}"
     return text

@@ -13,12 +13,14 @@ from scipy.stats import binom
 
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Sampling, Settings
-from inspector.inspection.sampling import choose, odds_of
+from inspector.inspection.sampling import choose, draw, odds_of
+from inspector.probability.chances import chances
 from inspector.probability.odds import Audit, Violation, chain, usual_violations
 from inspector.replay.segment import Segment
 from tests.guards import off
 
 DRAWS = 2000
+RATE = Fraction(1, 4)
 FALSE_ALARM = 1e-3
 LENGTHS = (4,) * 20 + (8, 8, 2)
 KINDS = ("together:10", "scattered:3", "data:0.2", "swap")
@@ -93,6 +95,23 @@ def test_no_lab_that_knows_its_snapshots_does_better_than_the_odds(text):
     assert escapes() <= most
     with off("uniform segments"):
         assert escapes() > most
+
+
+def test_no_lab_hides_an_undeclared_run_better_than_the_odds():
+    """2,000 draws of 3 of 8 chips; the lab takes the chip that its own rehearsal drew least. One-sided at 1e-3."""
+    pool = [f"lab-chip-{number:04d}" for number in range(8)]
+
+    def drawn(label):
+        return draw(pool, 3, hashlib.sha256(label.encode()).digest())
+
+    rehearsed = [drawn(f"rehearsal {number}") for number in range(400)]
+    chip = min(pool, key=lambda one: sum(one in some for some in rehearsed))
+    rows = {row["lie"]: row["probability"] for row in chances(chips=8, drawn=3, rate=RATE, segment=None, live=True)}
+    stated = 1 - rows["a run that nobody declared, on one chip"]
+    assert stated == pytest.approx(5 / 8)
+    assert sum(chip not in drawn(str(number)) for number in range(DRAWS)) <= binom.ppf(1 - FALSE_ALARM, DRAWS, stated)
+    untold = chances(chips=8, drawn=3, rate=RATE, segment=None)
+    assert {row["lie"]: row["probability"] for row in untold}["a run that nobody declared, on one chip"] == 0.0
 
 
 def test_the_number_of_draws_is_the_least_that_is_enough():
