@@ -81,7 +81,8 @@ INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
     {"campaign", "replay"},
     {"inspection"},
-    {"dispute"},
+    {"bundle", "dispute"},
+    {"rounds"},
 )
 ANALYSIS = (
     {"public_data"},

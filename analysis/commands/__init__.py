@@ -15,11 +15,13 @@ from analysis.commands import (
     detection,
     disputes,
     drift,
+    odds,
     operators,
     programs,
     registry,
     runs,
     storage,
+    world,
 )
 
 if TYPE_CHECKING:
@@ -32,11 +34,13 @@ _GROUPS = (
     bench,
     check,
     runs,
+    world,
     drift,
     storage,
     chips,
     disputes,
     detection,
+    odds,
     campaign,
     registry,
     operators,
