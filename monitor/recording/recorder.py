@@ -593,6 +593,9 @@ class Recorder:
             content=content,
             batch=trained,
             displaced=displaced,
+            given=given,
+            parameters=dict(self._loop.model.named_parameters()),
+            keys=keys,
         )
 
     def _observe(
