@@ -110,7 +110,7 @@ class Replicated(_Whole):
             sums = self.reduction.exchange(names, rows)
             if sums is not None:
                 gathered = torch.empty_like(rows)
-                dist.all_gather_into_tensor(gathered, sums)
+                dist.all_gather_into_tensor(gathered.view(-1), sums)
                 widths = [self.reduction.width(name) for name in names]
                 for part, columns in zip(parts, gathered.split(widths, dim=1), strict=True):
                     part.copy_(columns.reshape(-1)[: part.numel()])
