@@ -7,19 +7,56 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from firmware_sim.errors import CallerError
 
-__all__ = ["launch"]
+__all__ = ["answer", "arguments", "join", "launch"]
 
 
-def launch(module: str, ranks: int, arguments: dict[str, Any], *, timeout: float = 600.0) -> Any:
+@contextmanager
+def join() -> Iterator[None]:
+    """Take part in the job that ``launch`` or ``torchrun`` started this process for."""
+    store = os.environ.get("CHIPWITNESS_STORE")
+    if store is None:
+        dist.init_process_group("gloo")
+    else:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def arguments() -> Any:
+    """What ``launch`` was given for this process."""
+    return json.loads(os.environ["CHIPWITNESS_JOB"])
+
+
+def answer(result: Any) -> None:
+    """Give ``launch`` a result as JSON; rank 0's counts."""
+    if os.environ["RANK"] == "0":
+        Path(os.environ["CHIPWITNESS_RESULT"]).write_text(json.dumps(result))
+
+
+def launch(
+    module: str, ranks: int, given: Any, *, timeout: float = 600.0, environment: Mapping[str, str] | None = None
+) -> Any:
     """Run ``python -m module`` in ``ranks`` processes of one gloo job.
 
-    Each gets the arguments as JSON in ``CHIPWITNESS_JOB``, and torchrun's variables. What rank 0 writes as JSON to the
-    file that ``CHIPWITNESS_RESULT`` names is returned; None if it writes nothing.
+    Each finds what it is given by ``arguments``, takes part by ``join``, and finds torchrun's variables. What rank 0
+    gives by ``answer`` is returned; None if it gives nothing.
+
+    Args:
+        given: JSON-able.
+        environment: further variables, such as those that choose a device's kernels.
 
     Raises:
         CallerError: a process failed; the others are ended.
@@ -28,7 +65,8 @@ def launch(module: str, ranks: int, arguments: dict[str, Any], *, timeout: float
         result = Path(folder) / "result.json"
         common = {
             **os.environ,
-            "CHIPWITNESS_JOB": json.dumps(arguments),
+            **(environment or {}),
+            "CHIPWITNESS_JOB": json.dumps(given),
             "CHIPWITNESS_RESULT": str(result),
             "CHIPWITNESS_STORE": str(Path(folder) / "store"),
             "WORLD_SIZE": str(ranks),
@@ -58,8 +96,6 @@ def launch(module: str, ranks: int, arguments: dict[str, Any], *, timeout: float
 
 def _wait(running: list[subprocess.Popen[bytes]], timeout: float) -> list[int]:
     """Exit codes; those that a failed rank leaves waiting are ended."""
-    import time
-
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         codes = [process.poll() for process in running]
