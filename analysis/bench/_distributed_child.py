@@ -69,7 +69,7 @@ def _native(given: dict[str, Any], job: Job) -> list[str]:
         for micro in range(rank, job.micro_batches, ranks):
             torch.manual_seed(number * job.micro_batches + micro)
             loss = job.loss(called, micro_batch(batch, micro, job.micro_batches)) * ranks  # they average
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), job.clip or 1.0)
         optimizer.step()
         with torch.no_grad():

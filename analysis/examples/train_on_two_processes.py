@@ -25,7 +25,8 @@ from monitor.distributed.launching import arguments, join, launch
 from monitor.distributed.recorder import DistributedRecorder
 
 MICRO_BATCHES, SAMPLES, CONTEXT, VOCABULARY = 4, 2, 12, 64
-STEPS = 3
+STEPS = 4
+MODULE = "analysis.examples.train_on_two_processes"
 
 
 class Block(nn.Module):
@@ -90,10 +91,10 @@ def batches(steps: int, micro_batches: int = MICRO_BATCHES) -> Iterator[Tensor]:
         yield torch.randint(0, VOCABULARY, (micro_batches * SAMPLES, CONTEXT + 1), generator=generator)
 
 
-def train(run: Path) -> None:
+def train(run: Path, layout: str = "fsdp2", lie: tuple[str, int, int] | None = None) -> None:
     """What each process does."""
     with join():
-        recorder = DistributedRecorder(gpt_job(), layout="fsdp2", out=run, seed=1)
+        recorder = DistributedRecorder(gpt_job(), layout=layout, out=run, seed=1, lie=lie)
         for batch in batches(STEPS):
             recorder.step(batch)
         recorder.finish()
@@ -108,7 +109,7 @@ def judge(run: Path) -> Verdict:
 def main(folder: Path) -> Verdict:
     """Start both processes, then inspect what they recorded."""
     run = folder / "run"
-    launch("analysis.examples.train_on_two_processes", 2, str(run))
+    launch(MODULE, 2, {"run": str(run)})
     verdict = judge(run)
     print(f"{verdict.outcome.value}; {verdict.reasons[0].text}")
     return verdict
@@ -118,7 +119,8 @@ if __name__ == "__main__":
     if "RANK" not in os.environ:
         main(Path(sys.argv[1]))
     elif "CHIPWITNESS_JOB" in os.environ:
-        train(Path(arguments()))
+        given = arguments()
+        train(Path(given["run"]), given.get("layout", "fsdp2"), given.get("lie"))
     else:
         train(Path(sys.argv[1]) / "run")
         if os.environ["RANK"] == "0":

@@ -55,7 +55,7 @@ class Job:
     def clipped(self, gradients: Sequence[Tensor], norms: Sequence[Tensor]) -> Tensor:
         """Scale gradients, or shards of them, as ``clip_grad_norm_`` does, given each whole one's norm."""
         assert self.clip is not None
-        norm = torch.linalg.vector_norm(torch.stack(list(norms)))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
         coefficient = torch.clamp(self.clip / (norm + 1e-6), max=1.0)
         for gradient in gradients:
             gradient.mul_(coefficient)

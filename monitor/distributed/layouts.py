@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -101,18 +102,18 @@ class Replicated(_Whole):
         wrapped.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
         self.model = wrapped
 
-    def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
         names = [self._names[parameter] for parameter in bucket.parameters()]
         with self.reduction.session.aside(), torch.no_grad():
             flat = bucket.buffer()
-            parts = flat.split([self.parameters[name].numel() for name in names])
+            parts = torch.split(flat, [self.parameters[name].numel() for name in names])
             rows = torch.cat([self._rows(name, part) for name, part in zip(names, parts, strict=True)], dim=1)
             sums = self.reduction.exchange(names, rows)
             if sums is not None:
                 gathered = torch.empty_like(rows)
                 dist.all_gather_into_tensor(gathered.view(-1), sums)
                 widths = [self.reduction.width(name) for name in names]
-                for part, columns in zip(parts, gathered.split(widths, dim=1), strict=True):
+                for part, columns in zip(parts, torch.split(gathered, widths, dim=1), strict=True):
                     part.copy_(columns.reshape(-1)[: part.numel()])
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(flat)
@@ -195,7 +196,7 @@ class Sharded:
         return [torch.sqrt(square) * scale for square, scale in zip(squares, scales, strict=True)]
 
 
-class _ReduceScatter:
+class _ReduceScatter(ReduceScatter):
     """Stands for FSDP2's reduce-scatter of one group of parameters."""
 
     def __init__(self, reduction: Reduction, names: list[str]) -> None:

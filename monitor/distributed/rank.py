@@ -13,7 +13,9 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.job import Job
 from monitor.distributed.layouts import LAYOUTS, Layout, local, whole
+from monitor.distributed.reduction import Chunk
 from monitor.distributed.session import rank_session
+from monitor.distributed.statements import Statements
 from monitor.environment import check_subnormals
 from monitor.programs.keys import RecordedKeys
 from monitor.recording.initialising import initialised
@@ -32,6 +34,7 @@ class Rank:
         seed: of the initial weights and of dropout.
 
     Attributes:
+        statements: what this rank signs, where somebody wants it.
         rank, ranks: this process's number, and how many there are.
         steps: taken so far.
 
@@ -53,6 +56,8 @@ class Rank:
         self.layout: Layout = LAYOUTS[layout](job, model, self.rank, self.ranks)
         self.parameters = self.layout.parameters
         self.optimizer = job.optimizer(iter(self.parameters.values()))
+        self.statements: Statements | None = None
+        self.layout.reduction.sent = self.sent
 
     def step(self, batch: object) -> Tensor:
         """Take this rank's part of the next step; returns the loss of all micro-batches, the same on every rank.
@@ -72,7 +77,10 @@ class Rank:
                 is_idle, micro = own >= job.micro_batches, min(own, job.micro_batches - 1)
                 self.layout.reduction.begin(session, micro, idle=is_idle, last=turn == rounds - 1)
                 with keys.stream(micro + 1):
-                    part = self.read(micro_batch(batch, micro, job.micro_batches), micro)
+                    part = micro_batch(batch, micro, job.micro_batches)
+                    if not is_idle:
+                        with session.aside():
+                            part = self.read(part, micro)
                     loss = job.loss(self.layout.model, part)
                     loss.backward()  # type: ignore[no-untyped-call]
                 if not is_idle:
@@ -89,24 +97,47 @@ class Rank:
             if buffer._version != versions[name]:
                 raise CallerError(f"buffer {name} is written in each micro-batch; such a model has one order of them")
         self.steps = number
+        self.close()
         return loss
 
     def read(self, part: Any, micro: int) -> Any:
         """What this rank trains on as a micro-batch."""
+        if self.statements is not None:
+            self.statements.read(part, micro)
         return part
+
+    def sent(self, chunk: Chunk) -> None:
+        """This rank is about to send a chunk, or to keep one as its own."""
+        if self.statements is not None:
+            self.statements.sent(chunk)
 
     def norms(self) -> list[Tensor]:
         """Norm of each whole gradient, as this rank takes it."""
         return self.layout.norms()
 
+    def close(self) -> None:
+        """The step has ended."""
+        if self.statements is not None:
+            self.statements.close(self.steps, self.shards())
+
     def _clip(self, job: Job) -> None:
         gradients = [local(each.grad) for each in self.parameters.values() if each.grad is not None]
         with torch.no_grad():
-            job.clipped(gradients, self.norms())
+            norms = self.norms()
+            if self.statements is not None:
+                with self.layout.reduction.session.aside():
+                    self.statements.norms(norms)
+            job.clipped(gradients, norms)
 
-    def shards(self) -> dict[TensorKey, Tensor]:
-        """What lies on this rank of weights, gradients and optimizer state; whole tensors where they are not cut."""
-        return {key: local(tensor) for key, tensor in self._tensors().items()}
+    def shards(self) -> dict[TensorKey, tuple[int, Tensor]]:
+        """What lies on this rank of weights, gradients and optimizer state, and from which element on."""
+        found = {}
+        for key, tensor in self._tensors().items():
+            mine = local(tensor)
+            owner = key[1] if key[1] in self.parameters else key[1].rpartition("/")[0]
+            is_cut = mine.numel() != tensor.numel()
+            found[key] = (self.layout.reduction.pieces[owner][self.rank][0] if is_cut else 0, mine)
+        return found
 
     def state(self) -> dict[TensorKey, Tensor]:
         """The whole state, made of all ranks' parts, on rank 0; nothing on the others, which take part."""

@@ -30,7 +30,8 @@ class ExactSum:
 
     Attributes:
         digits: (9, elements) INT64; the sum over processes is that of their digits.
-        special: (elements,) INT64 counts in one word: infinities of both signs and NaNs that were added, as bits.
+        special: (elements,) UINT8, bits: whether a positive or negative infinity or a NaN was added.
+        terms: numbers added to each sum here.
     """
 
     def __init__(self, elements: int, device: torch.device | None = None) -> None:
@@ -61,7 +62,7 @@ class ExactSum:
         if self.terms >= _MOST_TERMS:
             raise CallerError(f"an exact sum takes fewer than {_MOST_TERMS} terms")
         part = ExactSum(min(_BLOCK, values.numel()), values.device)
-        for piece in values.detach().reshape(-1).split(_BLOCK):
+        for piece in torch.split(values.detach().reshape(-1), _BLOCK):
             padded = torch.zeros(len(part.special), dtype=torch.float32, device=values.device)
             padded[: len(piece)] = piece
             part.add(padded)
