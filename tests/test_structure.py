@@ -76,6 +76,7 @@ MONITOR = (
     {"replay"},
     {"lab"},
     {"recording"},
+    {"distributed"},
 )
 INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
