@@ -84,10 +84,10 @@ INSPECTOR = (
     {"dispute"},
 )
 ANALYSIS = (
-    {"public_data"},
+    {"public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
-    {"report"},
+    {"report", "explorer"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},
