@@ -71,14 +71,21 @@ _ANY = 1 << 62
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
+    "snapshots inside steps": (("inspector.inspection.provenance._match_inside", _nothing),),
+    "ticks end with steps": (("inspector.inspection.inside.check_ended", _nothing),),
     # law 2: busy ticks
     "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
     "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
+    "held results": (("inspector.inspection.commits.HeldResults.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),
     "first segment": (("inspector.inspection.judging.first_and_drawn", _draw_any),),
     "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),
+    "live challenge": (("inspector.inspection.answers.Answers.challenge", _nothing),),
+    "fresh answer": (("firmware_sim.checks.check_quote_request", _nothing),),
+    "answer goes on": (("firmware_sim.checks.check_extends", _nothing),),
+    "signs of life": (("inspector.inspection.commits.SignsOfLife.take", _nothing),),
     # law 3: who is drawn, and is who it says
     "registry proof": (("inspector.registry.registered.verify_inclusion", _nothing),),
     "registered certificate": (("inspector.registry.registered.RegisteredChips.check_certificate", _nothing),),

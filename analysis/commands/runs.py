@@ -83,6 +83,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
     )
     _add_answers(parser)
+    parser.add_argument(
+        "--live",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RUN.lab",
+        help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts",
+    )
     add_now(parser)
     add_json(parser)
     parser.epilog = (
@@ -306,6 +314,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from inspector.inspection.judging import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
     from inspector.inspection.trust import Trust
+    from monitor.lab.evidence import LiveChips
 
     now = parse_now(arguments.now)
     _require_runs(arguments.runs)
@@ -319,7 +328,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.maximum_flop is not None:
         trust = replace(trust, maximum_flop=arguments.maximum_flop)
     memory = None if arguments.memory is None else load_memory(arguments.memory)
-    verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory, answers=arguments.answers)
+    ask = LiveChips(arguments.live).ask if arguments.live else None
+    verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory, answers=arguments.answers, ask=ask)
     code = show_verdict(arguments, verdict)
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))

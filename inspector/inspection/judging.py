@@ -18,12 +18,13 @@ from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
-from inspector.inspection.answers import Answers
+from inspector.inspection.answers import Answers, Ask
 from inspector.inspection.comparison import compare_replay
 from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
+from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
@@ -78,12 +79,15 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     _check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
     evidence["lineages"] = examine_lineages([transcript], trust, findings, replayed=False)
+    waiting = 0
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
+        waiting = sum(len(report.inside) for report in reports)
     text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
+    text += f", so that {waiting} snapshots inside of steps were not compared" if waiting else ""
     text += f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"]) + signed_text([transcript])
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
@@ -98,6 +102,7 @@ def inspect(
     worker: Worker = run_worker,
     memory: Mapping[str, LogPosition] | None = None,
     answers: Sequence[Path] = (),
+    ask: Ask | None = None,
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
 
@@ -107,6 +112,8 @@ def inspect(
         memory: where each chip's log ended at earlier inspections (inspector.inspection.memory); it must go on from
             there, and the verdict says how many of the drawn chips did. None for an inspector who remembers nothing.
         answers: folders with the evidence of chips that take part in no run.
+        ask: challenges drawn chips live, after the draw, and no older quote of theirs counts; None where the verdict
+            goes by what was handed over.
 
     Raises:
         CallerError: no run, no device, or more samples than the registry has chips.
@@ -145,7 +152,6 @@ def inspect(
         evidence["labs"] = dict.fromkeys(sorted(labs), Outcome.INCONCLUSIVE.value) | unread
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
-    evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
     secret = secret_of(settings)
     seed = challenge_seed(secret, [transcript.run for transcript in transcripts])
     drawn = draw(pool, settings.samples, seed)
@@ -161,14 +167,18 @@ def inspect(
         segment=shortest if settings.segments is None else None,
     )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
+    # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
+    told = {chip for item in complete for chip in item.run.metadata.chips}
+    busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
+    asked = [chip for chip in sorted(drawn) if chip not in busy] if complete else []
+    if ask is not None:
+        outside.challenge(asked, ask, trust.verifier)
+    evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
     if complete:
-        # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
-        told = {chip for item in complete for chip in item.run.metadata.chips}
-        busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
-        asked = [chip for chip in sorted(drawn) if chip not in busy]
-        known = memory or {}
+        known, seconds = memory or {}, int(now.timestamp())
         reports = [
-            examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip)) for chip in asked
+            examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
+            for chip in asked
         ]
         evidence["chips"] = [report.to_json() for report in reports]
         if memory is not None:
@@ -179,7 +189,8 @@ def inspect(
         _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust)
     accept = acceptance(evidence) + signed_text(transcripts)
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=scope(transcripts))
+    not_said = scope(transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None)
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
 
 
 def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:
@@ -214,13 +225,20 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     )
 
 
-def _job(transcript: Transcript, trust: Trust, chosen: list[Segment], findings: Findings) -> dict[str, Any]:
+def _job(
+    transcript: Transcript,
+    trust: Trust,
+    chosen: list[Segment],
+    findings: Findings,
+    inside: Sequence[InsideStep] = (),
+) -> dict[str, Any]:
     return {
         "action": "replay",
         "run": str(transcript.run.folder.resolve()),
         "manifest": verified_manifest(transcript.run),
         "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
         "segments": [segment.index for segment in chosen],
+        "inside": [[snapshot.step, snapshot.operators] for snapshot in inside],
         "check_rounding": findings.is_on(Guard.ROUNDING),
     }
 
@@ -281,6 +299,7 @@ def _replay(
 ) -> None:
     """Replay the chosen segments of each run on each device and compare with what was committed."""
     jobs = []
+    looked_at: dict[str, list[InsideStep]] = {}
     for transcript in transcripts:
         if not transcript.execution.executable:
             continue
@@ -292,7 +311,8 @@ def _replay(
             )
             continue
         chosen = _choose(transcript, reports, settings, seed)
-        job = _job(transcript, trust, chosen, findings)
+        inside = looked_at[transcript.run.manifest.run] = _inside(transcript, reports, chosen)
+        job = _job(transcript, trust, chosen, findings, inside)
         jobs += [(name, transcript, chosen, job) for name in settings.devices]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))
@@ -301,7 +321,10 @@ def _replay(
         if isinstance(result, DeviceError):
             findings.doubt(str(result), device=name)
             continue
-        evidence["replays"].append(judge(name, transcript, chosen, result, findings))
+        inside = looked_at[transcript.run.manifest.run]
+        evidence["replays"].append(judge(name, transcript, chosen, result, findings, inside))
+    evidence["snapshots_inside_steps"] = sum(len(report.inside) for report in reports)
+    evidence["snapshots_compared_inside_steps"] = sum(map(len, looked_at.values()))
     for transcript in transcripts:
         trained_on = transcript.run.metadata.device["fingerprint"]
         mine = [replay for replay in evidence["replays"] if replay["run"] == transcript.run.folder.name]
@@ -310,6 +333,13 @@ def _replay(
                 "every replay device computes like the training device, so the replay shows little; name another",
                 run=transcript.run.folder.name,
             )
+
+
+def _inside(transcript: Transcript, reports: Sequence[ChipReport], chosen: Sequence[Segment]) -> list[InsideStep]:
+    """The snapshots of drawn chips that fell inside of steps which are replayed."""
+    run_id = transcript.run.manifest.run
+    every = [snapshot for report in reports for snapshot in report.inside if snapshot.run_id == run_id]
+    return [snapshot for snapshot in every if any(snapshot.step in segment for segment in chosen)]
 
 
 def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] | DeviceError:
@@ -322,7 +352,8 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
 def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> list[Segment]:
     """The first segment, and those that hold a snapshot of a drawn chip: ``settings.segments`` in all, drawn."""
     every = segments(transcript.run)
-    steps = {step for report in reports for run_id, step in report.snapshots if run_id == transcript.run.manifest.run}
+    mine = transcript.run.manifest.run
+    steps = {step for report in reports for run_id, step, _ in report.snapshots if run_id == mine}
     wanted = [every[0]] + [segment for segment in every[1:] if any(step in segment for step in steps)]
     if settings.segments is None:
         return wanted
@@ -338,9 +369,18 @@ def first_and_drawn(wanted: list[Segment], count: int, seed: bytes) -> list[Segm
 
 
 def judge(
-    name: str, transcript: Transcript, chosen: list[Segment], result: dict[str, Any], findings: Findings
+    name: str,
+    transcript: Transcript,
+    chosen: list[Segment],
+    result: dict[str, Any],
+    findings: Findings,
+    inside: Sequence[InsideStep] = (),
 ) -> dict[str, Any]:
-    """Compare what a device answered with what the run committed; what differs goes to ``findings``."""
+    """Compare what a device answered with what the run and its chips said; what differs goes to ``findings``.
+
+    Args:
+        inside: snapshots inside of the chosen segments' steps.
+    """
     run = transcript.run
     described: dict[str, Any] = {
         "run": run.folder.name,
@@ -354,10 +394,13 @@ def judge(
         findings.add(Guard.REPLAY, str(result["evidence_error"]), run=run.folder.name, device=name)
         return {**described, "equal": False}
     try:
-        before = len(findings.found)
+        before, compared = len(findings.found), 0
         for segment, replay in zip(chosen, result["replays"], strict=True):
             compare_replay(transcript, segment, replay, name, findings)
+            shown = [snapshot for snapshot in inside if snapshot.step in segment]
+            compared += compare_inside(transcript, shown, replay, name, findings)
         replays = result["replays"]
+        described["snapshots_inside_steps"] = compared
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)
         described["logged_decisions"] = sum(int(replay["logged"]) for replay in replays)
         described["turned_decisions"] = sum(int(replay["turned"]) for replay in replays)

@@ -50,31 +50,12 @@ def test_a8_the_verdict_claims_no_chance_for_work_where_no_chip_meters_it(make_r
     assert "work where no chip meters it" in verdict.reasons[1].text
 
 
-@deferred("a live challenge after the lab's commitment: the nonce is fixed before training")
-def test_a16_evidence_from_before_an_undeclared_run(make_run, judge):
-    first = make_run("first")
-    make_run("second", after=first.run)  # on the same chips, and nobody is told
-    assert judge(first).outcome is Outcome.REJECT
-
-
 def test_a16_a_quote_that_was_seen_before_is_said_to_be_old(make_run, judge):
     recorded = make_run()
     memory = remember({}, judge(recorded, memory={}))
     text = judge(recorded, memory=memory).reasons[0].text
     assert "0 of 3 drawn chips go on from where an earlier inspection left them" in text
     assert "3 showed what was seen then and nothing newer" in text
-
-
-@deferred("beacons and a live challenge: a chip that is put back to a copy answers with an old log")
-def test_a17_chips_put_back_to_a_copy(make_run, judge):
-    first = make_run("first")
-    memory = remember({}, judge(first, memory={}))
-    chips = lab_path(first.run) / "chips"
-    shutil.copytree(chips, chips.with_name("copy"))
-    make_run("hidden", after=first.run)
-    shutil.rmtree(chips)
-    chips.with_name("copy").rename(chips)
-    assert judge(first, memory=memory).outcome is Outcome.REJECT
 
 
 @deferred("segments that are drawn uniformly, and the odds of a lab that knows its snapshots")
