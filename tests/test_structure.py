@@ -86,10 +86,10 @@ INSPECTOR = (
     {"rounds"},
 )
 ANALYSIS = (
-    {"public_data"},
+    {"public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
-    {"report"},
+    {"report", "explorer"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},
