@@ -74,12 +74,12 @@ def fewest_tolerated(false_alarm: Callable[[int], float], *, most: int, cap: flo
 def likelihood_ratio(*, detection: ArrayLike, false_alarm: ArrayLike, accused: bool = True) -> Floats:
     """Return by what factor a verdict changes the odds of a violation: d/a of an accusation, (1-d)/(1-a) of a pass.
 
-    Infinite where an honest lab never gets that verdict and another may; NaN where nobody does.
+    Infinite where an honest lab (almost) never gets that verdict and another may; NaN where nobody does.
     """
     caught = reals("detection", detection, low=0, high=1)
     alarm = reals("false alarm", false_alarm, low=0, high=1)
     one, other = (caught, alarm) if accused else (1.0 - caught, 1.0 - alarm)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         return np.asarray(one / other)[()]
 
 

@@ -81,6 +81,11 @@ def test_bayes_rule_holds_in_odds(prior: float, detection: float, false_alarm: f
             assert after == pytest.approx(odds / (1 + odds), rel=1e-9, abs=1e-300)
 
 
+def test_a_ratio_beyond_floats_is_infinite() -> None:
+    assert alarms.likelihood_ratio(detection=1.0, false_alarm=2.2250738585e-313) == np.inf
+    assert alarms.posterior(prior=0.5, detection=1.0, false_alarm=2.2250738585e-313) == 1
+
+
 def test_posterior_by_hand() -> None:
     """Of 1,000 labs 50 cheat: 45 of these and 19 of the others are accused."""
     assert alarms.posterior(prior=0.05, detection=0.9, false_alarm=0.02) == pytest.approx(45 / 64)
