@@ -82,6 +82,16 @@ def record_run(
     return Recorded(run, Trust.load(files, [run]))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Neighbours stay in one process, whose module fixtures they share; who is done early takes from who is not."""
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 @pytest.fixture(scope="session")
 def record() -> Callable[..., Recorded]:
     """The function that records a run at a path."""
@@ -101,6 +111,12 @@ def devices() -> Iterator[DevicePool]:
 
     with DevicePool() as pool:
         yield pool
+
+
+@pytest.fixture
+def kept_devices(monkeypatch: pytest.MonkeyPatch, devices: DevicePool) -> None:
+    """Commands that a test calls in this process replay on those devices too, instead of starting some of their own."""
+    monkeypatch.setattr("inspector.replay.pool.DevicePool.__enter__", lambda _: devices)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,12 @@ def _samples(source: Path | None) -> Samples:
     """1,797 images: {"pixels": uint8 [n, 8, 8] with values 0…16, "label": uint8 [n]}."""
     if source is not None:
         raise CallerError("digits-cnn has its own data; it takes no data file")
+    return {name: array.copy() for name, array in _digits().items()}
+
+
+@cache
+def _digits() -> Samples:
+    """The images, parsed from the library's text file once per process: an inspection asks for them several times."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -66,7 +66,7 @@ def test_no_honest_lab_is_rejected():
     run_state_machine_as_test(
         HonestLab,
         settings=settings(
-            max_examples=50,
+            max_examples=35,
             stateful_step_count=6,
             deadline=None,
             derandomize=True,

@@ -19,7 +19,7 @@ NOW = ("--now", "2026-01-01T00:30:00Z")
 
 
 @pytest.fixture
-def shell(tmp_path, capsys):
+def shell(tmp_path, capsys, kept_devices):
     """Runs a command whose words {…} name files of this test's folder; returns code and output."""
 
     def call(*words):

@@ -78,6 +78,7 @@ def test_the_summary_counts_what_ended_how(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_devices")
 @pytest.mark.parametrize(("work", "device"), [("digits-cnn", "emulated-tensor-core"), ("tiny-gpt", "native")])
 def test_this_machine_ends_where_the_table_says(rows: list[dict[str, Any]], work: str, device: str) -> None:
     """``exact`` needs no log, so any machine may check the table."""
@@ -87,6 +88,7 @@ def test_this_machine_ends_where_the_table_says(rows: list[dict[str, Any]], work
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_devices")
 @pytest.mark.parametrize("work", ["digits-cnn", "tiny-gpt"])
 def test_logs_of_the_machine_that_recorded_the_committed_table_are_replayed_here(
     document: dict[str, Any], work: str, tmp_path: Path

@@ -15,7 +15,7 @@ from analysis.commands.runs import trust_path
 
 
 @pytest.fixture(autouse=True)
-def _stay_in_this_process(monkeypatch):
+def _stay_in_this_process(monkeypatch, kept_devices):
     monkeypatch.setattr("inspector.devices.enter", lambda name: None)
 
 

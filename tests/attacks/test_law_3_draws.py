@@ -67,7 +67,7 @@ def test_a4_guard_off_the_liar_is_never_drawn(ground, devices):
     assert "lab-chip-0000" not in verdict.evidence["drawn_chips"]
 
 
-def test_a4_the_command_draws_afresh_and_says_where_it_does_not(make_run, tmp_path, capsys):
+def test_a4_the_command_draws_afresh_and_says_where_it_does_not(make_run, tmp_path, capsys, kept_devices):
     recorded = make_run()
     (tmp_path / "trust.json").write_text(json.dumps(recorded.trust.to_json()))
     words = ["inspect", str(recorded.run), "--trust", str(tmp_path / "trust.json"), "--samples", "1", "--json"]

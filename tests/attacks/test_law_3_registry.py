@@ -13,7 +13,7 @@ TRAIN = ("train", "--preset", "digits-cnn", "--steps", "4", "--chips", "3", "--s
 
 
 @pytest.fixture(autouse=True)
-def _stay_in_this_process(monkeypatch):
+def _stay_in_this_process(monkeypatch, kept_devices):
     monkeypatch.setattr("inspector.devices.enter", lambda name: None)
 
 
