@@ -36,6 +36,7 @@ from inspector.inspection.commits import (
 )
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.inside import InsideStep, committed_after, place_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.probability.chances import snapshots_within
@@ -79,7 +80,9 @@ class ChipReport:
         held: the most bytes of results that any of its records saw beside the declared state.
         nonce: of the live challenge that it answered; "" where nobody asked it.
         time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
-        snapshots: (run id, step) of each explained snapshot, in the order of the log.
+        snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
+            after so many operators of the step, or where that is 0 after the whole of it.
+        inside: those of them that only a replay of the step can compare.
         gaps: power gaps, as record numbers.
     """
 
@@ -96,7 +99,8 @@ class ChipReport:
     work: Work = NO_WORK
     held: int = 0
     extends: bool | None = None
-    snapshots: list[tuple[str, int]] = field(default_factory=list)
+    snapshots: list[tuple[str, int, int]] = field(default_factory=list)
+    inside: list[InsideStep] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
 
@@ -116,7 +120,9 @@ class ChipReport:
             "metered": asdict(self.work),
             "held_bytes": self.held,
             "extends": self.extends,
-            "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
+            "snapshots": [
+                {"run_id": run_id, "step": step, "operators": operators} for run_id, step, operators in self.snapshots
+            ],
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
         }
@@ -286,6 +292,7 @@ def _match(
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
     cut = 0
+    followed = committed_after(records)
     for record in records:
         for guard, law in laws:
             findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
@@ -308,7 +315,7 @@ def _match(
             committed.add((record.run_id, record.step))
             _match_commitment(report, record, transcript, findings)
         else:
-            _match_snapshot(report, record, transcript, findings)
+            _match_snapshot(report, record, transcript, followed[record.counter], findings)
     judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
@@ -371,22 +378,67 @@ def _match_commitment(report: ChipReport, record: LogRecord, transcript: Transcr
         )
 
 
-def _match_snapshot(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
+def _match_snapshot(
+    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
+) -> None:
+    """A snapshot after a step is compared with what that committed to; one inside of a step waits for its replay.
+
+    Args:
+        committed: whether the step after the snapshot's was committed in the same boot.
+    """
+    if record.operators:
+        _match_inside(report, record, transcript, committed, findings)
+    else:
+        _match_state(report, record, record.step, transcript, findings)
+
+
+def _match_inside(
+    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
+) -> None:
+    if transcript.execution.works is None:
+        report.unexplained.append(record.counter)
+        return  # said once, of the meter
+    try:
+        step, operators = place_of(record, transcript, committed=committed)
+    except EvidenceError as error:
+        report.unexplained.append(record.counter)
+        text = f"chip {report.chip}, record {record.counter}: the snapshot cannot be explained: {error}"
+        if committed or record.was_forced:
+            findings.add(Guard.SNAPSHOT, text, **_where(report, record))
+        else:
+            findings.doubt(text, **_where(report, record))
+        return
+    if not operators:
+        _match_state(report, record, step, transcript, findings)
+        return
     assert report.shard is not None
-    known = record.step < len(transcript.leaves)
-    if known and record.digest == transcript.leaves[record.step].state.shard(report.shard).value:
-        report.snapshots.append((record.run_id.hex(), record.step))
+    run_id = record.run_id.hex()
+    report.snapshots.append((run_id, step, operators))
+    report.inside.append(
+        InsideStep(
+            chip=report.chip, run_id=run_id, record=record.counter, shard=report.shard, step=step,
+            operators=operators, digest=record.digest, is_certain=committed,
+        )
+    )  # fmt: skip
+
+
+def _match_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript, findings: Findings) -> None:
+    assert report.shard is not None
+    known = step < len(transcript.leaves)
+    if known and record.digest == transcript.leaves[step].state.shard(report.shard).value:
+        report.snapshots.append((record.run_id.hex(), step, 0))
         return
     report.unexplained.append(record.counter)
     findings.add(
         Guard.SNAPSHOT,
-        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {record.step} "
+        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {step} "
         f"is not shard {report.shard} of any declared state at that step",
-        chip=report.chip,
-        record=record.counter,
-        step=record.step,
-        tick=record.tick,
+        **_where(report, record),
     )
+
+
+def _where(report: ChipReport, record: LogRecord) -> dict[str, Any]:
+    return {"chip": report.chip, "record": record.counter, "step": record.step, "tick": record.tick}
 
 
 def _match_missing(
