@@ -94,15 +94,20 @@ class ChipTrust:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPosition:
-    """Where a chip's log ended at an earlier inspection."""
+    """Where a chip's log ended at an earlier inspection.
+
+    `time` is the last at which the inspector knows the chip to have been there, in seconds since 1970: that of the
+    newest beacon in its log, or of a live challenge; 0 where there was neither.
+    """
 
     counter: int
     size: int
     head: bytes
+    time: int = 0
 
     @classmethod
     def of(cls, quote: Quote) -> LogPosition:
-        return cls(counter=quote.counter, size=quote.log_size, head=quote.log_head)
+        return cls(counter=quote.counter, size=quote.log_size, head=quote.log_head, time=quote.beacon)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +147,8 @@ class CheckedChip:
 
 
 def collect_evidence(chip: Chip, nonce: bytes, verifier_id: str) -> ChipEvidence:
-    """Close the chip's epoch, so that its schedule can be audited up to now, and ask it for everything."""
-    chip.close_epoch()
-    quote = chip.quote(nonce, verifier_id)
+    """Challenge the chip, which closes its epoch so that its schedule can be audited up to now, and take everything."""
+    quote = chip.challenge(nonce, verifier_id)
     return ChipEvidence(
         chain=chip.certificate_chain(),
         log=chip.log_bytes(),
@@ -227,7 +231,7 @@ def check_registers(records: Sequence[LogRecord], quote: Quote, since: LogCheckp
 
 
 def check_quote_time(records: Sequence[LogRecord], quote: Quote, since: LogCheckpoint = BIRTH) -> None:
-    """Boot, tick, epoch, firmware and meter in the quote are those of the log's end."""
+    """Boot, tick, epoch, firmware, newest beacon and meter in the quote are those of the log's end."""
     end = since.extend(records)
     for kind, seen in ((RecordKind.BOOT, end.measurement != ZERO_DIGEST), (RecordKind.EPOCH, end.epochs)):
         if not seen:
@@ -238,6 +242,8 @@ def check_quote_time(records: Sequence[LogRecord], quote: Quote, since: LogCheck
         "epoch": end.epochs - 1,
         "security_version": end.security_version,
         "measurement": Digest("sha256", end.measurement),
+        "beacon": end.beacon,
+        "held": records[-1].op if records[-1].kind is RecordKind.QUOTE else 0,
         **asdict(Work.from_bytes(end.work)),
     }
     for name, value in logged.items():

@@ -76,9 +76,9 @@ class _OpenEpoch(_SkipSnapshots):
 
     def _start(self) -> None:
         super()._start()
-        super().close_epoch()
+        super()._close_epoch()
 
-    def close_epoch(self) -> int:
+    def _close_epoch(self) -> int:
         return self._epoch - 1
 
 
@@ -141,7 +141,7 @@ class _RollBackLog(FirmwareChip):
         self._saved = {name: copy.copy(getattr(self, name)) for name in self._fields}
         self._saved_state = (self._silicon.nvram.sequence, self._silicon.state)
 
-    def close_epoch(self) -> int:
+    def _close_epoch(self) -> int:
         if self._quoted:
             for name, value in self._saved.items():
                 setattr(self, name, copy.copy(value))
@@ -149,10 +149,10 @@ class _RollBackLog(FirmwareChip):
             self._silicon.nvram.sequence = sequence - 1
             self._silicon.log.size = state.log_size
             self._silicon.store(state)
-        return super().close_epoch()
+        return super()._close_epoch()
 
-    def quote(self, nonce: bytes, verifier_id: str) -> bytes:
-        quote = super().quote(nonce, verifier_id)
+    def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
+        quote = super()._quote(nonce, verifier_id)
         self._quoted = True
         return quote
 
@@ -200,13 +200,13 @@ class _SpliceLogs(FirmwareChip):
         self._donor.idle(self.time - before)
         return event
 
-    def close_epoch(self) -> int:
+    def _close_epoch(self) -> int:
         self._donor.close_epoch()
-        return super().close_epoch()
+        return super()._close_epoch()
 
-    def quote(self, nonce: bytes, verifier_id: str) -> bytes:
+    def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
         self._donor.quote(nonce, verifier_id)
-        return super().quote(nonce, verifier_id)
+        return super()._quote(nonce, verifier_id)
 
     def log_bytes(self) -> bytes:
         own, foreign = parse_log(super().log_bytes()), parse_log(self._donor.log_bytes())

@@ -82,13 +82,14 @@ INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
     {"campaign", "replay"},
     {"inspection"},
-    {"dispute"},
+    {"bundle", "dispute"},
+    {"rounds"},
 )
 ANALYSIS = (
-    {"public_data"},
+    {"public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
-    {"report"},
+    {"report", "explorer"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},

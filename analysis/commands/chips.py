@@ -1,15 +1,17 @@
-"""``chip show|log|quote|verify-log``: what one chip is, has logged and has signed, for whoever writes its firmware."""
+"""``chip show|log|quote|challenge|verify-log``: what a chip is, logs and signs, for whoever writes its firmware."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, print_json, say, show_verdict
+from analysis.commands._common import add_json, finish, print_json, say, show_verdict
 from analysis.commands.runs import trust_path
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
@@ -32,7 +34,9 @@ _SHOW = (
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``chip``."""
-    group = subparsers.add_parser("chip", help="one chip's identity, log and quote: show, log, quote, verify-log")
+    group = subparsers.add_parser(
+        "chip", help="one chip's identity, log and quote: show, log, quote, challenge, verify-log"
+    )
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, help_, epilog, handler in (
         ("show", "identity, firmware, time, counters, use of memory, snapshot schedule", _SHOW, _show),
@@ -52,6 +56,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         parser.set_defaults(handler=handler)
 
     parser = actions.add_parser(
+        "challenge",
+        help="ask a lab's chips live: each closes its epoch and quotes a fresh nonce at once",
+        epilog="JSON: a list of chip, nonce, verifier, counter, log_size, log_head, beacon (time of the newest one, or "
+        "0), folder and problem; exit code 1 where a chip does not answer",
+    )
+    parser.add_argument("lab", type=Path, metavar="RUN.lab", help="a simulated lab's own folder, whose chips are off")
+    parser.add_argument("--chip", metavar="ID", help="this chip only (default: all)")
+    parser.add_argument("--nonce", metavar="HEX", help="32 to 128 hex digits (default: fresh for each chip)")
+    parser.add_argument("--verifier", default="inspectorate", metavar="NAME", help="who asks (default: inspectorate)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="leave a folder with each chip's four files there")
+    add_json(parser)
+    parser.set_defaults(handler=_challenge)
+
+    parser = actions.add_parser(
         "verify-log",
         help="verify a log by itself, against the chip's quote, certificates and epoch keys",
         epilog="JSON keys: outcome, reasons, evidence (chip, certificate, firmware, boot, tick, epoch, counter, "
@@ -62,6 +80,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         parser.add_argument(flag, type=Path, metavar="FILE", help=f"default: {file} beside the log")
     parser.add_argument("--chip", metavar="ID", help="whose log it must be (default: the name of the log's folder)")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
+    parser.add_argument("--nonce", metavar="HEX", help="what the quote must answer (default: the trust file's nonce)")
     add_json(parser)
     parser.set_defaults(handler=_verify_log)
 
@@ -84,6 +103,56 @@ def _quote(arguments: argparse.Namespace) -> int:
     if _is_silicon(arguments.place):
         raise CallerError(f"a chip keeps no quote: those that it gave lie in the run folder, not in {arguments.place}")
     return _print(arguments, quote_json, quote_lines)
+
+
+def _challenge(arguments: argparse.Namespace) -> int:
+    from firmware_sim.evidence.quote import open_quote
+    from firmware_sim.identity import read_chain
+    from monitor.lab.evidence import LiveChips
+
+    there = LiveChips([arguments.lab])
+    chips = there.chips if arguments.chip is None else [arguments.chip]
+    given = None if arguments.nonce is None else _nonce(arguments.nonce)
+    pages: list[dict[str, Any]] = []
+    for chip in chips:
+        nonce = os.urandom(32) if given is None else given
+        page: dict[str, Any] = {"chip": chip, "nonce": nonce.hex(), "verifier": arguments.verifier, "problem": None}
+        pages.append(page)
+        try:
+            answer = there.ask(chip, nonce, arguments.verifier)
+            quote = open_quote(answer["quote.json"], read_chain(answer["chain.pem"]).alias_key)
+        except EvidenceError as error:
+            page["problem"] = str(error)
+            continue
+        page |= {name: getattr(quote, name) for name in ("counter", "log_size", "beacon")}
+        page |= {"log_head": quote.log_head.hex(), "folder": None}
+        if arguments.out is not None:
+            page["folder"] = str(_keep(arguments.out / chip, answer))
+    lines = [
+        f"chip {page['chip']}: {page['problem']}"
+        if page["problem"]
+        else f"chip {page['chip']} answers {page['nonce']}: {page['log_size']} records, head {page['log_head']}"
+        for page in pages
+    ]
+    finish(arguments, pages, lines)
+    return 1 if any(page["problem"] for page in pages) else 0
+
+
+def _nonce(text: str) -> bytes:
+    """A challenge from hex digits; CallerError if it is none."""
+    if re.fullmatch(r"(?:[0-9a-f]{2}){16,64}", text) is None:
+        raise CallerError(f"a nonce has 32 to 128 hex digits, an even number of them, not {text!r:.140}")
+    return bytes.fromhex(text)
+
+
+def _keep(folder: Path, answer: Mapping[str, bytes]) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in answer.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise CallerError(f"cannot write {folder}: {error.strerror}") from None
+    return folder
 
 
 def _print(
@@ -164,8 +233,8 @@ def _folders(place: Path) -> list[Path]:
 
 def _verify_log(arguments: argparse.Namespace) -> int:
     from firmware_sim.identity import read_chain
+    from inspector.inspection.answers import Source
     from inspector.inspection.chip_log import verify_log
-    from inspector.inspection.provenance import Source
     from inspector.inspection.trust import Trust
     from monitor.transcript.layout import MANIFEST
     from monitor.transcript.lengths import CHIP_FILE_BYTES
@@ -179,6 +248,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
     if not files:
         raise CallerError(f"{arguments.log} lies in no run folder: say whom to trust, with --trust")
     trust = Trust.load(files, runs)
+    nonce = None if arguments.nonce is None else _nonce(arguments.nonce)
     given = {"log.bin": log, "chain.pem": arguments.chain, "quote.json": arguments.quote}
     given["epochs.json"] = arguments.epoch_keys
 
@@ -193,4 +263,4 @@ def _verify_log(arguments: argparse.Namespace) -> int:
 
     named = log.parent.name
     chip = arguments.chip or (named if named in trust.chips else read_chain(read("chain.pem")).chip_id)
-    return show_verdict(arguments, verify_log(chip, Source(name=named, read=read), trust))
+    return show_verdict(arguments, verify_log(chip, Source(name=named, read=read, nonce=nonce), trust))

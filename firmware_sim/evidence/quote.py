@@ -16,6 +16,9 @@ __all__ = ["QUOTE_PAYLOAD_TYPE", "QUOTE_PREDICATE_TYPE", "Quote", "QuoteError", 
 QUOTE_PAYLOAD_TYPE = "application/vnd.chipwitness.quote+json"
 QUOTE_PREDICATE_TYPE = "https://chipwitness.dev/quote/v1"
 _MAX_INTEGER = 1 << 64
+_COUNTS = (
+    "security_version", "boot", "tick", "epoch", "counter", "log_size", "beacon", "calls", "flop", "moved", "held",
+)  # fmt: skip
 
 
 class QuoteError(EvidenceError):
@@ -27,8 +30,10 @@ class Quote:
     """The content of a quote.
 
     `counter` is the chip's monotonic counter: it grows with every change of the chip's persistent state, so with every
-    record and every boot, and never falls. `calls`, `flop` and `moved` are what the meter has counted in this boot.
-    `epoch` is the open epoch. `log_head` is the hash of record `log_size` - 1.
+    record and every boot, and never falls. `calls`, `flop` and `moved` are what the meter has counted in this boot,
+    and `held` the bytes of results of operators that are held beside the declared regions.
+    `beacon` is the time of the newest beacon in its log, in seconds since 1970; 0 where there is none. `epoch` is the
+    open epoch. `log_head` is the hash of record `log_size` - 1.
     """
 
     chip_id: str
@@ -45,9 +50,11 @@ class Quote:
     current: bytes
     snapshot_rate: Fraction
     snapshot_algorithm: str
+    beacon: int
     calls: int
     flop: int
     moved: int
+    held: int
     nonce: bytes
     verifier_id: str
 
@@ -55,7 +62,7 @@ class Quote:
         for name in ("log_head", "journey", "current"):
             if len(getattr(self, name)) != 32:
                 raise CallerError(f"quote: {name} must be 32 bytes")
-        for name in ("security_version", "boot", "tick", "epoch", "counter", "log_size", "calls", "flop", "moved"):
+        for name in _COUNTS:
             if not 0 <= getattr(self, name) < _MAX_INTEGER:
                 raise CallerError(f"quote: {name} must be in [0, 2^64)")
 

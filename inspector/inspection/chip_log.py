@@ -6,9 +6,10 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+from inspector.inspection.answers import Source
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
-from inspector.inspection.provenance import Source, is_listed, is_sound, open_case
+from inspector.inspection.provenance import is_listed, is_sound, open_case
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 

@@ -6,10 +6,32 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from firmware_sim import EMPTY_MEMORY, NO_RUN, NO_WORK, LogRecord, RecordKind, Unaudited, Work
+from firmware_sim import (
+    EMPTY_MEMORY,
+    KEPT_BYTES,
+    NO_RUN,
+    NO_WORK,
+    LogPosition,
+    LogRecord,
+    Quote,
+    RecordKind,
+    Unaudited,
+    Work,
+)
 from firmware_sim.errors import EvidenceError
 
-__all__ = ["Beacons", "BusyTicks", "CommitOrder", "Law", "MeteredWork", "Needs", "SnapshotMoment", "is_empty_snapshot"]
+__all__ = [
+    "Beacons",
+    "BusyTicks",
+    "CommitOrder",
+    "HeldResults",
+    "Law",
+    "MeteredWork",
+    "Needs",
+    "SignsOfLife",
+    "SnapshotMoment",
+    "is_empty_snapshot",
+]
 
 _EXACT = frozenset({RecordKind.COMMIT, RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF})
 
@@ -141,11 +163,13 @@ class Needs:
         share: the chip's bytes of the state, and those of all its chips.
         of: work of a committed step on all of them together.
         most: the highest counts of any program of the run.
+        made: bytes of all results of a committed step on all of them together.
     """
 
     share: tuple[int, int]
     of: Callable[[int], Work]
     most: Work
+    made: Callable[[int], int]
 
 
 class MeteredWork:
@@ -210,6 +234,30 @@ class MeteredWork:
         )
 
 
+class HeldResults:
+    """Beside its declared state a chip holds no more than what the committed step made, and ``KEPT_BYTES``.
+
+    Args:
+        runs: the declared runs in which the chip takes part, by run id.
+    """
+
+    def __init__(self, chip: str, runs: Mapping[bytes, Needs]) -> None:
+        self._chip = chip
+        self._runs = runs
+        self._most = 0
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; EvidenceError says how much is held."""
+        needs = self._runs.get(record.run_id)
+        if needs is not None and record.kind in (RecordKind.REGIONS, RecordKind.COMMIT):
+            made = needs.made(record.step) if record.kind is RecordKind.COMMIT else 0
+            part, whole = needs.share
+            self._most = (made + KEPT_BYTES) * part // whole
+        if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE) and record.op > self._most:
+            what = f"{record.op} bytes of results are held beside the state, more than the {self._most} that a step may"
+            raise _error(self._chip, record, what)
+
+
 class Beacons:
     """A chip works no longer than agreed from one beacon to the next; before the first and after the last not at all.
 
@@ -241,6 +289,45 @@ class Beacons:
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
         return Unaudited(f"chip {self._chip}, record {record.counter}: {what}; {self._seconds} seconds are agreed")
+
+
+class SignsOfLife:
+    """From one sign of life of a chip to the next, at work or not, no more time passes than is agreed.
+
+    A chip that was put back to a copy of itself looks as if it had slept since the copy was made. Signs of life are the
+    verifier's: beacons, the last live challenge that it remembers, and the one that is answered now. Missing ones
+    accuse nobody and leave the verdict open.
+
+    Args:
+        last: where the chip was known to be at an earlier inspection; what came before was judged then.
+        until: the answer to the challenge, which was made at ``now``, in seconds since 1970.
+    """
+
+    def __init__(self, chip: str, seconds: int, *, last: LogPosition | None, until: Quote, now: int) -> None:
+        self._chip = chip
+        self._seconds = seconds
+        self._seen = 0 if last is None else last.size
+        self._last = 0 if last is None else last.time
+        self._ends = until.log_size - 1
+        self._now = now
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; Unaudited says for how long there was no sign."""
+        if record.counter >= self._seen and record.kind is RecordKind.BEACON:
+            self._sign(record, record.step)
+        if record.counter == self._ends:
+            if not self._last:
+                raise self._open(record, "no beacon or earlier challenge says where it was before this one")
+            self._sign(record, self._now)
+
+    def _sign(self, record: LogRecord, time: int) -> None:
+        last, self._last = self._last, max(time, self._last)
+        if last and time - last > self._seconds:
+            raise self._open(record, f"for {time - last} seconds nobody asked it or showed it a beacon")
+
+    def _open(self, record: LogRecord, what: str) -> Unaudited:
+        told = f"a copy of it may have worked meanwhile, and {self._seconds} seconds are agreed"
+        return Unaudited(f"chip {self._chip}, record {record.counter}: {what}: {told}")
 
 
 def _error(chip: str, record: LogRecord, what: str) -> EvidenceError:

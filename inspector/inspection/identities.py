@@ -17,10 +17,10 @@ from firmware_sim.checks import CloneError, check_distinct, check_log_chain, che
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, Quote
 from firmware_sim.identity import ChipIdentity, check_maker, read_chain
-from inspector.inspection.answers import Answers
+from inspector.inspection.answers import Answers, Source
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
-from inspector.inspection.provenance import Source, runs_of_owner, sources_of
+from inspector.inspection.provenance import runs_of_owner, sources_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 
@@ -38,7 +38,7 @@ class _Witness:
 
     @property
     def place(self) -> str:
-        return self.source.name or "an answer outside of any run"
+        return self.source.place
 
     def log(self) -> bytes:
         """The chip's log, as long as its quote says: what is longer was not written by the chip, and is not parsed."""

@@ -18,8 +18,8 @@ from inspector.inspection.verdict import Verdict
 
 __all__ = ["load_memory", "remember", "save_memory"]
 
-_FORMAT = "chipwitness/memory/1"
-_KEYS = {"counter", "size", "head"}
+_FORMAT = "chipwitness/memory/2"
+_COUNTS = ("counter", "size", "time")
 
 
 def load_memory(path: Path) -> dict[str, LogPosition]:
@@ -42,12 +42,12 @@ def load_memory(path: Path) -> dict[str, LogPosition]:
 
 
 def _position(entry: Any) -> LogPosition:
-    if set(entry) != _KEYS or not all(type(entry[key]) is int and entry[key] >= 0 for key in ("counter", "size")):
+    if set(entry) != {"head", *_COUNTS} or not all(type(entry[key]) is int and entry[key] >= 0 for key in _COUNTS):
         raise ValueError("a position is malformed")
     head = bytes.fromhex(entry["head"])
     if len(head) != 32:
         raise ValueError("a head has another length than 32 bytes")
-    return LogPosition(counter=entry["counter"], size=entry["size"], head=head)
+    return LogPosition(**{**entry, "head": head})
 
 
 def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> dict[str, LogPosition]:
@@ -59,7 +59,10 @@ def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> dict[str, L
     for chip in verdict.evidence.get("chips", []):
         if chip["sound"]:
             known[chip["chip"]] = LogPosition(
-                counter=chip["log_counter"], size=chip["log_size"], head=bytes.fromhex(chip["log_head"])
+                counter=chip["log_counter"],
+                size=chip["log_size"],
+                head=bytes.fromhex(chip["log_head"]),
+                time=max(chip["time"], known[chip["chip"]].time if chip["chip"] in known else 0),
             )
     return known
 
@@ -67,7 +70,7 @@ def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> dict[str, L
 def save_memory(path: Path, memory: Mapping[str, LogPosition]) -> None:
     """Write what ``load_memory`` reads, as a whole or not at all; CallerError if that fails."""
     chips = {
-        chip: {"counter": position.counter, "size": position.size, "head": position.head.hex()}
+        chip: {**{name: getattr(position, name) for name in _COUNTS}, "head": position.head.hex()}
         for chip, position in sorted(memory.items())
     }
     draft = path.with_name(path.name + ".new")

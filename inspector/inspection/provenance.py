@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -22,18 +22,21 @@ from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.identity import read_chain
 from inspector.inspection.admission import admitted
-from inspector.inspection.answers import Answers
+from inspector.inspection.answers import Answers, Source
 from inspector.inspection.commits import (
     Beacons,
     BusyTicks,
     CommitOrder,
+    HeldResults,
     Law,
     MeteredWork,
+    SignsOfLife,
     SnapshotMoment,
     is_empty_snapshot,
 )
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.inside import InsideStep, committed_after, place_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.probability.chances import snapshots_within
@@ -42,7 +45,6 @@ from monitor.transcript.layout import CHIP_FILES, chip_path
 __all__ = [
     "CUTS_BY_CHANCE",
     "ChipReport",
-    "Source",
     "examine_chip",
     "is_listed",
     "is_sound",
@@ -75,7 +77,12 @@ class ChipReport:
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
-        snapshots: (run id, step) of each explained snapshot, in the order of the log.
+        held: the most bytes of results that any of its records saw beside the declared state.
+        nonce: of the live challenge that it answered; "" where nobody asked it.
+        time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
+        snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
+            after so many operators of the step, or where that is 0 after the whole of it.
+        inside: those of them that only a replay of the step can compare.
         gaps: power gaps, as record numbers.
     """
 
@@ -87,9 +94,13 @@ class ChipReport:
     log_counter: int = 0
     log_size: int = 0
     log_head: str = ""
+    nonce: str = ""
+    time: int = 0
     work: Work = NO_WORK
+    held: int = 0
     extends: bool | None = None
-    snapshots: list[tuple[str, int]] = field(default_factory=list)
+    snapshots: list[tuple[str, int, int]] = field(default_factory=list)
+    inside: list[InsideStep] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
 
@@ -104,23 +115,17 @@ class ChipReport:
             "log_counter": self.log_counter,
             "log_size": self.log_size,
             "log_head": self.log_head,
+            "nonce": self.nonce,
+            "time": self.time,
             "metered": asdict(self.work),
+            "held_bytes": self.held,
             "extends": self.extends,
-            "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
+            "snapshots": [
+                {"run_id": run_id, "step": step, "operators": operators} for run_id, step, operators in self.snapshots
+            ],
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where a chip's evidence lies: a run of the chip's own lab, or ("") the answers of chips that take part in none.
-
-    ``read`` returns one of the chip's four files; EvidenceError where it cannot.
-    """
-
-    name: str
-    read: Callable[[str], bytes]
 
 
 def examine_chip(
@@ -131,6 +136,7 @@ def examine_chip(
     *,
     answers: Answers | None = None,
     last: LogPosition | None = None,
+    now: int = 0,
 ) -> ChipReport:
     """Read a chip's evidence and match every record of its log to the runs that its lab declares.
 
@@ -138,8 +144,9 @@ def examine_chip(
     and counts as a failure.
 
     Args:
-        answers: evidence of chips that answered outside of any run.
+        answers: evidence of chips that answered outside of any run, or to a live challenge.
         last: where the chip's log ended at an earlier inspection, which it must extend; None if there was none.
+        now: the time of the inspection, in seconds since 1970.
     """
     report = ChipReport(chip=chip)
     if not is_listed(chip, trust, findings):
@@ -159,12 +166,20 @@ def examine_chip(
     report.certificate = str(case.identity.certificate_digest)
     report.log_counter, report.log_size = case.quote.counter, case.quote.log_size
     report.log_head = case.quote.log_head.hex()
+    report.nonce = "" if source.nonce is None else source.nonce.hex()
+    report.time = max(case.quote.beacon, now if source.nonce is not None else 0)
     report.work = Work(case.quote.calls, case.quote.flop, case.quote.moved)
+    report.held = max(
+        (record.op for record in case.records if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)), default=0
+    )
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
-    _match(report, case.records, trust, own, findings)
+    laws = _laws(report, trust, own, findings)
+    if source.nonce is not None and trust.beacon_seconds is not None:
+        laws.append((Guard.TIME, SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now)))
+    _match(report, case.records, laws, trust, own, findings)
     return report
 
 
@@ -204,9 +219,7 @@ def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | 
         for item in transcripts
         if chip_path(chip, CHIP_FILES[0]) in item.run.files
     ]
-    if answers is not None and answers.holds(chip):
-        sources.append(Source(name="", read=partial(answers.read, chip)))
-    return sources
+    return sources if answers is None else [*answers.sources(chip), *sources]
 
 
 def _read_from_run(item: Transcript, chip: str, name: str) -> bytes:
@@ -218,16 +231,15 @@ def _refused(chip: str) -> None:
 
 
 def _latest(chip: str, sources: Sequence[Source]) -> Source:
-    """The source with the chip's longest log; every other log of it must be a beginning of that one.
+    """The answer to a live challenge, or else the source with the longest log; every other log is its beginning.
 
     Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
     """
     logs = [(source.read("log.bin"), source) for source in sources]
-    longest, latest = max(logs, key=lambda entry: len(entry[0]))
+    longest, latest = max(logs, key=lambda entry: (entry[1].nonce is not None, len(entry[0])))
     for log, source in logs:
         if not longest.startswith(log):
-            names = " and ".join(each.name or "its answer outside of any run" for each in (latest, source))
-            raise EvidenceError(f"chip {chip}: its logs in {names} contradict each other")
+            raise EvidenceError(f"chip {chip}: its logs in {latest.place} and {source.place} contradict each other")
     return latest
 
 
@@ -241,7 +253,7 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
     opened = open_quote(quote, identity.alias_key)
     return ChipCase(
         chip_id=chip,
-        nonce=trust.nonce,
+        nonce=trust.nonce if source.nonce is None else source.nonce,
         verifier_id=trust.verifier,
         trust=trust.chip_trust,
         last=None if last == LogPosition.of(opened) else last,
@@ -252,16 +264,11 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
     )
 
 
-def _match(
-    report: ChipReport,
-    records: Sequence[LogRecord],
-    trust: Trust,
-    transcripts: Sequence[Transcript],
-    findings: Findings,
-) -> None:
-    """Each record must belong to exactly one declared run, and come when an honest host makes the chip write it."""
+def _laws(
+    report: ChipReport, trust: Trust, transcripts: Sequence[Transcript], findings: Findings
+) -> list[tuple[Guard, Law]]:
+    """When an honest host makes a chip write its records."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
-    committed: set[tuple[bytes, int]] = set()
     laws: list[tuple[Guard, Law]] = [
         (Guard.COMMITMENT, CommitOrder(report.chip)),
         (Guard.SNAPSHOT, SnapshotMoment(report.chip)),
@@ -270,7 +277,22 @@ def _match(
     ]
     if trust.beacon_seconds is not None:
         laws.append((Guard.TIME, Beacons(report.chip, trust.beacon_seconds)))
+    return laws
+
+
+def _match(
+    report: ChipReport,
+    records: Sequence[LogRecord],
+    laws: Sequence[tuple[Guard, Law]],
+    trust: Trust,
+    transcripts: Sequence[Transcript],
+    findings: Findings,
+) -> None:
+    """Each record must belong to exactly one declared run, and come when the laws say."""
+    runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
+    committed: set[tuple[bytes, int]] = set()
     cut = 0
+    followed = committed_after(records)
     for record in records:
         for guard, law in laws:
             findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
@@ -293,7 +315,7 @@ def _match(
             committed.add((record.run_id, record.step))
             _match_commitment(report, record, transcript, findings)
         else:
-            _match_snapshot(report, record, transcript, findings)
+            _match_snapshot(report, record, transcript, followed[record.counter], findings)
     judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
@@ -329,7 +351,8 @@ def _meter_law(chip: str, transcripts: Sequence[Transcript], findings: Findings)
         findings.doubt(text + unknown.run.folder.name, chip=chip)
     if unknown is not None or not findings.is_on(Guard.METER):
         return []
-    return [(Guard.METER, MeteredWork(chip, {item.run.metadata.run_id: item.needs(chip) for item in mine}))]
+    needs = {item.run.metadata.run_id: item.needs(chip) for item in mine}
+    return [(Guard.METER, MeteredWork(chip, needs)), (Guard.METER, HeldResults(chip, needs))]
 
 
 def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
@@ -355,22 +378,67 @@ def _match_commitment(report: ChipReport, record: LogRecord, transcript: Transcr
         )
 
 
-def _match_snapshot(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
+def _match_snapshot(
+    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
+) -> None:
+    """A snapshot after a step is compared with what that committed to; one inside of a step waits for its replay.
+
+    Args:
+        committed: whether the step after the snapshot's was committed in the same boot.
+    """
+    if record.operators:
+        _match_inside(report, record, transcript, committed, findings)
+    else:
+        _match_state(report, record, record.step, transcript, findings)
+
+
+def _match_inside(
+    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
+) -> None:
+    if transcript.execution.works is None:
+        report.unexplained.append(record.counter)
+        return  # said once, of the meter
+    try:
+        step, operators = place_of(record, transcript, committed=committed)
+    except EvidenceError as error:
+        report.unexplained.append(record.counter)
+        text = f"chip {report.chip}, record {record.counter}: the snapshot cannot be explained: {error}"
+        if committed or record.was_forced:
+            findings.add(Guard.SNAPSHOT, text, **_where(report, record))
+        else:
+            findings.doubt(text, **_where(report, record))
+        return
+    if not operators:
+        _match_state(report, record, step, transcript, findings)
+        return
     assert report.shard is not None
-    known = record.step < len(transcript.leaves)
-    if known and record.digest == transcript.leaves[record.step].state.shard(report.shard).value:
-        report.snapshots.append((record.run_id.hex(), record.step))
+    run_id = record.run_id.hex()
+    report.snapshots.append((run_id, step, operators))
+    report.inside.append(
+        InsideStep(
+            chip=report.chip, run_id=run_id, record=record.counter, shard=report.shard, step=step,
+            operators=operators, digest=record.digest, is_certain=committed,
+        )
+    )  # fmt: skip
+
+
+def _match_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript, findings: Findings) -> None:
+    assert report.shard is not None
+    known = step < len(transcript.leaves)
+    if known and record.digest == transcript.leaves[step].state.shard(report.shard).value:
+        report.snapshots.append((record.run_id.hex(), step, 0))
         return
     report.unexplained.append(record.counter)
     findings.add(
         Guard.SNAPSHOT,
-        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {record.step} "
+        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {step} "
         f"is not shard {report.shard} of any declared state at that step",
-        chip=report.chip,
-        record=record.counter,
-        step=record.step,
-        tick=record.tick,
+        **_where(report, record),
     )
+
+
+def _where(report: ChipReport, record: LogRecord) -> dict[str, Any]:
+    return {"chip": report.chip, "record": record.counter, "step": record.step, "tick": record.tick}
 
 
 def _match_missing(

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from firmware_sim import KEPT_BYTES
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.lineage import lineage_text
+from inspector.inspection.sampling import odds_text
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 
-__all__ = ["NOT_COVERED", "acceptance", "outcomes_by_lab", "scope", "signed_text"]
+__all__ = ["acceptance", "outcomes_by_lab", "scope", "signed_text"]
 
-NOT_COVERED = (
-    "work where no chip meters it: the host's own, by raw pointers, in other processes, on chips of no registry",
+_UNMETERED = (
+    "work where no chip meters it: the host's own, by raw pointers, in other processes, on chips of no registry"
+)
+_OLDER = (
     "evidence withheld until after the draw, or older than the challenge",
     "chips put back to a copy of an earlier state",
-    "false steps where no chip took a snapshot",
-    "labs that declare nothing",
 )
-"""What no verdict claims: no chip can see it, or it needs a challenge after the lab's commitment."""
+_BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
+_KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
+_UNSEEN = "false steps in segments that were not replayed, but for the odds"
+_SILENT = "labs that declare nothing"
 
 
 def acceptance(evidence: dict[str, Any]) -> str:
@@ -35,6 +40,10 @@ def acceptance(evidence: dict[str, Any]) -> str:
         f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
         f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
     )
+    if within := evidence.get("snapshots_inside_steps", 0):
+        compared = evidence["snapshots_compared_inside_steps"]
+        text += f"; {within} of the snapshots fell inside of steps"
+        text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
     logged = sum(replay.get("logged_decisions", 0) for replay in replays)
     turned = sum(replay.get("turned_decisions", 0) for replay in replays)
     if logged:
@@ -49,8 +58,13 @@ def acceptance(evidence: dict[str, Any]) -> str:
         gaps = sum(len(chip["power_gaps"]) for chip in chips)
         text += "; the chips' meters count the committed steps and nothing else"
         text += f", but for up to a step before each of {gaps} power cuts" if gaps else ""
+        text += f", and saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results held beside the state"
+    challenged = sum(bool(chip["nonce"]) for chip in chips)
+    if challenged:
+        text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
     text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
+    text += f"; {odds_text(evidence['odds'])}" if evidence.get("odds") else ""
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
@@ -61,13 +75,24 @@ def signed_text(transcripts: Sequence[Transcript]) -> str:
     return "; countersigned by a simulated inspectorate" if any(item.agreed.simulated for item in transcripts) else ""
 
 
-def scope(transcripts: Sequence[Transcript]) -> str:
-    """The scope of an acceptance: what it does not cover."""
+def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: bool = False, every: bool = False) -> str:
+    """The scope of an acceptance: what it does not cover.
+
+    Args:
+        live: chips were challenged after the draw.
+        beacons: and signs of life from them agreed, so that none can have been elsewhere in between.
+        every: chips were drawn of labs that declare nothing, too.
+    """
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
-    return "not covered: " + "; ".join([*NOT_COVERED, *(() if derived else NOT_REVIEWED)])
+    old = (() if beacons else (_BETWEEN,)) if live else _OLDER
+    return "not covered: " + "; ".join(
+        [_UNMETERED, _KEPT, *old, _UNSEEN, *(() if every else (_SILENT,)), *(() if derived else NOT_REVIEWED)]
+    )
 
 
-def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust: Trust) -> dict[str, str]:
+def outcomes_by_lab(
+    findings: Findings, transcripts: Sequence[Transcript], trust: Trust, labs: Collection[str]
+) -> dict[str, str]:
     """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it."""
     signers = {item.run.folder.name: item.run.metadata.lab for item in transcripts}
 
@@ -77,7 +102,7 @@ def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust
     guilty = {blamed(reason.where) for reason in findings.found}
     open_points = {blamed(reason.where) for reason in findings.doubts}
     outcomes = {}
-    for lab in sorted(set(signers.values())):
+    for lab in sorted(labs):
         outcome = Outcome.ACCEPT
         if open_points & {lab, None}:
             outcome = Outcome.INCONCLUSIVE

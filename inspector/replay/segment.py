@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
 from monitor.replay.initialisation import initialised_memory
 from monitor.replay.steps import ProgramSteps
@@ -18,6 +20,7 @@ __all__ = [
     "replay_segment",
     "segment_of",
     "segments",
+    "segments_of",
 ]
 
 
@@ -40,6 +43,8 @@ class SegmentReplay:
     Attributes:
         leaves: recomputed leaves of the steps of the segment, as far as the replay came.
         initial_state: of the first segment, what the declared initialisation gives on this device; None without one.
+        inside: step, number of operators and digest of the states inside of steps that were asked for, as far as the
+            replay came.
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
         logged: rounding decisions that were taken from the log.
@@ -50,6 +55,7 @@ class SegmentReplay:
     start_state: StateDigest
     initial_state: StateDigest | None
     leaves: tuple[Leaf, ...]
+    inside: tuple[tuple[int, int, StateDigest], ...]
     contradiction: dict[str, Any] | None
     logged: int
     turned: int
@@ -62,6 +68,7 @@ class SegmentReplay:
             "start_state": self.start_state.to_json(),
             "initial_state": None if self.initial_state is None else self.initial_state.to_json(),
             "leaves": [leaf.to_json() for leaf in self.leaves],
+            "inside": [[step, operators, state.to_json()] for step, operators, state in self.inside],
             "contradiction": self.contradiction,
             "logged": self.logged,
             "turned": self.turned,
@@ -71,7 +78,13 @@ class SegmentReplay:
 
 def segments(run: RunFolder) -> list[Segment]:
     """All segments that a run has begun, in order: from each checkpoint that has to be there to the next."""
-    starts, declared = run.checkpoints, run.declared
+    return segments_of(run.declared, run.committed)
+
+
+def segments_of(declared: Declaration, committed: int) -> list[Segment]:
+    """All segments that a run of this declaration has begun when so many steps are committed."""
+    every = range(0, max(committed, 1), declared.checkpoint_every)
+    starts = [step for step in every if declared.retains(step, committed)]
     stops = [*starts[1:], min(starts[-1] + declared.checkpoint_every, declared.steps)]
     return [
         Segment(index, start, stop)
@@ -89,13 +102,18 @@ def segment_of(run: RunFolder, index: int) -> Segment:
     return known[index]
 
 
-def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -> SegmentReplay:
+def replay_segment(
+    run: RunFolder, index: int, *, check_rounding: bool = True, inside: Collection[tuple[int, int]] = ()
+) -> SegmentReplay:
     """Replay one segment on this process's device.
 
     Args:
         check_rounding: False obeys rounding logs without asking whether any device had a choice.
+        inside: moments inside of the segment's steps at which to look at the state: step, and how many of its operators
+            have run.
+
     Raises:
-        CallerError: there is no such segment, or the run's numerics are not controlled.
+        CallerError: there is no such segment or moment, or the run's numerics are not controlled.
         EvidenceError: the checkpoint or the data cannot be read.
     """
     segment = segment_of(run, index)
@@ -105,11 +123,14 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     start = None if segment.start else run.initialisation
     initial_state = None if start is None else initialised_memory(run.declared, start).digest()
     leaves: list[Leaf] = []
+    found: list[tuple[int, int, StateDigest]] = []
     contradiction: dict[str, Any] | None = None
     logged = turned = 0
     first_turned: int | None = None
     for step in range(segment.start + 1, segment.stop + 1):
         try:
+            for operators in sorted({operators for at, operators in inside if at == step}):
+                steps.stop_after(operators, lambda state, at=(step, operators): found.append((*at, state)))  # type: ignore[misc]
             leaf, session = steps.take()
         except EvidenceError as error:
             contradiction = _explain(step, error)
@@ -131,6 +152,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
         start_state=steps.start,
         initial_state=initial_state,
         leaves=tuple(leaves),
+        inside=tuple(found),
         contradiction=contradiction,
         logged=logged,
         turned=turned,

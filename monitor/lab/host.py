@@ -62,7 +62,7 @@ class Host:
 
     def show_time(self, step: int) -> None:
         """Hand every chip a beacon, where the inspectorate gives any."""
-        self._beacons.show(step, self.lab.chips)
+        self._beacons.show(step, (*self.lab.chips, *self.lab.idle))
 
     def tick_chips(self, step: int) -> None:
         """Let one tick of work pass on every chip; the host claims that memory holds the state after ``step``."""
@@ -90,7 +90,7 @@ class Host:
         for shard, chip in enumerate(self.lab.chips):
             chip.commit(self._run_id, step, self._conduct.head(step, shard, self))
         self._conduct.tick(step, self)
-        self._beacons.after(step, self.lab.chips)
+        self._beacons.after(step, (*self.lab.chips, *self.lab.idle))
         for chip in self.lab.idle:
             chip.idle(1)
 

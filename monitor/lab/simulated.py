@@ -88,6 +88,11 @@ class LabConfig:
     idle_chips: int = 0
     beacon_every: int = 0
 
+    @property
+    def nonce(self) -> bytes:
+        """The challenge as bytes."""
+        return bytes.fromhex(self.challenge)
+
 
 def new_lab_config(
     *,
@@ -221,11 +226,18 @@ class SimulatedLab:
 
     @staticmethod
     def _power_on(folder: Path, config: LabConfig) -> list[Chip]:
-        silicon = folder / "chips" if config.silicon is None else Path(config.silicon)
-        return [
-            power_on_chip(_chip_lie(config, number), silicon / chip_id)
-            for number, chip_id in enumerate([*chip_ids(config), *idle_chip_ids(config)])
-        ]
+        return [power_on_chip(lie, silicon) for lie, silicon in _silicon(folder, config).values()]
+
+    @classmethod
+    def silicon_of(cls, folder: Path) -> list[str]:
+        """Ids of all chips of the lab with this folder; CallerError if there is none."""
+        return list(_silicon(folder, cls.read_config(folder)))
+
+    @classmethod
+    def power_on(cls, folder: Path, chip_id: str) -> Chip:
+        """Boot one of the chips of the lab with this folder."""
+        lie, silicon = _silicon(folder, cls.read_config(folder))[chip_id]
+        return power_on_chip(lie, silicon)
 
     def power_off(self) -> None:
         """Shut all chips down in order, so that a later run starts without a power gap."""
@@ -309,6 +321,13 @@ def _registered(config: LabConfig) -> list[str]:
     """The chips that the registry knows: all, or all but the last where the lab has one that it did not register."""
     working, idle = chip_ids(config), idle_chip_ids(config)
     return [*(working[:-1] if config.lie == LabLie.UNDECLARED_CHIPS.value else working), *idle]
+
+
+def _silicon(folder: Path, config: LabConfig) -> dict[str, tuple[ChipLie | None, Path]]:
+    """Which lie each chip of a lab tells, and the folder that it lies in; those that train first."""
+    home = folder / "chips" if config.silicon is None else Path(config.silicon)
+    names = [*chip_ids(config), *idle_chip_ids(config)]
+    return {name: (_chip_lie(config, number), home / name) for number, name in enumerate(names)}
 
 
 def _chip_lie(config: LabConfig, number: int) -> ChipLie | None:

@@ -38,9 +38,11 @@ QUOTE = Quote(
     current=b"c" * 32,
     snapshot_rate=Fraction(1, 86400),
     snapshot_algorithm="sha256-tree/1048576",
+    beacon=8,
     calls=5,
     flop=6,
     moved=7,
+    held=9,
     nonce=b"n" * 16,
     verifier_id="inspector",
 )

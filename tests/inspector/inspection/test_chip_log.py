@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from firmware_sim.lies import ChipLie, LabLie
+from inspector.inspection.answers import Source
 from inspector.inspection.chip_log import verify_log
-from inspector.inspection.provenance import Source
 from inspector.inspection.verdict import Outcome
 from tests.guards import off
 

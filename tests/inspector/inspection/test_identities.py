@@ -140,8 +140,8 @@ def test_stolen_evidence_convicts_the_thief_alone(make_run, devices, monkeypatch
     stolen = {name: (victim.run / "chips" / "lab-a-chip-0000" / name).read_bytes() for name in CHIP_FILES}
     genuine = monitor.lab.evidence._answer
 
-    def answer(chip, config):
-        return stolen if chip.chip_id == "lab-b-chip-0000" else genuine(chip, config)
+    def answer(chip, *request):
+        return stolen if chip.chip_id == "lab-b-chip-0000" else genuine(chip, *request)
 
     monkeypatch.setattr("monitor.lab.evidence._answer", answer)
     thief = make_run("thief", lab="lab-b")

@@ -95,7 +95,7 @@ def test_memory_is_kept_in_a_file(tmp_path):
     path = tmp_path / "memory.json"
     assert load_memory(path) == {}
     memory = {
-        "b": LogPosition(counter=3, size=2, head=bytes(range(32))),
+        "b": LogPosition(counter=3, size=2, head=bytes(range(32)), time=1),
         "a": LogPosition(counter=0, size=0, head=bytes(32)),
     }
     save_memory(path, memory)
@@ -109,19 +109,20 @@ def test_memory_is_kept_in_a_file(tmp_path):
         load_memory(tmp_path / ("a" * 300))
 
 
-GOOD = {"format": "chipwitness/memory/1", "chips": {"a": {"counter": 1, "size": 1, "head": "00" * 32}}}
+GOOD = {"format": "chipwitness/memory/2", "chips": {"a": {"counter": 1, "size": 1, "time": 0, "head": "00" * 32}}}
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda data: data.pop("format"),
-        lambda data: data.update(format="chipwitness/memory/2"),
+        lambda data: data.update(format="chipwitness/memory/1"),
         lambda data: data.update(more=1),
         lambda data: data.update(chips=[]),
         lambda data: data["chips"].update(a=1),
         lambda data: data["chips"]["a"].pop("size"),
         lambda data: data["chips"]["a"].update(size=-1),
+        lambda data: data["chips"]["a"].update(time=1.5),
         lambda data: data["chips"]["a"].update(counter=True),
         lambda data: data["chips"]["a"].update(head="00"),
         lambda data: data["chips"]["a"].update(head="zz" * 32),
