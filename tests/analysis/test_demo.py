@@ -28,6 +28,10 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(tmp_path, monkeypatch, c
     assert control["turned_decisions"] > 0
     assert control["diverges_from_step_without_log"] >= 1
     assert summary["dispute"]["evidence"]["operators_executed"] == 1
+    kinds = ["announcement", "heads", "draw", "answers", "order", "results"]
+    assert [row["kind"] for row in summary["rounds"]["timeline"]] == kinds
+    assert {entry.name for entry in (out / "parties").iterdir()} == {"inspectorate", "registry"}
+    assert summary["labs"][0]["evidence"]["odds"][0]["coverage"] == 1.0
     assert 0.9 < summary["detection"]["predicted_probability"] <= 1
     report = (out / "report.html").read_text()
     assert report.count("<svg") == 3
@@ -40,8 +44,10 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(tmp_path, monkeypatch, c
 def test_a_wrong_verdict_is_noticed():
     rows = [{"lie": None, "outcome": "ACCEPT"}, {"lie": "x", "outcome": "REJECT"}]
     good = {"labs": rows, "equal_on": ["a", "b"], "dispute": {"evidence": {"guilty": "wrong-operator"}}}
+    good["rounds"] = {"outcome": "ACCEPT", "shown": "ACCEPT"}
     assert as_expected(good)
     assert not as_expected({**good, "labs": [rows[0], {"lie": "x", "outcome": "ACCEPT"}]})
     assert not as_expected({**good, "labs": [{"lie": None, "outcome": "INCONCLUSIVE"}, rows[1]]})
     assert not as_expected({**good, "equal_on": ["a"]})
+    assert not as_expected({**good, "rounds": {"outcome": "ACCEPT", "shown": "REJECT"}})
     assert not as_expected({**good, "dispute": {"evidence": {"guilty": "right-operator"}}})
