@@ -126,6 +126,7 @@ from firmware_sim.firmware import (
     FirmwareChip,
     quote_request_digest,
 )
+from firmware_sim.holdings import KEPT_BYTES, Holdings
 from firmware_sim.identity import (
     CURRENT_FIRMWARE,
     ChipIdentity,
@@ -204,6 +205,7 @@ __all__ = [
     "DTYPE_SIZES",
     "EMPTY_MEMORY",
     "EMPTY_ROOT",
+    "KEPT_BYTES",
     "LEAKY_FIRMWARE",
     "MAX_AUDITED_TICKS",
     "NO_RUN",
@@ -244,6 +246,7 @@ __all__ = [
     "EvidenceError",
     "Firmware",
     "FirmwareChip",
+    "Holdings",
     "IdentityError",
     "LabLie",
     "LogCheckpoint",

@@ -111,12 +111,12 @@ def command(
     return through_gate
 
 
-def check_coordinate(chip_id: str, run_id: object, step: object, op: object) -> None:
-    """Refuse what is no coordinate: 32 bytes and two integers in [0, 2^64)."""
+def check_coordinate(chip_id: str, run_id: object, step: object) -> None:
+    """Refuse what is no coordinate: 32 bytes and an integer in [0, 2^64)."""
     if type(run_id) is not bytes or len(run_id) != 32:
         _refuse(chip_id, ErrorCode.BAD_ARGUMENT, f"a run id has 32 bytes, not {_length(run_id)}")
-    if not all(type(number) is int and 0 <= number < 1 << 64 for number in (step, op)):
-        _refuse(chip_id, ErrorCode.BAD_ARGUMENT, "step and operator index are of type int, in [0, 2^64)")
+    if type(step) is not int or not 0 <= step < 1 << 64:
+        _refuse(chip_id, ErrorCode.BAD_ARGUMENT, "a step is of type int, in [0, 2^64)")
 
 
 def check_digest(chip_id: str, digest: object) -> None:

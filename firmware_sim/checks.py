@@ -243,6 +243,7 @@ def check_quote_time(records: Sequence[LogRecord], quote: Quote, since: LogCheck
         "security_version": end.security_version,
         "measurement": Digest("sha256", end.measurement),
         "beacon": end.beacon,
+        "held": records[-1].op if records[-1].kind is RecordKind.QUOTE else 0,
         **asdict(Work.from_bytes(end.work)),
     }
     for name, value in logged.items():

@@ -26,7 +26,10 @@ EMPTY_MEMORY = digest_list("device-memory", [], allow_empty=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEvent:
-    """A snapshot that is record number `record` of the chip's log, with its digest, once its copy is hashed."""
+    """A snapshot that is record number `record` of the chip's log, with its digest, once its copy is hashed.
+
+    The host hears only of those that fall at the tick itself.
+    """
 
     chip_id: str
     record: int
@@ -34,7 +37,6 @@ class SnapshotEvent:
     tick: int
     run_id: bytes
     step: int
-    op: int
     bytes_hashed: int
 
 
@@ -64,8 +66,12 @@ class Chip(ABC):
         """Log 32 bytes that the host commits to for (run, step)."""
 
     @abstractmethod
-    def tick(self, run_id: bytes, step: int, op: int = 0) -> SnapshotEvent | None:
-        """Advance time by one tick of work at the coordinate (run, step, op); returns the snapshot if one was due."""
+    def tick(self, run_id: bytes, step: int) -> SnapshotEvent | None:
+        """Advance time by one tick of work, behind a step of a run.
+
+        If a snapshot is due, it falls between two of the operators that run on the memory from now on. It is taken at
+        the next tick or record at the latest, and at once, and returned, where none ran since the last tick.
+        """
 
     @abstractmethod
     def idle(self, ticks: int) -> list[SnapshotEvent]:

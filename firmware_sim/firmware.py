@@ -28,6 +28,7 @@ from firmware_sim.beacon import beacon_digest, open_beacon
 from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
 from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
 from firmware_sim.evidence.chiplog import (
+    FORCED,
     NO_RUN,
     ZERO_DIGEST,
     LogRecord,
@@ -47,7 +48,14 @@ from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.memory import DeviceMemory, MemoryCopy
 from firmware_sim.nvram import Disk, NvramError, PosixDisk
 from firmware_sim.profiles import BENCH, FOLDED, NvramProfile, NvramStatus
-from firmware_sim.schedule import EpochKey, commit_epoch, derive_epoch_key, is_scheduled, threshold
+from firmware_sim.schedule import (
+    EpochKey,
+    commit_epoch,
+    derive_epoch_key,
+    is_scheduled,
+    operators_until,
+    threshold,
+)
 
 __all__ = ["ChipOrder", "FirmwareChip", "quote_request_digest"]
 
@@ -93,7 +101,24 @@ class _UnderWay:
     """A snapshot whose copy is being hashed; the host holds no part of it."""
 
     event: SnapshotEvent
+    op: int
     hashing: Future[Digest] = field(default_factory=Future)
+
+
+class _Waiting:
+    """A snapshot whose tick has begun and whose moment has not come. The host does not learn of it.
+
+    The meter that calls it may outlive the chip.
+    """
+
+    def __init__(self, chip: FirmwareChip) -> None:
+        self._chip = weakref.ref(chip)
+
+    def __call__(self) -> None:
+        """Its moment has come."""
+        chip = self._chip()
+        if chip is not None:
+            chip._take_awaited(self)
 
 
 class FirmwareChip(Chip):
@@ -113,8 +138,10 @@ class FirmwareChip(Chip):
         self._copy: MemoryCopy | None = None
         self._hasher: ThreadPoolExecutor | None = None
         self._under_way: _UnderWay | None = None
+        self._waiting: _Waiting | None = None
         self._attached_at = self._earlier = NO_WORK
-        self._coordinate = (NO_RUN, 0, 0)
+        self._ticked_at = self._committed_at = 0
+        self._coordinate = (NO_RUN, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
         self._registers = Registers()
@@ -260,28 +287,32 @@ class FirmwareChip(Chip):
 
     @command
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
-        check_coordinate(self._fused_id, run_id, step, 0)
+        check_coordinate(self._fused_id, run_id, step)
         memory = self._own_memory(memory)
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
         self._memory, self._copy = memory, None
         self._earlier, self._attached_at = record.work, memory.meter.total
+        self._ticked_at = self._committed_at = self._operators
         if self._hasher is None and memory.byte_count >= _HASHED_AT_ONCE:
             self._hasher = ThreadPoolExecutor(1)
             self._hasher.submit(bytes)  # starts its thread, which no tick then waits for
-        self._coordinate = (run_id, step, 0)
+        self._coordinate = (run_id, step)
         return record
 
     @command
     def commit(self, run_id: bytes, step: int, digest: bytes) -> LogRecord:
-        check_coordinate(self._fused_id, run_id, step, 0)
+        check_coordinate(self._fused_id, run_id, step)
         check_digest(self._fused_id, digest)
-        return self._append(RecordKind.COMMIT, run_id=run_id, step=step, digest=digest)
+        record = self._append(RecordKind.COMMIT, run_id=run_id, step=step, op=self._held, digest=digest)
+        self._committed_at = self._operators
+        return record
 
     @command
-    def tick(self, run_id: bytes, step: int, op: int = 0) -> SnapshotEvent | None:
-        check_coordinate(self._fused_id, run_id, step, op)
+    def tick(self, run_id: bytes, step: int) -> SnapshotEvent | None:
+        check_coordinate(self._fused_id, run_id, step)
         self._require_space(RecordKind.SNAPSHOT)
-        self._coordinate = (run_id, step, op)
+        self._force_awaited()
+        self._coordinate = (run_id, step)
         return self._advance(1, busy=1)
 
     @command
@@ -343,7 +374,7 @@ class FirmwareChip(Chip):
         self._silicon.prune(dataclasses.replace(state, checkpoint=checkpoint, released=state.released + cells))
         self._counts = Counter(record.kind for record in records[len(released) :])
         if checkpoint.spent:
-            self._spent, self._memory, self._copy, self._coordinate = False, None, None, (NO_RUN, 0, 0)
+            self._spent, self._memory, self._copy, self._coordinate = False, None, None, (NO_RUN, 0)
             self._start()
         return self._fuses.nvram.capacity - self._nvram_status().used
 
@@ -388,10 +419,11 @@ class FirmwareChip(Chip):
     def _quote(self, nonce: bytes, verifier_id: str) -> bytes:
         if not self._spent and not self._has_room({RecordKind.QUOTE: 1}):
             self._retire()
+        held = 0 if self._spent else self._held
         if self._spent:
             self._store(self._silicon.state)  # the counter grows with each quote
         else:
-            self._append(RecordKind.QUOTE, digest=quote_request_digest(nonce, verifier_id).value)
+            self._append(RecordKind.QUOTE, op=held, digest=quote_request_digest(nonce, verifier_id).value)
         state = self._silicon.state
         quote = Quote(
             chip_id=self._fused_id,
@@ -412,6 +444,7 @@ class FirmwareChip(Chip):
             calls=state.work.calls,
             flop=state.work.flop,
             moved=state.work.moved,
+            held=held,
             nonce=nonce,
             verifier_id=verifier_id,
         )
@@ -455,19 +488,32 @@ class FirmwareChip(Chip):
             return self._earlier
         return self._earlier + (self._memory.meter.total - self._attached_at).share(*self._memory.share)
 
+    @property
+    def _operators(self) -> int:
+        """How many operators have run on all of the memory of which the chip's is a part."""
+        return 0 if self._memory is None else self._memory.meter.total.calls
+
+    @property
+    def _held(self) -> int:
+        """The chip's part of the results of operators that are held beside its regions, in bytes."""
+        if self._memory is None:
+            return 0
+        part, whole = self._memory.share
+        return self._memory.meter.holdings.byte_count * part // whole
+
     def settle(self) -> None:
         """Record the snapshot that is under way, once it is hashed."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
         event, digest = under_way.event, under_way.hashing.result()
-        self._append(RecordKind.SNAPSHOT, run_id=event.run_id, step=event.step, op=event.op, digest=digest.value)
+        self._append(RecordKind.SNAPSHOT, run_id=event.run_id, step=event.step, op=under_way.op, digest=digest.value)
         self._snapshots += 1
         self._bytes_hashed += event.bytes_hashed
 
     def lose_power(self) -> None:
         """End at once, in the middle of a command; a snapshot under way shows as a power gap that names its tick."""
-        self._under_way = None
+        self._under_way = self._waiting = None
         if self._hasher is not None:
             self._hasher.shutdown(wait=False)
         self._finalizer()
@@ -475,30 +521,68 @@ class FirmwareChip(Chip):
     def _advance(self, ticks: int, *, busy: int) -> SnapshotEvent | None:
         """Advance by `ticks`, or to the first of them that holds a snapshot, and take it; `busy` of them are work.
 
-        Time is in NVRAM before anything else happens, so that a power cut hides no tick that has begun.
+        Time is in NVRAM before anything else happens, so that a power cut hides no tick that has begun. A snapshot is
+        taken as many operators later as the schedule says of those that ran in the tick that ends now.
         """
+        self._force_awaited()
         self.settle()
         state = self._silicon.state
         end = state.tick + ticks
         due = next((tick for tick in range(state.tick + 1, end + 1) if self._is_due(tick)), None)
+        usual = self._operators - self._ticked_at if due == state.tick + 1 else 0
+        self._ticked_at = self._operators
+        later = 0 if due is None else operators_until(self._epoch_key, self._boot, due, usual)
         self._store(
             dataclasses.replace(
                 state,
                 tick=end if due is None else due,
                 busy=state.busy + busy,
                 work=self._work,
-                pending=due is not None,
+                pending=due is not None and not later,
             )
         )
-        return None if due is None else self._snapshot()
+        if due is None:
+            return None
+        if not later:
+            return self._snapshot()
+        assert self._memory is not None
+        self._waiting = _Waiting(self)
+        self._memory.meter.wake(self._operators + later, self._waiting)
+        return None
 
     def _is_due(self, tick: int) -> bool:
         return is_scheduled(self._epoch_key, self._boot, tick, self._limit)
 
-    def _snapshot(self) -> SnapshotEvent:
+    def _take_awaited(self, waiting: _Waiting) -> None:
+        """Take a snapshot whose moment has come; called between two operators, and not by the host."""
+        try:
+            self.gate.check_process()
+            self.gate.enter()
+        except MailboxError:
+            return  # a copy of this process, or the chip is busy: it is taken before the next record
+        try:
+            if self._waiting is waiting:
+                self.settle()
+                self._waiting = None
+                if self._hasher is not None:
+                    self._store(dataclasses.replace(self._silicon.state, pending=True))
+                self._snapshot()
+        except Exception:
+            self.lose_power()  # as the next command will find out
+        finally:
+            self.gate.leave()
+
+    def _force_awaited(self) -> None:
+        """Take the snapshot that waits for its moment now, since its tick is over."""
+        if self._waiting is not None:
+            self._waiting = None
+            self._snapshot(FORCED)
+            self.settle()
+
+    def _snapshot(self, mark: int = 0) -> SnapshotEvent:
         """Copy the memory; hash the copy at once, or beside the training if much memory was attached."""
         frozen = self._freeze()
-        state, (run_id, step, op) = self._silicon.state, self._coordinate
+        state, (run_id, step) = self._silicon.state, self._coordinate
         event = SnapshotEvent(
             chip_id=self._fused_id,
             record=state.log_size,
@@ -506,10 +590,9 @@ class FirmwareChip(Chip):
             tick=state.tick,
             run_id=run_id,
             step=step,
-            op=op,
             bytes_hashed=0 if frozen is None else frozen.byte_count,
         )
-        under_way = self._under_way = _UnderWay(_own(event))
+        under_way = self._under_way = _UnderWay(_own(event), mark | self._operators - self._committed_at)
         if self._hasher is None:
             under_way.hashing.set_result(self._digest(frozen))
             self.settle()
@@ -625,6 +708,8 @@ class FirmwareChip(Chip):
         security_floor: int | None = None,
     ) -> LogRecord:
         self._require_space(kind)
+        if kind is not RecordKind.SNAPSHOT:
+            self._force_awaited()
         state = self._silicon.state
         if kind is RecordKind.BOOT:
             state = dataclasses.replace(state, tick=0, busy=0, work=NO_WORK)
@@ -662,7 +747,8 @@ class FirmwareChip(Chip):
         self._require_power()
         if self._spent:
             self._refuse(ErrorCode.CHIP_SPENT, "is spent: its log is full, and it only answers inspections")
-        if self._counts[kind] < self._fuses.nvram.quotas[kind]:
+        reserved = int(kind is RecordKind.SNAPSHOT and self._waiting is not None)
+        if self._counts[kind] + reserved < self._fuses.nvram.quotas[kind]:
             return
         message = f"chip {self._fused_id}: all {self._fuses.nvram.quotas[kind]} {kind.name} records are used"
         if kind is RecordKind.SNAPSHOT:

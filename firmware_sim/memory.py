@@ -1,8 +1,9 @@
 """Device memory: the regions of real tensors that a chip holds.
 
 A region is a contiguous slice of a tensor's storage, flattened in row-major order. Nothing is copied until a snapshot:
-what the training writes is what the chip sees. A snapshot covers each block of a tensor that a region reaches into
-(`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from whoever holds it.
+what the training writes is what the chip sees. A chip to which memory is attached goes by addresses from then on, so
+that nothing which a tensor becomes later can spoil a snapshot. A snapshot covers each block of a tensor that a region
+reaches into (`firmware_sim.evidence.blocks`); the rest of a block that is cut comes from whoever holds it.
 
 Reading memory runs no code of the host: tensors are of the exact types `numpy.ndarray`, `torch.Tensor` or
 `torch.nn.Parameter`, their methods are looked up on these types and not on the object, and PyTorch's function and
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -115,8 +118,8 @@ class Region:
     """A slice of a live tensor: `elements` from `offset` on in the flattened `tensor`.
 
     `tensor` is a torch tensor (any device) or a numpy array, no subclass of either, contiguous, of `dtype` and `shape`;
-    it is looked at anew at each snapshot, so `tensor.data = …` is seen. bfloat16, float16, bool and integers are read
-    as bytes. A region over the meta device describes memory and has none: `blocks` and `check_readable` refuse it.
+    it is looked at anew each time, so `tensor.data = …` is seen, until a chip owns the memory. bfloat16, float16, bool
+    and integers are read as bytes. A region over the meta device describes memory and has none: `blocks` refuses it.
     `place` is where the tensor's first block stands among all blocks of the state that the region is a part of.
     """
 
@@ -163,27 +166,47 @@ class Region:
         Raises:
             CallerError: the tensor no longer has the dtype, shape or layout of the region, or no place is known.
         """
+        return self.pinned().blocks()
+
+    def pinned(self) -> Pinned:
+        """Return where the blocks lie that the slice reaches into.
+
+        Raises:
+            CallerError: as `blocks`; or the tensor has no bytes of its own, or fewer than its shape says.
+        """
         with without_overrides():
             held, place = _on_host(self.tensor), _checked_place(self.name, self.place)
             _check_tensor(self.entry, held)
-            _check_present(self.name, held)
             reached = blocks_of(self.dtype, self.shape, self.offset, self.elements)
             step = block_elements(self.dtype, self.shape)
             stop = min(reached.stop * step, math.prod(self.shape))
-            data = _flat_bytes(held, reached.start * step, max(stop - reached.start * step, 0))
-            return BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, data)
+            raw = _flat_bytes(self.name, held, reached.start * step, max(stop - reached.start * step, 0))
+            part = BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, b"")
+            return Pinned(part, raw, _fastened(held))
 
-    def check_readable(self) -> None:
-        """Read no element as a snapshot would read some; wrapped and lazily conjugated tensors fail here.
-
-        Raises:
-            CallerError: the tensor has no bytes of its own.
-        """
+    def span(self) -> tuple[str, int, int, str]:
+        """Device and addresses between which the slice itself lies, and its name."""
         with without_overrides():
-            _checked_place(self.name, self.place)
-            _check_tensor(self.entry, _on_host(self.tensor))
-            _check_present(self.name, _on_host(self.tensor))
-            _check_readable(self.name, _on_host(self.tensor))
+            held = _on_host(self.tensor)
+            numpy = isinstance(held, np.ndarray)
+            start = (held.ctypes.data if numpy else held.data_ptr()) + self.offset * DTYPE_SIZES[self.dtype]
+            return "cpu" if numpy else str(held.device), start, start + self.entry.byte_count, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Memory of a region by its address: whatever its tensor becomes, these bytes stay there, as `fast` sees to."""
+
+    part: BlockSlice
+    raw: Any
+    fast: object
+
+    def blocks(self) -> BlockSlice:
+        """Return the blocks as they are now; bytes are shared with memory of the host, copied from any other."""
+        if isinstance(self.raw, np.ndarray):
+            return self.part._replace(data=cast(_Bytes, self.raw))
+        with without_overrides():
+            return self.part._replace(data=self.raw.cpu().numpy())
 
 
 class MemoryCopy:
@@ -222,12 +245,13 @@ class DeviceMemory:
         share: the chip's part of that: its bytes, and those of all of them.
     """
 
-    __slots__ = ("_regions", "meter", "share")
+    __slots__ = ("_pinned", "_regions", "meter", "share")
 
     def __init__(
         self, regions: Iterable[Region], *, meter: Meter | None = None, share: tuple[int, int] = (1, 1)
     ) -> None:
         self._regions = tuple(regions)
+        self._pinned: tuple[Pinned, ...] | None = None
         self.meter = Meter() if meter is None else meter
         self.share = share
         if not self._regions:
@@ -244,19 +268,21 @@ class DeviceMemory:
         return self._regions
 
     def owned(self) -> DeviceMemory:
-        """Return the same memory as an object that nobody else holds, ready for a snapshot.
+        """Return the same memory as an object that nobody else holds, by addresses.
 
         Raises:
-            CallerError: a region is no `Region`, or can't be read; or the meter is none, or the share no part of 1.
+            CallerError: a region is no `Region`, or can't be read, or shares some of its bytes with another one; or the
+                meter is none, or the share no part of 1.
         """
         if type(self.meter) is not Meter or not _is_share(self.share):
             raise CallerError("a device memory has a meter, and a share of what it counts")
         if any(type(region) is not Region for region in self._regions):
             raise CallerError("a device memory consists of objects of type Region")
         regions = [replace(region) for region in self._regions]
-        for region in regions:
-            region.check_readable()
-        return DeviceMemory(regions, meter=self.meter, share=self.share)
+        mine = DeviceMemory(regions, meter=self.meter, share=self.share)
+        mine._pinned = tuple(region.pinned() for region in mine._regions)
+        check_apart(region.span() for region in mine._regions)
+        return mine
 
     @property
     def byte_count(self) -> int:
@@ -278,7 +304,8 @@ class DeviceMemory:
 
     def slices(self) -> list[BlockSlice]:
         """Return the blocks that each region reaches into; one that reaches into none has no line."""
-        parts = [region.blocks() for region in self._regions]
+        held = self._regions if self._pinned is None else self._pinned
+        parts = [each.blocks() for each in held]
         return [part for part in parts if len(part.data) or not math.prod(part.shape)]
 
     def leaves(self, algorithm: str = DEFAULT_ALGORITHM) -> list[Node]:
@@ -414,33 +441,70 @@ def _check_tensor(entry: RegionEntry, tensor: Any) -> None:
         raise CallerError(f"region {entry.name!r}: tensor is not contiguous")
 
 
-def _flat_bytes(tensor: Any, offset: int, elements: int) -> _Bytes:
+def check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
+    """Check that two regions share all of their bytes, as tied parameters do, or none.
+
+    Raises:
+        CallerError: names two that share some.
+    """
+    held = sorted(span for span in spans if span[1] < span[2])
+    for (device, start, stop, name), (place, begin, end, other) in pairwise(held):
+        if place == device and begin < stop and (begin, end) != (start, stop):
+            raise CallerError(f"regions {name!r} and {other!r} share a part of their bytes")
+
+
+def _flat_bytes(name: str, tensor: Any, offset: int, elements: int) -> Any:
+    """The bytes of some elements, where they lie: an array in the host's memory, a tensor in any other."""
     if isinstance(tensor, np.ndarray):
+        _check_present(name, tensor)
         return tensor.reshape(-1)[offset : offset + elements].view(np.uint8)
-    bytes_view: _Bytes = _flat(tensor, offset, elements).cpu().numpy()
-    return bytes_view
-
-
-def _flat(tensor: Any, offset: int, elements: int) -> Any:
-    # The method of the class: a tensor's own attribute of that name would be the host's.
-    return _torch().Tensor.detach(tensor).reshape(-1)[offset : offset + elements].view(_torch().uint8)
-
-
-def _check_present(name: str, tensor: Any) -> None:
-    if isinstance(tensor, np.ndarray):
-        return
     if tensor.device.type == "meta":
         raise CallerError(f"region {name!r}: tensor has no memory")
-
-
-def _check_readable(name: str, tensor: Any) -> None:
-    if isinstance(tensor, np.ndarray):
-        return
+    torch = _torch()
     try:
-        _flat(tensor, 0, 0).cpu().clone().numpy()  # the clone leaves the tensor's storage resizable
+        # The method of the class: a tensor's own attribute of that name would be the host's.
+        flat = torch.Tensor.detach(tensor).reshape(-1)[offset : offset + elements].view(torch.uint8)
+        far = flat.device.type != "cpu"
+        raw = flat[:0].cpu().numpy() if far else flat.numpy()
     except (RuntimeError, TypeError, ValueError) as error:
         text = str(error).partition("\n")[0]
         raise CallerError(f"region {name!r}: the bytes of its tensor can't be read: {text}") from None
+    return flat if far else raw
+
+
+def _check_present(name: str, tensor: Any) -> None:
+    """Check that an array has as much memory as its shape says; torch checks that of its tensors."""
+    owner, last = tensor.base, tensor
+    while type(owner) is np.ndarray:  # a subclass may say anything
+        owner, last = owner.base, owner
+    low, high = _bounds(last) if owner is None else _buffer_bounds(owner)
+    start, stop = _bounds(tensor)
+    if start < stop and not low <= start < stop <= high:
+        raise CallerError(f"region {name!r}: array reaches beyond the memory that it is a part of")
+
+
+def _fastened(tensor: Any) -> object:
+    """Keep memory where it is: NumPy resizes no array with weak references to it, and torch none that NumPy reads."""
+    while type(tensor) is np.ndarray and type(tensor.base) is np.ndarray:
+        tensor = tensor.base
+    return weakref.ref(tensor) if type(tensor) is np.ndarray else None
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    """Addresses between which a contiguous array lies."""
+    start = array.ctypes.data
+    return start, start + array.nbytes
+
+
+def _buffer_bounds(owner: Any) -> tuple[int, int]:
+    """Addresses of memory that belongs to no array; nowhere, if it is of no type that says so truly."""
+    if type(owner) in (bytes, bytearray, memoryview):
+        return _bounds(np.frombuffer(owner, dtype=np.uint8))
+    torch = _torch()
+    if torch is not None and type(owner) is torch.Tensor:
+        storage = torch.Tensor.untyped_storage(owner)
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    return 0, 0
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from math import prod
 
 from firmware_sim.evidence.digest import DTYPE_SIZES
 from firmware_sim.evidence.work import Work
+from firmware_sim.holdings import Holdings
 
 __all__ = ["Meter", "Operand", "work_of"]
 
@@ -22,24 +23,50 @@ Operand = tuple[str, Sequence[int]]
 """Type and shape of a tensor that an operator reads, writes or returns."""
 
 Shapes = Sequence[Sequence[int]]
+_NEVER = 1 << 80
 
 
 class Meter:
     """Counts the work on the memory that some chips hold together, since it was made.
 
-    It stands for silicon: whatever runs operators on such memory passes each of them here.
+    It stands for silicon: whatever runs operators on such memory passes each of them here, when it has run and before
+    the next one does.
+
+    Attributes:
+        holdings: results of these operators that are still held.
     """
 
-    __slots__ = ("_calls", "_flop", "_moved")
+    __slots__ = ("_calls", "_flop", "_moved", "_next", "_waiting", "holdings")
 
     def __init__(self) -> None:
+        self.holdings = Holdings()
         self._calls = self._flop = self._moved = 0
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self._next = _NEVER
 
     def charge(self, work: Work) -> None:
-        """Count one operator, or several."""
+        """Count one operator; or several, where nobody waits for one of them (``is_awaited``)."""
         self._calls += work.calls
         self._flop += work.flop
         self._moved += work.moved
+        if self._calls >= self._next:
+            self._wake()
+
+    def wake(self, calls: int, waiting: Callable[[], None]) -> None:
+        """Call ``waiting`` once, as soon as so many calls in all are counted."""
+        self._waiting.append((calls, waiting))
+        self._next = min(self._next, calls)
+
+    def is_awaited(self, calls: int) -> bool:
+        """Whether somebody waits for one of the next calls, so that they have to be counted one by one."""
+        return self._calls + calls >= self._next
+
+    def _wake(self) -> None:
+        due = [waiting for calls, waiting in self._waiting if calls <= self._calls]
+        self._waiting = [entry for entry in self._waiting if entry[0] > self._calls]
+        self._next = min((calls for calls, _ in self._waiting), default=_NEVER)
+        for waiting in due:
+            waiting()
 
     @property
     def total(self) -> Work:

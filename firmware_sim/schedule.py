@@ -1,5 +1,8 @@
 """When a chip takes snapshots: one Bernoulli draw per tick, from a key that nobody else holds yet.
 
+A snapshot falls between two operators of the tick after its draw: after so many as a second draw from the same key
+says, of as many as the tick before had (`operators_until`).
+
 Epoch n has the key PRF(secret, n); its commitment is logged when the epoch starts and the key is revealed only after
 the epoch closed. Tick t of boot b holds a snapshot exactly if PRF(key, b, t) < ⌊rate · 2^256⌋, in integers, so the
 inspector recomputes the same schedule.
@@ -32,6 +35,7 @@ __all__ = [
     "derive_epoch_key",
     "encode_epoch_keys",
     "is_scheduled",
+    "operators_until",
     "rate_per_tick",
     "scheduled_ticks",
     "threshold",
@@ -40,6 +44,7 @@ __all__ = [
 _PRF_BITS = 256
 _KEY_BYTES = 32
 _TICK_LABEL = b"chipwitness/snapshot-tick/1"
+_MOMENT_LABEL = b"chipwitness/snapshot-moment/1"
 _EPOCH_LABEL = b"chipwitness/epoch-key/1"
 
 
@@ -90,6 +95,12 @@ def is_scheduled(key: bytes, boot: int, tick: int, limit: int) -> bool:
     """Say whether the tick holds a snapshot; `limit` is `threshold(rate)`."""
     draw = hmac.digest(key, _TICK_LABEL + struct.pack(">IQ", boot, tick), "sha256")
     return int.from_bytes(draw, "big") < limit
+
+
+def operators_until(key: bytes, boot: int, tick: int, usual: int) -> int:
+    """Return after how many operators the snapshot of a tick falls: uniform in [1, usual], or 0 where that is 0."""
+    draw = hmac.digest(key, _MOMENT_LABEL + struct.pack(">IQ", boot, tick), "sha256")
+    return 1 + (int.from_bytes(draw, "big") * usual >> _PRF_BITS) if usual else 0
 
 
 def scheduled_ticks(key: bytes, boot: int, start: int, end: int, rate: Fraction) -> Iterator[int]:

@@ -13,8 +13,10 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import prod
+from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ from firmware_sim.evidence import (
     subtrees,
 )
 
-__all__ = ["PROOF", "Layout", "ShardedMemory", "Slice", "StateDigest"]
+__all__ = ["PROOF", "Layout", "LeftOut", "ShardedMemory", "Slice", "StateDigest"]
 
 PROOF = "proof"
 """Name, among a checkpoint's tensors, of the hashes that stand for those that it leaves out; no tensor has such one."""
@@ -135,20 +137,11 @@ class Layout:
         edges = ((bisect_left(self._starts, edge) for edge in pair) for pair in self._ranges[shard])
         return [node for low, high in edges for node in nodes[low:high]]
 
-    def left_out(self, keys: Collection[TensorKey]) -> list[tuple[int, int]]:
-        """First leaf and size of the largest subtrees of some tensors' blocks alone, each inside an opened one."""
-        runs: list[tuple[int, int]] = []
-        for key in sorted(keys):
-            start, stop = self.blocks[key].start, self.blocks[key].stop
-            if runs and runs[-1][1] == start:
-                start = runs.pop()[0]
-            runs.append((start, stop))
-        found: list[tuple[int, int]] = []
-        for start, stop in runs:
-            inside = self._starts[bisect_right(self._starts, start) : bisect_left(self._starts, stop)]
-            for low, high in pairwise([start, *inside, stop]):
-                found += subtrees(low, high)
-        return found
+    def left_out(self, key: TensorKey) -> list[tuple[int, int]]:
+        """First leaf and size of the largest subtrees of one tensor's blocks alone, each inside an opened one."""
+        start, stop = self.blocks[key].start, self.blocks[key].stop
+        inside = self._starts[bisect_right(self._starts, start) : bisect_left(self._starts, stop)]
+        return [tree for low, high in pairwise([start, *inside, stop]) for tree in subtrees(low, high)]
 
     def opened(self, nodes: Sequence[Node]) -> list[Node]:
         """The opened subtrees, from nodes for all blocks in order, none of which reaches over an opened one's edge."""
@@ -211,6 +204,10 @@ class StateDigest:
         return state
 
 
+LeftOut: TypeAlias = Mapping[str, Sequence[Node]]
+"""Tensors that a checkpoint leaves out, ``kind/name``, with the hashes of their blocks."""
+
+_NOTHING: LeftOut = MappingProxyType({})
 _HOST = torch.device("cpu")
 _NO_PROOF = torch.empty(0, _HASH_BYTES, dtype=torch.uint8)
 
@@ -280,9 +277,13 @@ class ShardedMemory:
             place=self.layout.blocks[part.key].start,
         )
 
-    def digest(self) -> StateDigest:
-        """Hash every block once, whoever holds it."""
-        return self._digest_of(self._whole.leaves())
+    def digest(self, left_out: LeftOut = _NOTHING) -> StateDigest:
+        """Hash every block once, whoever holds it, but for what a checkpoint says of tensors that it leaves out."""
+        if not left_out:
+            return self._digest_of(self._whole.leaves())
+        present = [region for region in self._whole.regions if _name((region.kind, region.name)) not in left_out]
+        leaves = DeviceMemory(present).leaves() if present else []
+        return self._digest_of(sorted([*leaves, *chain.from_iterable(left_out.values())]))
 
     def export(self) -> dict[str, Tensor]:
         """Return all tensors under ``kind/name``: the full state W (weights, optimizer, gradients)."""
@@ -305,32 +306,34 @@ class ShardedMemory:
             held = ((key, state[_name(key)]) for key in absent)
             leaves = DeviceMemory(self._region(Slice(key, 0, each.numel()), each) for key, each in held).leaves()
             starts = [leaf.start for leaf in leaves]
-            firsts = [(bisect_left(starts, start), size) for start, size in self.layout.left_out(absent)]
+            trees = [tree for key in sorted(absent) for tree in self.layout.left_out(key)]
+            firsts = [(bisect_left(starts, start), size) for start, size in trees]
             hashes = b"".join(merge(leaves[first : first + size])[0].hash for first, size in firsts)
             kept[PROOF] = torch.frombuffer(bytearray(hashes), dtype=torch.uint8).view(-1, _HASH_BYTES)
         return kept
 
-    def restore(self, checkpoint: Mapping[str, Tensor]) -> tuple[frozenset[str], StateDigest]:
+    def restore(self, checkpoint: Mapping[str, Tensor]) -> tuple[LeftOut, StateDigest]:
         """Overwrite all memory from a checkpoint, with zeros where it leaves tensors out.
 
-        Returns the names of those, and the digest of the state that it is a checkpoint of.
+        Returns what it says of those, and the digest of the state that it is a checkpoint of.
 
         Raises:
             EvidenceError: other tensors than declared, or other hashes than for the blocks of those left out.
         """
         state = {name: tensor for name, tensor in checkpoint.items() if name != PROOF}
         absent = self._missing_from(state)
-        left_out = self.layout.left_out([key for key in self.tensors if _name(key) in absent])
+        names = {_name(key): key for key in sorted(self.tensors) if _name(key) in absent}
+        trees = [(name, tree) for name, key in names.items() for tree in self.layout.left_out(key)]
         proof = checkpoint.get(PROOF, _NO_PROOF)
-        if proof.dtype != torch.uint8 or proof.shape != (len(left_out), _HASH_BYTES):
+        if proof.dtype != torch.uint8 or proof.shape != (len(trees), _HASH_BYTES):
             raise EvidenceError(
                 f"a checkpoint leaves {len(absent)} tensors out, and not the hashes that stand for them"
             )
         self._fill(state)
-        nodes = [Node(*tree, row.tobytes()) for tree, row in zip(left_out, proof.numpy(), strict=True)]
-        present = [region for region in self._whole.regions if _name((region.kind, region.name)) not in absent]
-        leaves = DeviceMemory(present).leaves() if present else []
-        return absent, self._digest_of(sorted([*leaves, *nodes]))
+        left_out: dict[str, list[Node]] = {name: [] for name in names}
+        for (name, tree), row in zip(trees, proof.numpy(), strict=True):
+            left_out[name].append(Node(*tree, row.tobytes()))
+        return left_out, self.digest(left_out)
 
     def _digest_of(self, nodes: Sequence[Node]) -> StateDigest:
         return StateDigest(self.layout, tuple(node.hash for node in self.layout.opened(nodes)))

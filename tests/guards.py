@@ -80,9 +80,12 @@ _ANY = 1 << 62
 GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
+    "snapshots inside steps": (("inspector.inspection.provenance._match_inside", _nothing),),
+    "ticks end with steps": (("inspector.inspection.inside.check_ended", _nothing),),
     # law 2: busy ticks
     "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
     "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
+    "held results": (("inspector.inspection.commits.HeldResults.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),

@@ -77,11 +77,13 @@ class Scene:
     def replayed(self, last: int) -> float:
         """Chance that a segment with a step from ``lie_step`` to ``last`` is replayed.
 
-        That is the first segment, and each with a snapshot of a drawn chip.
+        That is the first segment, and each with a snapshot of a drawn chip. One that is due after a step falls inside
+        of the next; after the last there is none, so that it shows that step's end.
         """
         first = (self.lie_step - 1) // self.checkpoint_every * self.checkpoint_every
         end = min(-(-last // self.checkpoint_every) * self.checkpoint_every, self.steps)
-        return 1.0 if first == 0 else segment_replayed(end - first, drawn=self.samples, rate=self.rate)
+        ticks = end - first + (end == self.steps)
+        return 1.0 if first == 0 else segment_replayed(ticks, drawn=self.samples, rate=self.rate)
 
     def whole_log(self) -> int:
         """Ticks of a chip."""
@@ -104,12 +106,13 @@ def _to_the_end(scene: Scene) -> float:
 
 
 def _hidden(scene: Scene) -> float:
-    return hidden_training_detection(scene.chips, scene.samples, scene.rate, _HIDDEN_TICKS)
+    """A snapshot that waits when the other model comes is taken as the first idle tick begins."""
+    return hidden_training_detection(scene.chips, scene.samples, scene.rate, 1 + _HIDDEN_TICKS)
 
 
 def _stale(scene: Scene) -> float:
-    """What a drawn chip shows at a tick after the first step is not what it says; before that it is."""
-    return scene.snapshots(scene.samples * scene.steps)
+    """What a drawn chip shows at the two ticks after each step but the initial one is not what it says."""
+    return scene.snapshots(scene.samples * 2 * scene.steps)
 
 
 def _never(_: Scene) -> float:

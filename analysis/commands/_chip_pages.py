@@ -21,8 +21,8 @@ _SAYS = {
     RecordKind.POWER_OFF: "shut down in order",
     RecordKind.POWER_GAP: "epoch {step} lost its power{cut}",
     RecordKind.REGIONS: "memory of run {run} from step {step} on: table {digest}",
-    RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}",
-    RecordKind.SNAPSHOT: "snapshot {digest}, as the host says of {where}",
+    RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}; {op} bytes are held beside the state",
+    RecordKind.SNAPSHOT: "snapshot {digest}, {operators}as the host says behind {where}",
     RecordKind.BEACON: "the verifier's time is {step}: beacon {digest}",
     RecordKind.QUOTE: "a quote is asked for: request {digest}",
     RecordKind.SPENT: "the log is full for good",
@@ -46,6 +46,7 @@ _COMPARED = {
     "calls": _LOG,
     "flop": _LOG,
     "moved": _LOG,
+    "held": _LOG,
     "nonce": "last record of the log",
     "verifier_id": "last record of the log",
 }
@@ -196,7 +197,8 @@ def _says(record: LogRecord) -> str:
         digest=record.digest.hex()[:16],
         clean="" if record.op else ", and was not shut down in order before",
         cut=f" in the snapshot of tick {record.op}" if record.op else "",
-        where="no run" if record.run_id == NO_RUN else f"step {record.step}, operator {record.op} of run {run}",
+        where="no run" if record.run_id == NO_RUN else f"step {record.step} of run {run}",
+        operators=f"{record.operators} operators " if record.operators else "",
     )
 
 

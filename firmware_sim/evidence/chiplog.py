@@ -20,6 +20,7 @@ from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.work import NO_WORK, Work
 
 __all__ = [
+    "FORCED",
     "NO_RUN",
     "RECORD_BYTES",
     "ZERO_DIGEST",
@@ -41,6 +42,8 @@ _REGISTER_LABEL = "chipwitness/chip-register/1"
 RECORD_BYTES = _FORMAT.size
 ZERO_DIGEST = bytes(32)
 NO_RUN = bytes(32)
+FORCED = 1 << 63
+"""Bit of a snapshot's op."""
 
 
 class LogError(EvidenceError):
@@ -61,12 +64,14 @@ class RecordKind(enum.IntEnum):
     CLOSE_EPOCH: the same commitment again; epoch `step` ends with `tick`; op counts its busy ticks.
     POWER_OFF: zero; the chip was shut down in order.
     POWER_GAP: the commitment of the epoch `step` that lost its power at `tick`; op is `tick` where its snapshot was
-        cut, and 0 where none was.
+        cut, and 0 where none had been taken.
     REGIONS: the digest of the region table attached for (run_id, step).
-    COMMIT: what the host committed for (run_id, step).
-    SNAPSHOT: the memory's digest at `tick`; the host claims the coordinate (run_id, step, op).
+    COMMIT: what the host committed for (run_id, step); op counts the bytes of results of operators that are held
+        beside the declared regions.
+    SNAPSHOT: the memory's digest; at `tick` the host claimed (run_id, step). op holds what the chip counted:
+        `operators` since the last commit, and `was_forced` if the tick was over before the snapshot's moment had come.
     BEACON: the digest of a Verifier-signed beacon; step is its time in seconds.
-    QUOTE: the digest of the nonce and verifier id of the quote that covers this record.
+    QUOTE: the digest of the nonce and verifier id of the quote that covers this record; op as of COMMIT.
     SPENT: zero; the log is full, so the chip never works again, and each later quote covers the log up to here.
     """
 
@@ -116,6 +121,16 @@ class LogRecord:
         for name, bits in _WIDTHS:
             if not 0 <= getattr(self, name) < 1 << bits:
                 raise CallerError(f"log record: {name} is not in [0, 2^{bits})")
+
+    @property
+    def operators(self) -> int:
+        """Of a snapshot: how many operators have run on the memory since the last commit, or since it was attached."""
+        return self.op & ~FORCED
+
+    @property
+    def was_forced(self) -> bool:
+        """Of a snapshot: whether it was taken after fewer operators than it waited for, since its tick was over."""
+        return bool(self.op & FORCED)
 
     def to_bytes(self) -> bytes:
         return _FORMAT.pack(

@@ -17,7 +17,7 @@ QUOTE_PAYLOAD_TYPE = "application/vnd.chipwitness.quote+json"
 QUOTE_PREDICATE_TYPE = "https://chipwitness.dev/quote/v1"
 _MAX_INTEGER = 1 << 64
 _COUNTS = (
-    "security_version", "boot", "tick", "epoch", "counter", "log_size", "beacon", "calls", "flop", "moved",
+    "security_version", "boot", "tick", "epoch", "counter", "log_size", "beacon", "calls", "flop", "moved", "held",
 )  # fmt: skip
 
 
@@ -30,7 +30,8 @@ class Quote:
     """The content of a quote.
 
     `counter` is the chip's monotonic counter: it grows with every change of the chip's persistent state, so with every
-    record and every boot, and never falls. `calls`, `flop` and `moved` are what the meter has counted in this boot.
+    record and every boot, and never falls. `calls`, `flop` and `moved` are what the meter has counted in this boot,
+    and `held` the bytes of results of operators that are held beside the declared regions.
     `beacon` is the time of the newest beacon in its log, in seconds since 1970; 0 where there is none. `epoch` is the
     open epoch. `log_head` is the hash of record `log_size` - 1.
     """
@@ -53,6 +54,7 @@ class Quote:
     calls: int
     flop: int
     moved: int
+    held: int
     nonce: bytes
     verifier_id: str
 

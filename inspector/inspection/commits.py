@@ -6,13 +6,25 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from firmware_sim import EMPTY_MEMORY, NO_RUN, NO_WORK, LogPosition, LogRecord, Quote, RecordKind, Unaudited, Work
+from firmware_sim import (
+    EMPTY_MEMORY,
+    KEPT_BYTES,
+    NO_RUN,
+    NO_WORK,
+    LogPosition,
+    LogRecord,
+    Quote,
+    RecordKind,
+    Unaudited,
+    Work,
+)
 from firmware_sim.errors import EvidenceError
 
 __all__ = [
     "Beacons",
     "BusyTicks",
     "CommitOrder",
+    "HeldResults",
     "Law",
     "MeteredWork",
     "Needs",
@@ -151,11 +163,13 @@ class Needs:
         share: the chip's bytes of the state, and those of all its chips.
         of: work of a committed step on all of them together.
         most: the highest counts of any program of the run.
+        made: bytes of all results of a committed step on all of them together.
     """
 
     share: tuple[int, int]
     of: Callable[[int], Work]
     most: Work
+    made: Callable[[int], int]
 
 
 class MeteredWork:
@@ -218,6 +232,30 @@ class MeteredWork:
             f"chip {self._chip}, record {record.counter}: when the power went its meter had counted "
             f"{record.work - expected} since the last committed step, more than any step needs"
         )
+
+
+class HeldResults:
+    """Beside its declared state a chip holds no more than what the committed step made, and ``KEPT_BYTES``.
+
+    Args:
+        runs: the declared runs in which the chip takes part, by run id.
+    """
+
+    def __init__(self, chip: str, runs: Mapping[bytes, Needs]) -> None:
+        self._chip = chip
+        self._runs = runs
+        self._most = 0
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; EvidenceError says how much is held."""
+        needs = self._runs.get(record.run_id)
+        if needs is not None and record.kind in (RecordKind.REGIONS, RecordKind.COMMIT):
+            made = needs.made(record.step) if record.kind is RecordKind.COMMIT else 0
+            part, whole = needs.share
+            self._most = (made + KEPT_BYTES) * part // whole
+        if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE) and record.op > self._most:
+            what = f"{record.op} bytes of results are held beside the state, more than the {self._most} that a step may"
+            raise _error(self._chip, record, what)
 
 
 class Beacons:

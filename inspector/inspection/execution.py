@@ -73,6 +73,7 @@ class ExecutionReport:
         paths: by which batches and constants reach the new state past every loss.
         governed: scalars of each program that the declared hyper-parameters give.
         works: what each program's calls are for a chip's meter; None where a program is not known.
+        made: bytes of all results of each program's calls.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
     """
 
@@ -90,6 +91,7 @@ class ExecutionReport:
     paths: PathReport = field(default_factory=dict)
     governed: dict[str, int] = field(default_factory=dict)
     works: dict[str, Work] | None = None
+    made: dict[str, int] = field(default_factory=dict)
     most_flop: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -143,6 +145,7 @@ def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, fin
         report.executable = False
         return report
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
+    report.made = findings.read(lambda: {key: each.made for key, each in programs.items()}, **where) or {}
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
     report.most_flop = findings.check(Guard.RULES, lambda: _check_flop(run, leaves, programs), **where)
     if report.most_flop is not None:

@@ -25,6 +25,7 @@ from inspector.inspection.findings import Findings
 from inspector.inspection.forks import check_goes_on
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
+from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
@@ -66,12 +67,15 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     _check_registered(transcript, trust, findings)
     evidence["chips_listed"] = trust.source
     evidence["lineages"] = examine_lineages([transcript], trust, findings, replayed=False)
+    waiting = 0
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
         evidence["chips"] = [report.to_json() for report in reports]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
+        waiting = sum(len(report.inside) for report in reports)
     text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
+    text += f", so that {waiting} snapshots inside of steps were not compared" if waiting else ""
     text += f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"]) + signed_text([transcript])
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
@@ -236,13 +240,20 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
     )
 
 
-def _job(transcript: Transcript, trust: Trust, chosen: list[Segment], findings: Findings) -> dict[str, Any]:
+def _job(
+    transcript: Transcript,
+    trust: Trust,
+    chosen: list[Segment],
+    findings: Findings,
+    inside: Sequence[InsideStep] = (),
+) -> dict[str, Any]:
     return {
         "action": "replay",
         "run": str(transcript.run.folder.resolve()),
         "manifest": verified_manifest(transcript.run),
         "lab_key": trust.key_of(transcript.run.metadata.lab).raw.hex(),
         "segments": [segment.index for segment in chosen],
+        "inside": [[snapshot.step, snapshot.operators] for snapshot in inside],
         "check_rounding": findings.is_on(Guard.ROUNDING),
     }
 
@@ -304,6 +315,7 @@ def _replay(
     """Replay the chosen segments of each run on each device, compare with what was committed, return the answers."""
     jobs = []
     evidence["odds"] = []
+    looked_at: dict[str, list[InsideStep]] = {}
     for transcript in transcripts:
         if not transcript.execution.executable:
             continue
@@ -318,7 +330,8 @@ def _replay(
         odds = {"run": transcript.run.folder.name, "run_id": transcript.run.manifest.run}
         evidence["odds"].append(odds | odds_of(picked, settings))
         chosen = list(picked.segments)
-        job = _job(transcript, trust, chosen, findings)
+        inside = looked_at[transcript.run.manifest.run] = _inside(transcript, reports, chosen)
+        job = _job(transcript, trust, chosen, findings, inside)
         jobs += [(name, transcript, chosen, job) for name in settings.devices]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))
@@ -327,7 +340,10 @@ def _replay(
         if isinstance(result, DeviceError):
             findings.doubt(str(result), device=name)
             continue
-        evidence["replays"].append(judge(name, transcript, chosen, result, findings))
+        inside = looked_at[transcript.run.manifest.run]
+        evidence["replays"].append(judge(name, transcript, chosen, result, findings, inside))
+    evidence["snapshots_inside_steps"] = sum(len(report.inside) for report in reports)
+    evidence["snapshots_compared_inside_steps"] = sum(map(len, looked_at.values()))
     for transcript in transcripts:
         trained_on = transcript.run.metadata.device["fingerprint"]
         mine = [replay for replay in evidence["replays"] if replay["run"] == transcript.run.folder.name]
@@ -337,6 +353,13 @@ def _replay(
                 run=transcript.run.folder.name,
             )
     return [result for result in results if not isinstance(result, DeviceError)]
+
+
+def _inside(transcript: Transcript, reports: Sequence[ChipReport], chosen: Sequence[Segment]) -> list[InsideStep]:
+    """The snapshots of drawn chips that fell inside of steps which are replayed."""
+    run_id = transcript.run.manifest.run
+    every = [snapshot for report in reports for snapshot in report.inside if snapshot.run_id == run_id]
+    return [snapshot for snapshot in every if any(snapshot.step in segment for segment in chosen)]
 
 
 def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] | DeviceError:
@@ -349,14 +372,23 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
 def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> Chosen:
     """The segments of a run to replay, given what drawn chips say of it."""
     run_id = transcript.run.manifest.run
-    steps = {step for report in reports for told, step in report.snapshots if told == run_id}
+    steps = {step for report in reports for told, step, _ in report.snapshots if told == run_id}
     return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id))
 
 
 def judge(
-    name: str, transcript: Transcript, chosen: list[Segment], result: dict[str, Any], findings: Findings
+    name: str,
+    transcript: Transcript,
+    chosen: list[Segment],
+    result: dict[str, Any],
+    findings: Findings,
+    inside: Sequence[InsideStep] = (),
 ) -> dict[str, Any]:
-    """Compare what a device answered with what the run committed; what differs goes to ``findings``."""
+    """Compare what a device answered with what the run and its chips said; what differs goes to ``findings``.
+
+    Args:
+        inside: snapshots inside of the chosen segments' steps.
+    """
     run = transcript.run
     described: dict[str, Any] = {
         "run": run.folder.name,
@@ -370,10 +402,13 @@ def judge(
         findings.add(Guard.REPLAY, str(result["evidence_error"]), run=run.folder.name, device=name)
         return {**described, "equal": False}
     try:
-        before = len(findings.found)
+        before, compared = len(findings.found), 0
         for segment, replay in zip(chosen, result["replays"], strict=True):
             compare_replay(transcript, segment, replay, name, findings)
+            shown = [snapshot for snapshot in inside if snapshot.step in segment]
+            compared += compare_inside(transcript, shown, replay, name, findings)
         replays = result["replays"]
+        described["snapshots_inside_steps"] = compared
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)
         described["logged_decisions"] = sum(int(replay["logged"]) for replay in replays)
         described["turned_decisions"] = sum(int(replay["turned"]) for replay in replays)

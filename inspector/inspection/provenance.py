@@ -27,6 +27,7 @@ from inspector.inspection.commits import (
     Beacons,
     BusyTicks,
     CommitOrder,
+    HeldResults,
     Law,
     MeteredWork,
     SignsOfLife,
@@ -35,6 +36,7 @@ from inspector.inspection.commits import (
 )
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.inside import InsideStep, committed_after, place_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.probability.chances import snapshots_within
@@ -75,9 +77,12 @@ class ChipReport:
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
+        held: the most bytes of results that any of its records saw beside the declared state.
         nonce: of the live challenge that it answered; "" where nobody asked it.
         time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
-        snapshots: (run id, step) of each explained snapshot, in the order of the log.
+        snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
+            after so many operators of the step, or where that is 0 after the whole of it.
+        inside: those of them that only a replay of the step can compare.
         gaps: power gaps, as record numbers.
     """
 
@@ -92,8 +97,10 @@ class ChipReport:
     nonce: str = ""
     time: int = 0
     work: Work = NO_WORK
+    held: int = 0
     extends: bool | None = None
-    snapshots: list[tuple[str, int]] = field(default_factory=list)
+    snapshots: list[tuple[str, int, int]] = field(default_factory=list)
+    inside: list[InsideStep] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
 
@@ -111,8 +118,11 @@ class ChipReport:
             "nonce": self.nonce,
             "time": self.time,
             "metered": asdict(self.work),
+            "held_bytes": self.held,
             "extends": self.extends,
-            "snapshots": [{"run_id": run_id, "step": step} for run_id, step in self.snapshots],
+            "snapshots": [
+                {"run_id": run_id, "step": step, "operators": operators} for run_id, step, operators in self.snapshots
+            ],
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
         }
@@ -159,6 +169,9 @@ def examine_chip(
     report.nonce = "" if source.nonce is None else source.nonce.hex()
     report.time = max(case.quote.beacon, now if source.nonce is not None else 0)
     report.work = Work(case.quote.calls, case.quote.flop, case.quote.moved)
+    report.held = max(
+        (record.op for record in case.records if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)), default=0
+    )
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     if last is not None:
         report.extends = case.last is not None
@@ -279,6 +292,7 @@ def _match(
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
     cut = 0
+    followed = committed_after(records)
     for record in records:
         for guard, law in laws:
             findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
@@ -301,7 +315,7 @@ def _match(
             committed.add((record.run_id, record.step))
             _match_commitment(report, record, transcript, findings)
         else:
-            _match_snapshot(report, record, transcript, findings)
+            _match_snapshot(report, record, transcript, followed[record.counter], findings)
     judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
@@ -337,7 +351,8 @@ def _meter_law(chip: str, transcripts: Sequence[Transcript], findings: Findings)
         findings.doubt(text + unknown.run.folder.name, chip=chip)
     if unknown is not None or not findings.is_on(Guard.METER):
         return []
-    return [(Guard.METER, MeteredWork(chip, {item.run.metadata.run_id: item.needs(chip) for item in mine}))]
+    needs = {item.run.metadata.run_id: item.needs(chip) for item in mine}
+    return [(Guard.METER, MeteredWork(chip, needs)), (Guard.METER, HeldResults(chip, needs))]
 
 
 def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
@@ -363,22 +378,67 @@ def _match_commitment(report: ChipReport, record: LogRecord, transcript: Transcr
         )
 
 
-def _match_snapshot(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
+def _match_snapshot(
+    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
+) -> None:
+    """A snapshot after a step is compared with what that committed to; one inside of a step waits for its replay.
+
+    Args:
+        committed: whether the step after the snapshot's was committed in the same boot.
+    """
+    if record.operators:
+        _match_inside(report, record, transcript, committed, findings)
+    else:
+        _match_state(report, record, record.step, transcript, findings)
+
+
+def _match_inside(
+    report: ChipReport, record: LogRecord, transcript: Transcript, committed: bool, findings: Findings
+) -> None:
+    if transcript.execution.works is None:
+        report.unexplained.append(record.counter)
+        return  # said once, of the meter
+    try:
+        step, operators = place_of(record, transcript, committed=committed)
+    except EvidenceError as error:
+        report.unexplained.append(record.counter)
+        text = f"chip {report.chip}, record {record.counter}: the snapshot cannot be explained: {error}"
+        if committed or record.was_forced:
+            findings.add(Guard.SNAPSHOT, text, **_where(report, record))
+        else:
+            findings.doubt(text, **_where(report, record))
+        return
+    if not operators:
+        _match_state(report, record, step, transcript, findings)
+        return
     assert report.shard is not None
-    known = record.step < len(transcript.leaves)
-    if known and record.digest == transcript.leaves[record.step].state.shard(report.shard).value:
-        report.snapshots.append((record.run_id.hex(), record.step))
+    run_id = record.run_id.hex()
+    report.snapshots.append((run_id, step, operators))
+    report.inside.append(
+        InsideStep(
+            chip=report.chip, run_id=run_id, record=record.counter, shard=report.shard, step=step,
+            operators=operators, digest=record.digest, is_certain=committed,
+        )
+    )  # fmt: skip
+
+
+def _match_state(report: ChipReport, record: LogRecord, step: int, transcript: Transcript, findings: Findings) -> None:
+    assert report.shard is not None
+    known = step < len(transcript.leaves)
+    if known and record.digest == transcript.leaves[step].state.shard(report.shard).value:
+        report.snapshots.append((record.run_id.hex(), step, 0))
         return
     report.unexplained.append(record.counter)
     findings.add(
         Guard.SNAPSHOT,
-        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {record.step} "
+        f"chip {report.chip}, record {record.counter}: the snapshot claimed for step {step} "
         f"is not shard {report.shard} of any declared state at that step",
-        chip=report.chip,
-        record=record.counter,
-        step=record.step,
-        tick=record.tick,
+        **_where(report, record),
     )
+
+
+def _where(report: ChipReport, record: LogRecord) -> dict[str, Any]:
+    return {"chip": report.chip, "record": record.counter, "step": record.step, "tick": record.tick}
 
 
 def _match_missing(

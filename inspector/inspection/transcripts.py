@@ -57,10 +57,14 @@ class Transcript:
         def of(step: int) -> Work:
             return known[execution_of(self.leaves[step]).program] if 0 < step < len(self.leaves) else NO_WORK
 
+        def made(step: int) -> int:
+            return self.execution.made[execution_of(self.leaves[step]).program] if 0 < step < len(self.leaves) else 0
+
         counts = list(zip(*map(astuple, works.values()), strict=True))
         return Needs(
             share=self.run.declared.layout.share(self.run.metadata.chips.index(chip)),
             of=of,
+            made=made,
             most=Work(*map(max, counts)) if counts else NO_WORK,
         )
 

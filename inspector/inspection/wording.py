@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from firmware_sim import KEPT_BYTES
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.lineage import lineage_text
@@ -25,6 +26,7 @@ _OLDER = (
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
 _UNSEEN = "false steps in segments that were not replayed, but for the odds"
 _SILENT = "labs that declare nothing"
+_KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
 
 
 def acceptance(evidence: dict[str, Any]) -> str:
@@ -38,6 +40,10 @@ def acceptance(evidence: dict[str, Any]) -> str:
         f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
         f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
     )
+    if within := evidence.get("snapshots_inside_steps", 0):
+        compared = evidence["snapshots_compared_inside_steps"]
+        text += f"; {within} of the snapshots fell inside of steps"
+        text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
     logged = sum(replay.get("logged_decisions", 0) for replay in replays)
     turned = sum(replay.get("turned_decisions", 0) for replay in replays)
     if logged:
@@ -52,6 +58,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         gaps = sum(len(chip["power_gaps"]) for chip in chips)
         text += "; the chips' meters count the committed steps and nothing else"
         text += f", but for up to a step before each of {gaps} power cuts" if gaps else ""
+        text += f", and saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results held beside the state"
     challenged = sum(bool(chip["nonce"]) for chip in chips)
     if challenged:
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
@@ -78,9 +85,9 @@ def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: boo
     """
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
-    return "not covered: " + "; ".join(
-        [_UNMETERED, *old, _UNSEEN, *(() if every else (_SILENT,)), *(() if derived else NOT_REVIEWED)]
-    )
+    silent = () if every else (_SILENT,)
+    parts = [_UNMETERED, _KEPT, *old, _UNSEEN, *silent, *(() if derived else NOT_REVIEWED)]
+    return "not covered: " + "; ".join(parts)
 
 
 def outcomes_by_lab(

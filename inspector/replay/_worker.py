@@ -48,7 +48,8 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
     run = open_job_run(job)
     require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
-    replays = [replay_segment(run, index, check_rounding=check).to_json() for index in job["segments"]]
+    inside = [(step, operators) for step, operators in job["inside"]]
+    replays = [replay_segment(run, i, check_rounding=check, inside=inside).to_json() for i in job["segments"]]
     return {"replays": replays}
 
 

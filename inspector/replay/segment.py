@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,8 @@ class SegmentReplay:
     Attributes:
         leaves: recomputed leaves of the steps of the segment, as far as the replay came.
         initial_state: of the first segment, what the declared initialisation gives on this device; None without one.
+        inside: step, number of operators and digest of the states inside of steps that were asked for, as far as the
+            replay came.
         contradiction: why it stopped early: an impossible rounding log, or unreadable evidence; with its step, and for
             a log with the leaf that the step has if the log is obeyed all the same.
         logged: rounding decisions that were taken from the log.
@@ -52,6 +55,7 @@ class SegmentReplay:
     start_state: StateDigest
     initial_state: StateDigest | None
     leaves: tuple[Leaf, ...]
+    inside: tuple[tuple[int, int, StateDigest], ...]
     contradiction: dict[str, Any] | None
     logged: int
     turned: int
@@ -64,6 +68,7 @@ class SegmentReplay:
             "start_state": self.start_state.to_json(),
             "initial_state": None if self.initial_state is None else self.initial_state.to_json(),
             "leaves": [leaf.to_json() for leaf in self.leaves],
+            "inside": [[step, operators, state.to_json()] for step, operators, state in self.inside],
             "contradiction": self.contradiction,
             "logged": self.logged,
             "turned": self.turned,
@@ -97,13 +102,18 @@ def segment_of(run: RunFolder, index: int) -> Segment:
     return known[index]
 
 
-def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -> SegmentReplay:
+def replay_segment(
+    run: RunFolder, index: int, *, check_rounding: bool = True, inside: Collection[tuple[int, int]] = ()
+) -> SegmentReplay:
     """Replay one segment on this process's device.
 
     Args:
         check_rounding: False obeys rounding logs without asking whether any device had a choice.
+        inside: moments inside of the segment's steps at which to look at the state: step, and how many of its operators
+            have run.
+
     Raises:
-        CallerError: there is no such segment, or the run's numerics are not controlled.
+        CallerError: there is no such segment or moment, or the run's numerics are not controlled.
         EvidenceError: the checkpoint or the data cannot be read.
     """
     segment = segment_of(run, index)
@@ -113,11 +123,14 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
     start = None if segment.start else run.initialisation
     initial_state = None if start is None else initialised_memory(run.declared, start).digest()
     leaves: list[Leaf] = []
+    found: list[tuple[int, int, StateDigest]] = []
     contradiction: dict[str, Any] | None = None
     logged = turned = 0
     first_turned: int | None = None
     for step in range(segment.start + 1, segment.stop + 1):
         try:
+            for operators in sorted({operators for at, operators in inside if at == step}):
+                steps.stop_after(operators, lambda state, at=(step, operators): found.append((*at, state)))  # type: ignore[misc]
             leaf, session = steps.take()
         except EvidenceError as error:
             contradiction = _explain(step, error)
@@ -139,6 +152,7 @@ def replay_segment(run: RunFolder, index: int, *, check_rounding: bool = True) -
         start_state=steps.start,
         initial_state=initial_state,
         leaves=tuple(leaves),
+        inside=tuple(found),
         contradiction=contradiction,
         logged=logged,
         turned=turned,

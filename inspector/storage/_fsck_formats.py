@@ -194,7 +194,7 @@ def sample_root(salt: bytes, samples: Mapping[str, RawTensor], rows: Sequence[in
 def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTensor], shares: Sequence[int]) -> str:
     """What a step states of a checkpoint: hashes of the largest subtrees of its blocks between any two chips' edges.
 
-    Where a tensor is left out, ``proof`` has the hashes of the largest subtrees of such blocks, in order.
+    Where a tensor is left out, ``proof`` has the hashes of the largest subtrees of its blocks, in order.
 
     Args:
         declared: kind, name, type and shape of each tensor; chips share those of one kind and type by elements.
@@ -209,7 +209,7 @@ def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTenso
         same = tensor is None or (_DTYPES[tensor.kind][0], list(tensor.shape)) == (dtype, shape)
         need(same, f"has another {kind}/{name} than declared")
         total[kind, dtype] += math.prod(shape)
-    blocks: list[bytes | None] = []
+    blocks: list[bytes | str] = []
     done: Counter[tuple[str, str]] = Counter()
     need(all(type(share) is int and share > 0 for share in shares), "declares impossible shares")
     parts = list(accumulate(shares, initial=0))
@@ -219,7 +219,7 @@ def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTenso
         tensor, size, first = state.get(f"{kind}/{name}"), math.prod(shape), len(blocks)
         step = _block_elements(shape, _WIDTHS[dtype] if size else 0)
         if tensor is None:
-            blocks += [None] * max(-(-size // step), 1)
+            blocks += [f"{kind}/{name}"] * max(-(-size // step), 1)
         else:
             blocks += _blocks(kind, name, dtype, shape, step, tensor.data)
         for shard in range(len(shares)):
@@ -310,13 +310,13 @@ class _Proof:
             need(tensor.kind == "U8" and tensor.shape[1:] == (32,), "has a malformed proof")
             self.rest = [bytes(tensor.data[at : at + 32]) for at in range(0, len(tensor.data), 32)]
 
-    def root(self, hashes: Sequence[bytes | None]) -> bytes:
-        """Root of a complete subtree, some or all of whose leaves may be left out."""
+    def root(self, hashes: Sequence[bytes | str]) -> bytes:
+        """Root of a complete subtree; in place of a leaf that is left out stands the name of its tensor."""
         first = hashes[0]
-        if not any(hashes):
+        if isinstance(first, str) and set(hashes) == {first}:
             need(self.rest, "leaves blocks out for which it has no hash")
             return self.rest.pop(0)
-        if len(hashes) == 1 and first is not None:
+        if len(hashes) == 1 and isinstance(first, bytes):
             return first
         half = len(hashes) // 2
         return hashlib.sha256(b"\x01" + self.root(hashes[:half]) + self.root(hashes[half:])).digest()

@@ -139,7 +139,7 @@ class _ChainedRuns(Conduct):
 
 
 class _StaleSnapshots(Conduct):
-    """Commits every head, then shows W_0 at the tick and says "step 0"; from step 2 on the weights are noise.
+    """Commits every head, then shows W_0 for a tick, and an idle one, as "step 0"; from step 2 on weights are noise.
 
     Where snapshots may name any committed step, only the first segment is ever replayed.
     """
@@ -166,6 +166,7 @@ class _StaleSnapshots(Conduct):
         self._shown = self._shown or held
         host.memory.load(self._shown)
         host.tick_chips(0)
+        host.idle_chips()  # or the next step's operators would run before a snapshot's moment has come
         host.memory.load(held)
 
 

@@ -16,7 +16,7 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import ITEM, Constant, Program, operator_of
 from monitor.programs.trace import COMMIT_STATE, Tracer
 from monitor.programs.watching import WriteWatch
-from monitor.programs.work import call_work
+from monitor.programs.work import call_work, makes
 
 __all__ = ["Capture", "digest_reads", "read_value"]
 
@@ -63,6 +63,8 @@ class Capture(Tracer):
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         super().after(index, func, args, kwargs, out)
         self._charge()
+        if makes(func):
+            self._meter.holdings.note(out)
         self.writes.after(self._written)
         self._draws.append(self._keys.take())
         if str(func) == ITEM:

@@ -65,6 +65,8 @@ class Prepared:
     ) -> tuple[list[str], str]:
         """Take one step: the memory goes from the state before to the state after it, and its meter counts the calls.
 
+        They are counted one by one where somebody waits for one of them.
+
         Returns what the step read, and the bits of its loss (``loss_bits``), empty where the program commits to none.
 
         Raises:
@@ -78,12 +80,35 @@ class Prepared:
             plan, registers = self._ready(state, batch, every=watch is not None or session.is_observed)
             registers[: plan.scalars] = scalars
             with session.direct(len(self.program.calls)):
-                reads = _run(plan, registers, session, keys, watch)
+                reads = self._run(plan, registers, session, keys, watch)
             keys.expect(())
-            self._memory.meter.charge(self.program.work)
             loss = "" if plan.loss is None else loss_bits(_placed(plan.loss, registers))
             _commit(plan, state, registers)
         return reads, loss
+
+    def _run(
+        self, plan: Plan, registers: Registers, session: numerics.Session, keys: RepeatedKeys, watch: Watch | None
+    ) -> list[str]:
+        """Make all calls of the plan; returns what they read."""
+        reads: list[str] = []
+        operators = [session.operator(func) for func in plan.operators]
+        meter, works = self._memory.meter, self.program.works
+        is_awaited = meter.is_awaited(self.program.work.calls)
+        for call in plan.calls:
+            if call.draws is not None:
+                keys.expect(call.draws)
+            if not _make(call, operators[call.operator], registers, reads, watch):
+                raise EvidenceError(
+                    f"call {call.number} ({plan.operators[call.operator]}) returns tensors of another layout than its "
+                    "program says"
+                )
+            if is_awaited:
+                meter.charge(works[call.number])
+            for register in call.spent:
+                registers[register] = None
+        if not is_awaited:
+            meter.charge(self.program.work)
+        return reads
 
     def _ready(
         self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor], *, every: bool
@@ -117,25 +142,6 @@ def _check_batch(program: Program, batch: Mapping[str, Tensor]) -> None:
     found = {name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)} for name, t in batch.items()}
     if found != {name: dict(layout) for name, layout in program.batch.items()}:
         raise EvidenceError("the batch does not have the tensors that the program reads")
-
-
-def _run(
-    plan: Plan, registers: Registers, session: numerics.Session, keys: RepeatedKeys, watch: Watch | None
-) -> list[str]:
-    """Make all calls of a plan; returns what they read."""
-    reads: list[str] = []
-    operators = [session.operator(func) for func in plan.operators]
-    for call in plan.calls:
-        if call.draws is not None:
-            keys.expect(call.draws)
-        if not _make(call, operators[call.operator], registers, reads, watch):
-            raise EvidenceError(
-                f"call {call.number} ({plan.operators[call.operator]}) returns tensors of another layout than its "
-                "program says"
-            )
-        for register in call.spent:
-            registers[register] = None
-    return reads
 
 
 def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str], watch: Watch | None) -> bool:

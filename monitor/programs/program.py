@@ -28,8 +28,8 @@ from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.plan import Plan, plan_of
-from monitor.programs.unread import unread
-from monitor.programs.work import call_work
+from monitor.programs.unread import first_writes, unread
+from monitor.programs.work import call_work, made_bytes
 
 __all__ = [
     "ITEM",
@@ -152,9 +152,27 @@ class Program:
         return sum(self.works, NO_WORK)
 
     @cached_property
+    def made(self) -> int:
+        """Bytes of all results of its calls; EvidenceError where a call's form is none."""
+        try:
+            return made_bytes(self.calls)
+        except _MISFITS:
+            raise EvidenceError("the program holds results of an impossible form") from None
+
+    @cached_property
     def unread(self) -> frozenset[str]:
         """The tensors of the state, ``kind/name``, that it overwrites before it reads them; EvidenceError as above."""
         return unread(self)
+
+    @cached_property
+    def first_writes(self) -> dict[str, int]:
+        """The first call that writes each tensor of the state, ``kind/name``, in place; EvidenceError as above."""
+        return first_writes(self)
+
+    @cached_property
+    def counted(self) -> tuple[int, ...]:
+        """Numbers of the calls that a meter counts, in order: all but those that return views."""
+        return tuple(number for number, work in enumerate(self.works) if work.calls)
 
     @cached_property
     def _plans(self) -> dict[tuple[torch.device, bool], Plan]:

@@ -1,4 +1,4 @@
-"""Which tensors of the state a step overwrites before it reads them, so that nobody needs them to repeat it."""
+"""Which tensors of the state a step overwrites before it reads them, and when: to repeat it, nobody needs them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from firmware_sim.errors import EvidenceError
 from monitor.programs.memory import Access, Form, Memory
 from monitor.programs.parts import parts_of
 
-__all__ = ["unread"]
+__all__ = ["first_writes", "unread"]
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OVERWRITING = frozenset({"zero", "fill", "copy"})
@@ -24,6 +24,21 @@ def unread(program: Form) -> frozenset[str]:
     """
     try:
         return _unread(program, Memory(program))
+    except _MISFITS:
+        raise EvidenceError("a program's call has other arguments than its operator") from None
+
+
+def first_writes(program: Form) -> dict[str, int]:
+    """The first call that writes each tensor of the state, ``kind/name``, where it lies; raises as ``unread`` does."""
+    try:
+        memory = Memory(program)
+        found: dict[str, int] = {}
+        for access in memory.accesses:
+            for slot in access.written:
+                source = memory.regions[access.inputs[slot].region].source
+                if source.startswith("state:"):
+                    found.setdefault(source.removeprefix("state:"), access.number)
+        return found
     except _MISFITS:
         raise EvidenceError("a program's call has other arguments than its operator") from None
 

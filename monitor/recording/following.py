@@ -16,6 +16,7 @@ from monitor.numerics import Observer
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import ITEM, Program
+from monitor.programs.work import makes
 
 __all__ = ["Follower"]
 
@@ -62,6 +63,8 @@ class Follower:
         if self.program.calls[index]["operator"] == ITEM:
             self.reads.append(read_value(out))
         self._meter.charge(self.program.works[index])
+        if makes(func):
+            self._meter.holdings.note(out)
         self.taken = index + 1
 
     def slots(self) -> dict[str, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from firmware_sim import KEPT_BYTES, Meter
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
@@ -668,6 +670,8 @@ class Recorder:
             self._programs.know(program)
             self._agree()
             files[program_path(program.digest)] = program.encoded
+        if self._is_checked:
+            _require_let_go(self._loop.memory.meter, step, program)
         self._held.remember()
         self._checkpoints.reached(step, program)
         self._log_bytes += len(log)
@@ -681,6 +685,18 @@ class Recorder:
         """Have the declaration countersigned as far as the run came."""
         start = {} if self._start is None else {self._start.digest: self._start}
         self._inspectorate.sign(self._declared, {**start, **self._programs.known}, free_slots=self._options.free_slots)
+
+
+def _require_let_go(meter: Meter, step: int, program: Program) -> None:
+    """CallerError if more results are held than a step makes: chips count them, and inspections reject that."""
+    most = program.made + KEPT_BYTES
+    if meter.holdings.byte_count > most:
+        gc.collect()  # what only cycles hold, nobody keeps
+    if meter.holdings.byte_count > most:
+        raise CallerError(
+            f"step {step}: {meter.holdings.byte_count} bytes of results are held, and a step makes {program.made}; "
+            "keep numbers (.item(), .tolist()) or NumPy copies of what earlier steps made, and let go of the tensors"
+        )
 
 
 def lab_salt(config: LabConfig) -> bytes:

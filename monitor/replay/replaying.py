@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.statement import Declaration
@@ -17,7 +17,7 @@ from monitor.programs.capture import digest_reads
 from monitor.programs.interpreter import Prepared, Watch
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program, parse_hex
-from monitor.sharding import ShardedMemory, StateDigest
+from monitor.sharding import LeftOut, ShardedMemory, StateDigest
 from monitor.transcript.leaf import Execution, Leaf
 
 __all__ = ["Control", "ProgramTraining", "check_absent", "scalars_of"]
@@ -34,7 +34,7 @@ class ProgramTraining:
     Attributes:
         step: number of the last step taken.
         memory: the state in the layout that the run declares.
-        absent: tensors that the checkpoint leaves out, until a step has overwritten them.
+        absent: what the checkpoint says of tensors that it leaves out, until a step has overwritten them.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ProgramTraining:
         self.task = task
         self.step = 0
         self.memory = task.empty_memory(accelerator() if device is None else device) if memory is None else memory
-        self.absent: frozenset[str] = frozenset()
+        self.absent: LeftOut = {}
         self._ready: dict[str, Prepared] = {}
 
     def restore(self, checkpoint: Mapping[str, Tensor], step: int) -> StateDigest:
@@ -105,8 +105,21 @@ class ProgramTraining:
         keys = RepeatedKeys(self.task.seed, self.step + 1)
         session = control(keys=keys)
         reads, loss = self._prepared(program).run(batch, scalars, session, keys, watch)
-        self.step, self.absent = self.step + 1, frozenset()
+        self.step, self.absent = self.step + 1, {}
         return session, reads, loss
+
+    def stop_after(self, operators: int, program: Program, found: Callable[[StateDigest], None]) -> None:
+        """Have ``found`` called with the digest of the state inside of the next step, which runs ``program``.
+
+        Args:
+            operators: how many that the meter counts the step has then run: at least one, and no more than it has.
+        """
+        if not 0 < operators <= len(program.counted):
+            raise CallerError(f"a step of {len(program.counted)} operators cannot be looked at after {operators}")
+        last = program.counted[operators - 1]
+        absent = {name: held for name, held in self.absent.items() if program.first_writes.get(name, last + 1) > last}
+        meter = self.memory.meter
+        meter.wake(meter.total.calls + operators, lambda: found(self.memory.digest(absent)))
 
     def _prepared(self, program: Program) -> Prepared:
         """The program ready to run on this memory, made at its first step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from monitor import numerics
 from monitor.programs.interpreter import Watch
 from monitor.programs.program import Program
 from monitor.replay.replaying import Control, ProgramTraining, scalars_of
-from monitor.sharding import ShardedMemory
+from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Execution, Leaf, RunFolder
 from monitor.transcript.layout import checkpoint_path
 
@@ -68,6 +68,10 @@ class ProgramSteps:
         if digest not in self._programs:
             self._programs[digest] = self._run.program(digest)
         return self._programs[digest]
+
+    def stop_after(self, operators: int, found: Callable[[StateDigest], None]) -> None:
+        """Have ``found`` called with the digest of the state inside of the next step (``ProgramTraining``)."""
+        self.training.stop_after(operators, self.program(self.training.step + 1), found)
 
     def take(
         self,

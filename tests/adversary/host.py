@@ -86,7 +86,7 @@ class Puppet(Chip):
             self.other_head = None
         return self.chip.commit(run_id, step, digest)
 
-    def tick(self, run_id: bytes, step: int, op: int = 0) -> Any:
+    def tick(self, run_id: bytes, step: int) -> Any:
         if self.unticked is not None:
             self.unticked.hit(self.number)
             self.bare, self.unticked = self.unticked, None
@@ -101,12 +101,14 @@ class Puppet(Chip):
             return None
         view = self.view
         if view is None:
-            return self.chip.tick(run_id, step, op)
+            return self.chip.tick(run_id, step)
         claimed = step if view.step is None else view.step
         with self.showing(view.values) as differs:
             if differs or claimed < step:
                 view.lie.hit(self.number)
-            return self.chip.tick(run_id, claimed, op)
+            self.chip.tick(run_id, claimed)
+            self.chip.idle(1)  # a snapshot that waits is taken while this is shown
+            return None
 
     @contextmanager
     def showing(self, values: list[Tensor]) -> Iterator[bool]:

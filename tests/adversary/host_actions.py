@@ -121,7 +121,7 @@ def reboot(world: World, pick: int) -> None:
 def nonsense(world: World, pick: int) -> None:
     """Commands that no chip may obey; each must be a numbered refusal."""
     calls: list[Callable[[Any], object]] = [
-        lambda c: c.tick(bytes(32), 0, 1.5),
+        lambda c: c.tick(bytes(32), 1.5),
         lambda c: c.tick(bytes(32), -1),
         lambda c: c.tick(bytes(31), 0),
         lambda c: c.tick(bytes(32), 1 << 64),
@@ -163,7 +163,7 @@ def extra_ticks(world: World, pick: int) -> None:
         rng = world.random(pick)
         for chip in _some(world, rng):
             for _ in range(rng.randint(1, 4)):
-                chip.chip.tick(chip.run_id, chip.step, rng.choice([0, 0, 1]))
+                chip.chip.tick(chip.run_id, chip.step)
                 lie.hit(chip.number)
 
     world.schedule(act)

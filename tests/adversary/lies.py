@@ -36,8 +36,9 @@ GUARD_ROWS = {
     "direct paths": ("A21",),
 }
 """Which rows each guard stands for: with it off, at least one of them must be found."""
-BESIDE = {"products counted": ("past counted",)}
-"""Guards that are off with another one: under a cap, weights that were supplied are never accepted anyway."""
+BESIDE = {"products counted": ("past counted",), "metered work": ("snapshots inside steps",)}
+"""Guards that are off with another one: under a cap, weights that were supplied are never accepted anyway; and
+snapshots fall between the operators of hidden steps, too."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from firmware_sim import FirmwareChip
+from firmware_sim import FirmwareChip, Meter
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from tests.guards import off
 
+PAUSED = 6
+"""Seed of a chip that is due for a snapshot in the tick after step 2 of a loop, and not in the one after that."""
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
 
@@ -34,17 +36,17 @@ def stale_loop(record_loop):
         memories[chip.chip_id] = memory
         return attach(chip, memory, run_id, step)
 
-    def show_the_start(chip, run_id, step, op=0):
+    def show_the_start(chip, run_id, step):
         regions = memories[chip.chip_id].regions
         held = [region.tensor.detach().clone() for region in regions]
         start = shown.setdefault(chip.chip_id, held)
         with torch.no_grad():
             for region, value in zip(regions, start, strict=True):
                 region.tensor.detach().copy_(value)
-            event = tick(chip, run_id, 0, op)
+            tick(chip, run_id, 0)
+            chip.idle(1)  # ends the tick before its snapshot's moment
             for region, value in zip(regions, held, strict=True):
                 region.tensor.detach().copy_(value)
-        return event
 
     torch.manual_seed(1)
     model = nn.Linear(4, 3)
@@ -79,6 +81,77 @@ def test_a1_a2_guard_off_they_are_accepted(kind, request, judge):
     recorded = request.getfixturevalue(f"stale_{kind}")
     with off("snapshot moment"):
         assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
+
+
+@pytest.fixture
+def record_small(record_loop):
+    """A loop whose chips are due for a snapshot in each step, told another way by `prepare` or `body`."""
+
+    def record(body, **options):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        batches = [torch.randn(2, 4) for _ in range(4)]
+        defaults = {"snapshot_rate": Fraction(1), "numerics": "exact"}
+        return record_loop(model, optimizer, batches, body, **{**defaults, **options})
+
+    return record
+
+
+def train(model, optimizer, batch):
+    optimizer.zero_grad()
+    model(batch).square().sum().backward()
+    optimizer.step()
+
+
+def test_another_model_that_is_there_between_operators_only(record_small, judge, monkeypatch):
+    """At every tick memory holds the declared state; the operators find it, too."""
+    charge, memories = Meter.charge, []
+
+    def with_another_model(meter, work):
+        held = [tensor.clone() for memory in memories for tensor in memory.tensors.values()]
+        with torch.no_grad():
+            for memory in memories:
+                for tensor in memory.tensors.values():
+                    tensor.add_(1)
+            charge(meter, work)
+            for memory in memories:
+                for tensor in memory.tensors.values():
+                    tensor.copy_(held.pop(0))
+
+    monkeypatch.setattr(Meter, "charge", with_another_model)
+    recorded = record_small(train, prepare=lambda recorder: memories.append(recorder._loop.memory))
+    monkeypatch.undo()
+    verdict = judge(recorded)(settings=SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdict.reasons} == {"snapshot"}
+    assert all(reason.where["operator"].startswith("aten.") for reason in verdict.reasons)
+    with off("snapshots inside steps"):
+        assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
+
+
+def test_moments_that_the_host_chooses(record_small, judge):
+    """The lab ends a tick where its memory can be shown, in the middle of a step.
+
+    The tick that it begins there has no snapshot, which would show by itself that work was done in the one before.
+    """
+    recorders = []
+
+    def with_a_pause(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        if recorders[0].steps == 2:
+            recorders[0]._lab.chips[0].idle(1)
+        optimizer.step()
+
+    recorded = record_small(with_a_pause, prepare=recorders.append, chips=1, snapshot_rate=Fraction(1, 2), seed=PAUSED)
+    settings = Settings(samples=1, seed="x", devices=("sse41",))
+    verdict = judge(recorded)(settings=settings)
+    assert verdict.outcome is Outcome.REJECT
+    assert [reason.guard for reason in verdict.reasons] == ["snapshot"]
+    assert "its tick was ended after" in verdict.reasons[0].text
+    with off("ticks end with steps"):
+        assert judge(recorded)(settings=settings).outcome is Outcome.ACCEPT
 
 
 def test_honest_snapshots_name_their_moment(make_run, judge):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -21,13 +22,16 @@ def judge(devices):
 
 
 def test_a8_hidden_steps_that_no_chip_is_told_of(make_run, judge):
-    """One drawn chip is enough: all of them count what runs on the state."""
+    """One drawn chip is enough: all of them count what runs on the state.
+
+    Where one was due for a snapshot, its moment may have come between the hidden steps' operators.
+    """
     look = judge(make_run(lie="untold-steps"))
     verdict = look(settings=SETTINGS)
     assert verdict.outcome is Outcome.REJECT
-    assert {reason.guard for reason in verdict.reasons} == {"meter"}
-    with off("metered work"):
-        assert look(settings=SETTINGS).outcome is Outcome.ACCEPT
+    assert {"meter"} <= {reason.guard for reason in verdict.reasons} <= {"meter", "snapshot"}
+    with off("metered work", "snapshots inside steps"):
+        assert look(settings=replace(SETTINGS, samples=3)).outcome is Outcome.ACCEPT
 
 
 def test_a8_a_step_that_no_chip_computed(make_run, judge, monkeypatch):

@@ -46,8 +46,8 @@ def test_a5_a6_a7_work_without_a_step_is_rejected(row, lie, ticks, make_run, jud
 def test_a5_a_step_without_a_busy_tick_is_rejected(make_run, judge, monkeypatch):
     tick = FirmwareChip.tick
 
-    def no_time_for_step_3(chip, run_id, step, op=0):
-        return None if step == 3 else tick(chip, run_id, step, op)
+    def no_time_for_step_3(chip, run_id, step):
+        return None if step == 3 else tick(chip, run_id, step)
 
     monkeypatch.setattr(FirmwareChip, "tick", no_time_for_step_3)
     recorded = make_run()
@@ -62,8 +62,8 @@ def test_a5_a_step_without_a_busy_tick_is_rejected(make_run, judge, monkeypatch)
 def test_honest_chips_may_idle_between_steps(make_run, judge, monkeypatch):
     tick = FirmwareChip.tick
 
-    def idle_and_tick(chip, run_id, step, op=0):
-        event = tick(chip, run_id, step, op)
+    def idle_and_tick(chip, run_id, step):
+        event = tick(chip, run_id, step)
         chip.idle(step % 3)
         return event
 

@@ -216,7 +216,6 @@ BAD_CALLS = {
     "fractional step": lambda chip: chip.tick(RUN, 1.5),
     "truth value": lambda chip: chip.tick(RUN, True),
     "NumPy step": lambda chip: chip.tick(RUN, np.int64(1)),
-    "NumPy operator": lambda chip: chip.tick(RUN, 1, op=np.uint8(1)),
     "subclass of int": lambda chip: chip.tick(RUN, Number(1)),
     "no step": lambda chip: chip.tick(RUN, None),
     "bytearray": lambda chip: chip.tick(bytearray(RUN), 1),

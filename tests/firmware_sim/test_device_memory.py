@@ -314,6 +314,69 @@ def test_tensor_that_turns_into_a_subclass_is_not_read():
         memory.digest()
 
 
+def freed():
+    tensor = torch.zeros(6)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def shrunk():
+    tensor = torch.zeros(6)
+    tensor.untyped_storage().resize_(20)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (freed, "can't be read: .* out of bounds for storage of size 0"),
+        (shrunk, "can't be read: .* out of bounds for storage of size 20"),
+        (lambda: np.lib.stride_tricks.as_strided(np.zeros(2), (1000,)), "beyond the memory that it is a part of"),
+    ],
+    ids=["freed", "shrunk", "oversized"],
+)
+def test_memory_that_is_not_all_there_is_refused_when_attached(make, message):
+    with pytest.raises(CallerError, match=message):
+        DeviceMemory([Region.of("x", make())]).owned()
+
+
+@pytest.mark.parametrize("wrap", [lambda tensor: tensor, lambda tensor: tensor.numpy()], ids=["torch", "numpy"])
+def test_regions_share_all_of_their_bytes_or_none(wrap):
+    held = torch.arange(8.0)
+
+    def attached(*parts):
+        return DeviceMemory([Region.of(name, wrap(held[low:high])) for name, low, high in parts]).owned()
+
+    apart = attached(("a", 0, 4), ("b", 4, 8))
+    assert apart.digest() == DeviceMemory([Region.of("a", held[:4]), Region.of("b", held[4:])]).digest()
+    tied = attached(("a", 0, 4), ("b", 0, 4))
+    before = tied.digest()
+    held[1] = 9
+    assert tied.digest() != before
+    for low, high in ((3, 7), (1, 3), (0, 8)):
+        with pytest.raises(CallerError, match=r"'[ab]' and '[ab]' share a part of their bytes"):
+            attached(("a", 0, 4), ("b", low, high))
+    with pytest.raises(CallerError, match="share a part"):
+        DeviceMemory([Region.of("a", held, elements=5), Region.of("a", held, offset=4)]).owned()
+
+
+def test_what_becomes_of_a_tensor_later_spoils_no_snapshot():
+    """A chip goes by addresses: the bytes that it was shown stay, whatever the host makes of the tensors."""
+    one, other, third = torch.arange(3.0), torch.arange(4.0), torch.nn.Parameter(torch.arange(5.0))
+    memory = DeviceMemory([Region.of(name, each) for name, each in (("o", one), ("t", other), ("p", third))]).owned()
+    before = memory.digest()
+    one.__class__ = HostTensor
+    other.data = torch.zeros(2, 2)
+    with torch.no_grad():
+        third.add_(1)
+    assert memory.digest() != before
+    with torch.no_grad():
+        third.sub_(1)
+    assert memory.copy().digest() == before
+    with pytest.raises(RuntimeError, match="not resizable"):  # memory that a chip holds is not freed
+        third.untyped_storage().resize_(0)
+
+
 def test_owned_memory_holds_plain_regions_only():
     class HostRegion(Region):
         def view(self):

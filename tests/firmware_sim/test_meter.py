@@ -163,3 +163,29 @@ def test_a_snapshot_holds_the_meter_of_its_tick_however_long_it_is_hashed(world)
     records = parse_log(chip.log_bytes())
     [snapshot] = [record for record in records if record.kind is RecordKind.SNAPSHOT]
     assert (snapshot.work, commit.work) == (Work(1, 2, 3), Work(5, 7, 9))
+
+
+def test_whoever_waits_for_an_operator_is_called_once_between_it_and_the_next():
+    meter, seen = Meter(), []
+    meter.charge(Work(2, 0, 0))
+    for calls in (5, 3, 5):
+        meter.wake(calls, lambda calls=calls: seen.append((calls, meter.total.calls)))
+    assert not meter.is_awaited(0)
+    assert meter.is_awaited(1)
+    for _ in range(6):
+        meter.charge(Work(1, 0, 0))
+    assert seen == [(3, 3), (5, 5), (5, 5)]
+    assert not meter.is_awaited(1000)
+
+
+def test_who_is_called_may_wait_again():
+    meter, seen = Meter(), []
+
+    def again():
+        seen.append(meter.total.calls)
+        meter.wake(meter.total.calls + 2, again)
+
+    meter.wake(1, again)
+    for _ in range(6):
+        meter.charge(Work(1, 0, 0))
+    assert seen == [1, 3, 5]

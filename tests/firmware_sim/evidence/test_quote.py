@@ -42,6 +42,7 @@ QUOTE = Quote(
     calls=5,
     flop=6,
     moved=7,
+    held=9,
     nonce=b"n" * 16,
     verifier_id="inspector",
 )

@@ -99,7 +99,7 @@ FOUND_BY = {
     LabLie.CHANGE_SAMPLE: {Guard.REPLAY},
     LabLie.REORDER_DATA: {Guard.REPLAY},
     LabLie.EXTRA_STEPS: {Guard.METER},
-    LabLie.UNTOLD_STEPS: {Guard.METER},
+    LabLie.UNTOLD_STEPS: {Guard.METER, Guard.SNAPSHOT},
     LabLie.OTHER_MEMORY: {Guard.SNAPSHOT},
     LabLie.EXTRA_TICKS: {Guard.TIME},
     LabLie.STALE_SNAPSHOTS: {Guard.SNAPSHOT, Guard.REPLAY},
@@ -109,7 +109,7 @@ FOUND_BY = {
     LabLie.FORGED_INITIALISATION: {Guard.INITIALISATION},
     LabLie.CHAINED_RUNS: {Guard.INITIALISATION},
     LabLie.EDITED_OPTIMIZER: {Guard.REPLAY},
-    LabLie.EDITED_ROUNDING_LOG: {Guard.ROUNDING},
+    LabLie.EDITED_ROUNDING_LOG: {Guard.ROUNDING, Guard.SNAPSHOT},  # chips saw the step without the edit
     LabLie.UNSEEN_WRITE: {Guard.REPLAY},
     LabLie.UNDECLARED_RUN: {Guard.SNAPSHOT, Guard.TIME},
     LabLie.UNDECLARED_CHIPS: {Guard.IDENTITY},

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -57,9 +58,13 @@ LIES = [
     ),
     ("under-reported-flop", {Guard.RULES, Guard.REPLAY}, r"^step 3 declares \d+ FLOP; the program needs \d+"),
     ("extra-steps", {Guard.METER, Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the meter counts "),
-    ("untold-steps", {Guard.METER}, r"^chip lab-chip-000\d, record \d+: the meter counts \d+ calls, \d+ FLOP, "),
+    (
+        "untold-steps",
+        {Guard.METER, Guard.SNAPSHOT},
+        r"^chip lab-chip-000\d, record \d+: the meter counts \d+ calls, \d+ FLOP, ",
+    ),
     ("other-memory", {Guard.SNAPSHOT}, r"^chip lab-chip-000\d, record \d+: the snapshot claimed for step 3 "),
-    ("edited-chip-log", {Guard.LOG_CHAIN, Guard.METER}, r"chip lab-chip-000\d: log "),
+    ("edited-chip-log", {Guard.LOG_CHAIN, Guard.METER, Guard.SNAPSHOT}, r"chip lab-chip-000\d: log "),
     ("forged-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
     (
         "undeclared-run",
@@ -72,6 +77,10 @@ LIES = [
 ]
 
 
+BESIDE = {"edited-rounding-log": {Guard.SNAPSHOT}}
+"""Guards that find a lie once those that name it are off: chips saw the step before its log was edited."""
+
+
 @pytest.mark.parametrize(("lie", "guards", "reason"), LIES, ids=[row[0] for row in LIES])
 def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, reason, inspect_run):
     recorded = make_run(lie=lie)
@@ -80,7 +89,7 @@ def test_lie_is_rejected_and_passes_with_its_guard_off(make_run, lie, guards, re
     assert verdict.outcome is Outcome.REJECT
     assert {each.guard for each in verdict.reasons} == {guard.value for guard in guards}
     assert any(re.search(reason, each.text) for each in verdict.reasons), verdict.reasons
-    blind = inspect_run(recorded, off=frozenset(guards), samples=samples)
+    blind = inspect_run(recorded, off=frozenset(guards | BESIDE.get(lie, set())), samples=samples)
     assert blind.outcome is Outcome.ACCEPT, blind.reasons
 
 
@@ -180,7 +189,7 @@ CHIP_LIES = [
 
 @pytest.mark.parametrize(("lie", "guards"), CHIP_LIES, ids=[row[0].value for row in CHIP_LIES])
 def test_lying_chip_is_named_by_verify_and_passes_with_its_guards_off(make_run, monkeypatch, lie, guards):
-    recorded = make_run(lie=lie.value, steps=12)
+    recorded = make_run(lie=lie.value, steps=12, rate=Fraction(1))
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
     assert verdict.outcome is Outcome.REJECT
     assert {each.guard for each in verdict.reasons} <= {guard.value for guard in guards}
@@ -298,7 +307,6 @@ def test_short_answer_of_a_device_is_inconclusive(honest, devices):
 
 
 def test_no_snapshot_is_not_acceptance(make_run, inspect_run):
-    from fractions import Fraction
 
     verdict = inspect_run(make_run(rate=Fraction(1, 10**9)))
     assert verdict.outcome is Outcome.INCONCLUSIVE

@@ -1,0 +1,143 @@
+"""Snapshots that fell inside of a step: when one may, and whether a replay of that step passes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from firmware_sim import LogRecord, RecordKind
+from firmware_sim.errors import EvidenceError
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Guard
+from inspector.inspection.transcripts import Transcript
+from monitor.replay.steps import execution_of
+from monitor.sharding import StateDigest
+
+__all__ = ["InsideStep", "committed_after", "compare_inside", "place_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InsideStep:
+    """A snapshot inside of a step, which only a replay of that step can explain.
+
+    Attributes:
+        step, operators: how many of the operators of which step had run.
+        is_certain: whether that step was committed in the boot of the snapshot. If the power went before, another
+            attempt at it was committed later, which an honest lab may have made with another batch.
+    """
+
+    chip: str
+    run_id: str
+    record: int
+    shard: int
+    step: int
+    operators: int
+    digest: bytes
+    is_certain: bool
+
+
+def committed_after(records: Sequence[LogRecord]) -> Mapping[int, bool]:
+    """For each snapshot, by record number: whether the step after it was committed before the chip's next boot."""
+    found: dict[int, bool] = {}
+    waiting: list[LogRecord] = []
+    for record in records:
+        if record.kind is RecordKind.SNAPSHOT:
+            found[record.counter] = False
+            waiting.append(record)
+        elif record.kind is RecordKind.BOOT:
+            waiting.clear()
+        elif record.kind is RecordKind.COMMIT:
+            for snapshot in waiting:
+                found[snapshot.counter] |= (record.run_id, record.step) == (snapshot.run_id, snapshot.step + 1)
+            waiting.clear()
+    return found
+
+
+def place_of(record: LogRecord, transcript: Transcript, *, committed: bool) -> tuple[int, int]:
+    """Step and number of its operators at which a snapshot was taken; 0 where it shows the state after the step.
+
+    A chip that was kept waiting takes its snapshot as the tick ends, which an honest host lets happen before the first
+    operator of a step or after its last.
+
+    Raises:
+        EvidenceError: no committed step has as many operators, or the tick was ended in the middle of one.
+    """
+    if not record.operators:
+        return record.step, 0
+    step = record.step + 1
+    if step >= len(transcript.leaves):
+        raise EvidenceError(f"it was taken inside of step {step}, which was not committed")
+    count = operators_of(transcript, step)
+    if record.was_forced:
+        check_ended(record, count if committed else None)
+        return step, 0 if record.operators == count else record.operators
+    if record.operators > count:
+        raise EvidenceError(f"it was taken after {record.operators} operators of step {step}, which has {count}")
+    return step, record.operators
+
+
+def check_ended(record: LogRecord, count: int | None) -> None:
+    """A tick that was over early ended behind the last of a step's operators; None: the step was not committed then.
+
+    Whoever ends it in the middle of a step chooses what a snapshot shows.
+    """
+    if record.operators != count:
+        raise EvidenceError(f"its tick was ended after {record.operators} operators of step {record.step + 1}")
+
+
+def operators_of(transcript: Transcript, step: int) -> int:
+    """How many operators of a committed step a meter counts; EvidenceError where its program is not known."""
+    works = transcript.execution.works
+    if works is None:
+        raise EvidenceError(f"the program of step {step} is not known")
+    return works[execution_of(transcript.leaves[step]).program].calls
+
+
+def compare_inside(
+    transcript: Transcript,
+    snapshots: Collection[InsideStep],
+    replay: dict[str, Any],
+    device: str,
+    findings: Findings,
+) -> int:
+    """Compare the snapshots inside of a replayed segment with the states that the replay passed through.
+
+    Returns how many it passed through. Where a replay came to its end and lacks one that was asked for, the device is
+    at fault.
+
+    Raises:
+        LookupError, ValueError, EvidenceError: the replay's own answer is malformed.
+    """
+    if not findings.is_on(Guard.REPLAY):
+        return 0
+    run = transcript.run
+    reached = {(step, count): StateDigest.from_json(state, run.layout) for step, count, state in replay["inside"]}
+    compared = 0
+    for snapshot in snapshots:
+        state = reached.get((snapshot.step, snapshot.operators))
+        if state is None:
+            if replay["contradiction"] is None:
+                raise ValueError(f"the state after {snapshot.operators} operators of step {snapshot.step} is missing")
+            continue
+        if state.shard(snapshot.shard).value == snapshot.digest:
+            compared += 1
+            continue
+        last = _operator(transcript, snapshot)
+        text = (
+            f"chip {snapshot.chip}, record {snapshot.record}: the snapshot inside of step {snapshot.step}, after "
+            f"{snapshot.operators} operators (the last is {last}), is not what shard {snapshot.shard} then holds"
+        )
+        where = {"chip": snapshot.chip, "record": snapshot.record, "step": snapshot.step, "device": device}
+        if snapshot.is_certain:
+            findings.add(
+                Guard.SNAPSHOT, f"{text} on {device}", operator=last, operator_index=snapshot.operators, **where
+            )
+        else:
+            findings.doubt(f"{text}; the power went in that step, and it was committed later", **where)
+    return compared
+
+
+def _operator(transcript: Transcript, snapshot: InsideStep) -> str:
+    program = transcript.run.program(execution_of(transcript.leaves[snapshot.step]).program)
+    return str(program.calls[program.counted[snapshot.operators - 1]]["operator"])

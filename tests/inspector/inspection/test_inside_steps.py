@@ -1,0 +1,179 @@
+"""A snapshot inside of a step is explained by a replay of that step, up to the very operator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+
+from firmware_sim import LogRecord, RecordKind, parse_log
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence.chiplog import FORCED
+from inspector.inspection.guards import Settings
+from inspector.inspection.inside import check_ended, committed_after
+from inspector.inspection.judging import inspect, verify
+from inspector.inspection.verdict import Outcome
+from inspector.replay.segment import replay_segment, segments
+from monitor.replay.steps import ProgramSteps, execution_of
+from monitor.sharding import StateDigest
+from monitor.transcript import RunFolder
+from monitor.transcript.layout import chip_path
+
+STEPS, EVERY, CHIPS = 5, 2, 3
+DIRECT = ["buffer/fresh", "buffer/norm.running_mean", "buffer/norm.running_var"]
+
+
+class Net(nn.Module):
+    """Two layers, a normalisation and buffers that each step makes anew, wholly or in part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(4, 6), nn.Linear(6, 3), nn.BatchNorm1d(6)
+        self.register_buffer("fresh", torch.ones(4))
+
+    def forward(self, batch):
+        with torch.no_grad():
+            self.fresh.copy_(batch.mean(0))
+        return self.second(torch.tanh(self.norm(self.first(batch * self.fresh))))
+
+
+def body(set_to_none):
+    def step(model, optimizer, batch):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture(params=[(True, False), (False, False), (False, True)], ids=["dropped", "zeroed", "foreach"])
+def recorded(request, record_loop):
+    """Checkpoints leave out gradients, which the next step drops or overwrites one by one."""
+    set_to_none, foreach = request.param
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, foreach=foreach)
+    batches = [torch.randn(5, 4) for _ in range(STEPS)]
+    options = {"checkpoint_every": EVERY, "chips": CHIPS, "snapshot_rate": Fraction(1), "direct_paths": DIRECT}
+    return record_loop(model, optimizer, batches, body(set_to_none), **options)
+
+
+def opened(recorded) -> RunFolder:
+    return RunFolder(recorded.run, recorded.trust.labs["lab"])
+
+
+def snapshots_of(run: RunFolder) -> list[tuple[int, LogRecord]]:
+    """All snapshots that the chips took inside of steps, with their shards.
+
+    Steps after the first are shorter, so that the end of the second may come before a snapshot's moment.
+    """
+    found = []
+    for shard, chip in enumerate(run.metadata.chips):
+        records = parse_log(run.read(chip_path(chip, "log.bin")))
+        found += [(shard, each) for each in records if each.kind is RecordKind.SNAPSHOT and each.operators]
+    assert len(found) == CHIPS * (STEPS - 1), "nothing had run before the first tick"
+    return [(shard, each) for shard, each in found if not each.was_forced]
+
+
+def states_inside(run: RunFolder, step: int) -> list[StateDigest]:
+    """The state after each operator of a step, by a replay from the checkpoint before it."""
+    [segment] = [each for each in segments(run) if step in each]
+    program = run.program(execution_of(run.leaf(step)).program)
+    moments = [(step, count) for count in range(1, len(program.counted) + 1)]
+    replay = replay_segment(run, segment.index, inside=moments)
+    assert [(at, count) for at, count, _ in replay.inside] == moments
+    return [state for _, _, state in replay.inside]
+
+
+def test_every_snapshot_is_found_at_its_operator_and_behind_no_other_write(recorded):
+    """Any shift of the operator's number across a write of the shard gives another digest."""
+    run = opened(recorded)
+    states = {step: states_inside(run, step) for step in range(1, STEPS + 1)}
+    inside = snapshots_of(run)
+    assert len(inside) > CHIPS * (STEPS - 2)
+    changes = 0
+    for shard, record in inside:
+        digests = [state.shard(shard).value for state in states[record.step + 1]]
+        equal = [count for count, digest in enumerate(digests, start=1) if digest == record.digest]
+        assert record.operators in equal
+        assert equal == list(range(equal[0], equal[-1] + 1)), "all of them between two writes"
+        changes += len(set(digests)) - 1
+    assert changes > len(inside)
+
+
+def test_inspection_says_where_they_fell_and_how_many_were_replayed(recorded, devices):
+    look = {"now": recorded.now, "worker": devices.run}
+    settings = Settings(samples=CHIPS, seed="x", devices=("sse41",))
+    verdict = inspect([recorded.run], recorded.trust, settings, **look)
+    assert verdict.outcome is Outcome.ACCEPT
+    inside = len(snapshots_of(opened(recorded)))
+    assert verdict.evidence["snapshots_compared_inside_steps"] == inside
+    assert f"{inside} of the snapshots fell inside of steps" in verdict.reasons[0].text
+    assert [replay["snapshots_inside_steps"] for replay in verdict.evidence["replays"]] == [inside]
+    fewer = inspect([recorded.run], recorded.trust, replace(settings, segments=1), **look)
+    assert fewer.outcome is Outcome.ACCEPT
+    compared = fewer.evidence["snapshots_compared_inside_steps"]
+    assert 0 < compared < inside
+    assert f"and {inside - compared} of these in segments that were not replayed" in fewer.reasons[0].text
+    unreplayed = verify(recorded.run, recorded.trust, now=recorded.now)
+    assert f"so that {inside} snapshots inside of steps were not compared" in unreplayed.reasons[0].text
+
+
+def test_a_replay_that_lacks_a_moment_is_the_devices_fault(recorded, devices):
+    def forgetful(name, job):
+        return devices.run(name, {**job, "inside": job["inside"][1:]})
+
+    settings = Settings(samples=CHIPS, seed="x", devices=("sse41",))
+    verdict = inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=forgetful)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "is missing" in verdict.reasons[0].text
+
+
+def test_only_moments_of_the_step_can_be_looked_at(recorded):
+    steps = ProgramSteps(opened(recorded), 0)
+    for operators in (0, len(steps.program(1).counted) + 1):
+        with pytest.raises(CallerError, match="cannot be looked at"):
+            steps.stop_after(operators, print)
+
+
+def record(kind, counter, *, step=0, op=0):
+    return LogRecord(
+        counter=counter, kind=kind, boot=1, tick=counter, busy=0, run_id=bytes(32), step=step, op=op,
+        digest=bytes(32), previous=bytes(32),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("after", "committed"),
+    [
+        ([(RecordKind.COMMIT, 4)], True),
+        ([(RecordKind.BEACON, 0), (RecordKind.COMMIT, 4)], True),
+        ([(RecordKind.COMMIT, 5), (RecordKind.COMMIT, 4)], False),
+        ([(RecordKind.POWER_GAP, 0), (RecordKind.BOOT, 0), (RecordKind.COMMIT, 4)], False),
+        ([(RecordKind.CLOSE_EPOCH, 0)], False),
+    ],
+)
+def test_the_step_around_a_snapshot_is_the_next_commit_of_its_boot(after, committed):
+    records = [record(RecordKind.SNAPSHOT, 0, step=3)]
+    records += [record(kind, number, step=step) for number, (kind, step) in enumerate(after, start=1)]
+    assert committed_after(records) == {0: committed}
+
+
+def test_a_tick_ends_early_behind_the_last_operator_only():
+    forced = record(RecordKind.SNAPSHOT, 0, step=3, op=FORCED | 7)
+    check_ended(forced, 7)
+    for count in (6, 8, None):
+        with pytest.raises(EvidenceError, match="after 7 operators of step 4"):
+            check_ended(forced, count)
+
+
+def test_verdict_as_json_names_step_and_operators(recorded, devices):
+    settings = Settings(samples=1, seed="x", devices=("sse41",))
+    verdict = inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+    [chip] = json.loads(json.dumps(verdict.evidence["chips"]))
+    assert [each["step"] for each in chip["snapshots"]] == [0, *range(2, STEPS + 1), STEPS]
+    assert [each["operators"] > 0 for each in chip["snapshots"]][2:] == [*[True] * (STEPS - 2), False]
