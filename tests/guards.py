@@ -65,6 +65,15 @@ def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
     return Countersigned(lab=run.metadata.lab, declaration=run.declared, programs=programs)
 
 
+def _any_replay(content: bytes, trust: Any) -> Any:
+    """Take a replay's result for the cluster's, whoever signed it."""
+    from firmware_sim.evidence import canonical, decode_base64
+    from inspector.bundle.replays import SignedReplay
+
+    payload = decode_base64(canonical.decode(content)["payload"])
+    return min(trust.clusters, key=lambda key: key.raw), SignedReplay.parse(canonical.decode(payload))
+
+
 _ANY = 1 << 62
 """In place of a limit."""
 
@@ -80,7 +89,15 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),
-    "first segment": (("inspector.inspection.judging.first_and_drawn", _draw_any),),
+    "first segment": (("inspector.inspection.sampling.first_and_drawn", _draw_any),),
+    "labs that declare nothing": (
+        (
+            "inspector.inspection.judging.under_inspection",
+            lambda transcripts, trust, labs: sorted({each.run.metadata.lab for each in transcripts}),
+        ),
+    ),
+    "deadlines": (("inspector.rounds.steps.is_late", _no),),
+    "uniform segments": (("inspector.inspection.sampling.drawn_uniformly", lambda every, count, seed: [every[0]]),),
     "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),
     "live challenge": (("inspector.inspection.answers.Answers.challenge", _nothing),),
     "fresh answer": (("firmware_sim.checks.check_quote_request", _nothing),),
@@ -93,6 +110,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "one chip, one identity": (("inspector.inspection.identities.check_distinct", _nothing),),
     # law 4: the same bytes
     "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
+    "one history": (("inspector.inspection.judging.check_goes_on", lambda *_: []),),
+    "signed replays": (("inspector.bundle.checking.signed_replay", _any_replay),),
     # law 4: what a checkpoint leaves out
     "left out unread": (
         ("monitor.replay.replaying.check_absent", _nothing),

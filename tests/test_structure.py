@@ -76,12 +76,14 @@ MONITOR = (
     {"replay"},
     {"lab"},
     {"recording"},
+    {"distributed"},
 )
 INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
     {"campaign", "replay"},
     {"inspection"},
-    {"dispute"},
+    {"bundle", "dispute"},
+    {"rounds"},
 )
 ANALYSIS = (
     {"public_data", "text", "version"},

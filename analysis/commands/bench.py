@@ -27,7 +27,7 @@ _SIMPLE = {
     "registry": "imports and censuses of a large registry",
 }
 _ON_NATIVE = ("demo", "accuracy", "replay")
-_UNITS = {"adversary": "sequence", "storage": "step", "faults": "life", "chip": "part"}
+_UNITS = {"distributed": "job", "adversary": "sequence", "storage": "step", "faults": "life", "chip": "part"}
 """Works whose progress is a number of these."""
 
 
@@ -42,6 +42,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _add_presets(one, "small ones")
     one.add_argument("--device", default="native", metavar="NAME", help="what to measure (default: native)")
     one.add_argument("--out", type=Path, metavar="FILE", help="put the rows there, beside those of other machines")
+
+    one = _add(
+        works,
+        "distributed",
+        "one training on one process, FSDP2 and DDP, and whether it reaches the same bits",
+        f"{_ROWS}: mode (layout and processes), numerics, device, foreach, micro_batches, peak_mib (of rank 0), roots "
+        "(of the state after each step); ratio is memory at 48 micro-batches to that at 12; exit code 1 where a layout "
+        "ends in other bits under exact numerics, or memory grows",
+    )
+    one.add_argument("--steps", type=int, metavar="N", help="steps of each training, at least 3 (default: 3)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
         works,

@@ -20,7 +20,9 @@ from analysis.commands._common import (
     progress_bar,
     say,
     show_verdict,
+    write_new,
 )
+from analysis.commands.odds import add_sampling, violation
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -37,13 +39,22 @@ DEFAULT_REPLAY_DEVICES = ("sse41", "mkl-compatible")
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommands."""
     _register_train(subparsers)
-    parser = subparsers.add_parser("verify", help="check everything of a run that needs no re-execution")
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser = subparsers.add_parser(
+        "verify", help="check everything of a run that needs no re-execution, or a verdict's bundle"
+    )
+    parser.add_argument("run", type=Path, metavar="RUN|BUNDLE", help="run folder, or a file of `inspect --bundle`")
     add_trust(parser)
+    for name, whose in (("inspectorate", "verdict"), ("cluster", "replays")):
+        text = f"of a bundle: a public key that may sign its {whose}, besides the trust file's {name}s (repeatable)"
+        parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
     _add_answers(parser)
     add_now(parser)
     add_json(parser)
-    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    parser.epilog = (
+        "JSON keys: outcome, reasons, evidence. Of a bundle the outcome is its verdict's, or INCONCLUSIVE where it "
+        "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
+        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips and odds"
+    )
     parser.set_defaults(handler=_verify)
 
     parser = subparsers.add_parser("replay", help="re-execute one segment of a run on a device")
@@ -68,12 +79,26 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="NAME",
         help="replay device, repeatable (default: sse41 and mkl-compatible)",
     )
-    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N drawn segments")
+    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N segments of a run")
+    add_sampling(parser)
     parser.add_argument(
         "--memory",
         type=Path,
         metavar="FILE",
         help="where each chip's log ended at earlier inspections; its extension is checked, and the file updated",
+    )
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="write the signed verdict and its evidence here")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="of --bundle: the inspectorate's private key")
+    parser.add_argument(
+        "--cluster-key", type=Path, metavar="FILE", help="of --bundle: the replay cluster's private one"
+    )
+    parser.add_argument(
+        "--earlier",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="BUNDLE",
+        help="of an earlier inspection: its runs must go on from the heads that their labs signed then (repeatable)",
     )
     parser.add_argument(
         "--maximum-flop",
@@ -81,6 +106,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         metavar="H",
         help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
         "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
+    )
+    parser.add_argument(
+        "--every-lab",
+        action="store_true",
+        help="draw chips of every lab in the trust file, of those whose runs are not given too: silence is a refusal",
     )
     _add_answers(parser)
     parser.add_argument(
@@ -95,7 +125,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
-        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, replays)"
+        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
+        "each violation's chance of escape is, as `chipwitness odds` says), replays)"
     )
     parser.set_defaults(handler=_inspect)
 
@@ -304,32 +335,78 @@ def _verify(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
 
     now = parse_now(arguments.now)
+    if arguments.run.is_file():
+        return _verify_bundle(arguments)
     _require_runs([arguments.run])
     trust = Trust.load(arguments.trust, [arguments.run])
     return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
 
 
+def _verify_bundle(arguments: argparse.Namespace) -> int:
+    from inspector.bundle.checking import check_bundle
+    from inspector.bundle.contents import read_bundle
+    from inspector.inspection.trust import Trust
+    from inspector.registry.keyfiles import load_public
+
+    trust = Trust.load(arguments.trust)
+    trust = replace(
+        trust,
+        inspectorates=trust.inspectorates | frozenset(map(load_public, arguments.inspectorate)),
+        clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
+    )
+    return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust))
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
-    from inspector.inspection.guards import Settings
+    from inspector.bundle.building import bundle_of
+    from inspector.bundle.contents import heads_in, read_bundle
+    from inspector.bundle.replays import signing
+    from inspector.inspection.casefile import CaseFile
+    from inspector.inspection.guards import Sampling, Settings
     from inspector.inspection.judging import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
     from inspector.inspection.trust import Trust
+    from inspector.registry.keyfiles import load_private
+    from inspector.replay.pool import run_worker
     from monitor.lab.evidence import LiveChips
 
     now = parse_now(arguments.now)
     _require_runs(arguments.runs)
+    if len({arguments.bundle is None, arguments.key is None, arguments.cluster_key is None}) > 1:
+        raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
+    if arguments.bundle is not None and arguments.bundle.exists():
+        raise CallerError(f"{arguments.bundle}: exists already")
+    key = None if arguments.key is None else load_private(arguments.key)
+    worker = run_worker if key is None else signing(run_worker, load_private(arguments.cluster_key))
+    earlier = [head for path in arguments.earlier for head in heads_in(read_bundle(path))]
     trust = Trust.load(arguments.trust, arguments.runs)
     settings = Settings(
         samples=arguments.samples,
         seed=arguments.seed,
         devices=tuple(arguments.device or DEFAULT_REPLAY_DEVICES),
         segments=arguments.segments,
+        sampling=Sampling(confidence=arguments.confidence, against=violation(arguments.against)),
     )
     if arguments.maximum_flop is not None:
         trust = replace(trust, maximum_flop=arguments.maximum_flop)
     memory = None if arguments.memory is None else load_memory(arguments.memory)
     ask = LiveChips(arguments.live).ask if arguments.live else None
-    verdict = inspect(arguments.runs, trust, settings, now=now, memory=memory, answers=arguments.answers, ask=ask)
+    case = CaseFile()
+    verdict = inspect(
+        arguments.runs,
+        trust,
+        settings,
+        now=now,
+        worker=worker,
+        memory=memory,
+        answers=arguments.answers,
+        ask=ask,
+        labs=trust.labs if arguments.every_lab else None,
+        earlier=earlier,
+        case=case,
+    )
+    if key is not None:
+        write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
     code = show_verdict(arguments, verdict)
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))

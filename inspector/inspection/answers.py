@@ -62,10 +62,12 @@ class Answers:
         self._folders = tuple(folders)
         self._live: dict[str, Source] = {}
 
-    def challenge(self, chips: Iterable[str], ask: Ask, verifier: str) -> None:
+    def challenge(
+        self, chips: Iterable[str], ask: Ask, verifier: str, nonces: Callable[[str], bytes] = lambda _: os.urandom(32)
+    ) -> None:
         """Ask each chip now, with a fresh nonce; one that does not answer has refused, whatever else lies about."""
         for chip in chips:
-            nonce = os.urandom(32)
+            nonce = nonces(chip)
             try:
                 read = partial(_file_of, chip, dict(ask(chip, nonce, verifier)))
             except EvidenceError as error:

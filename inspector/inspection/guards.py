@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["ALL_GUARDS", "Guard", "Settings"]
+from inspector.probability.odds import Violation
+
+__all__ = ["ALL_GUARDS", "Guard", "Sampling", "Settings"]
 
 
 class Guard(enum.Enum):
@@ -47,6 +49,19 @@ ALL_GUARDS = frozenset(Guard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How many segments are drawn uniformly: as many as catch the smallest violation that matters.
+
+    Attributes:
+        confidence: the chance to catch it, in (0, 1).
+        against: that violation, by the best-informed lab.
+    """
+
+    confidence: float
+    against: Violation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How an inspection is done.
 
@@ -54,14 +69,19 @@ class Settings:
         samples: number of chips to draw from the registry.
         seed: the verifier's secret text, so that a simulated draw can be repeated; None draws from the system's
             randomness, as every draw must that anybody profits from.
+        committed: the seed is such randomness, and its hash was published before the labs signed (inspector.rounds).
         devices: names of the replay devices.
-        segments: at most so many segments are replayed on each device, drawn at random; None replays all that
-            hold a snapshot of a drawn chip, and the first.
+        segments: at most so many segments of a run are replayed on each device; None sets no such limit.
+        sampling: the first segment is replayed, as many drawn uniformly as the sampling asks for, and one for each
+            drawn chip among those that hold a snapshot of it; the odds are in the verdict. With None the first, and
+            all that hold a snapshot of a drawn chip: a lab that knows where there is none is not caught.
         guards: the checks that are on. All of them, but for tests that show what each is for.
     """
 
     samples: int
     seed: str | None
     devices: tuple[str, ...]
+    committed: bool = False
     segments: int | None = None
+    sampling: Sampling | None = None
     guards: frozenset[Guard] = ALL_GUARDS

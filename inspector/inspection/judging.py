@@ -5,9 +5,8 @@ A verdict is a function of frozen settings, trust anchors, evidence and what the
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -19,14 +18,17 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.answers import Answers, Ask
+from inspector.inspection.casefile import CaseFile
 from inspector.inspection.comparison import compare_replay
 from inspector.inspection.execution import examine_execution, numbers_text
 from inspector.inspection.findings import Findings
+from inspector.inspection.forks import check_goes_on
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
-from inspector.inspection.provenance import ChipReport, examine_chip
+from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
+from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -36,29 +38,15 @@ from inspector.replay.pool import run_worker
 from inspector.replay.segment import Segment, segment_of, segments
 from monitor.transcript import RunFolder
 
-__all__ = ["Worker", "draw", "inspect", "judge", "replay", "verify"]
+__all__ = ["Worker", "inspect", "judge", "replay", "verify"]
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Runs a job on the named device; ``inspector.devices.run_worker`` in production."""
 
 
-def draw(items: Iterable[str], count: int, seed: bytes) -> list[str]:
-    """Draw ``count`` different items: those with the smallest SHA-256(seed ‖ item), which anyone can check."""
-    return sorted(items, key=lambda item: hashlib.sha256(seed + item.encode()).digest())[:count]
-
-
 def secret_of(settings: Settings) -> str:
     """The verifier's secret for the draw: fresh from the system's randomness, unless a simulation fixes it."""
     return os.urandom(32).hex() if settings.seed is None else settings.seed
-
-
-def challenge_seed(secret: str, runs: Sequence[RunFolder]) -> bytes:
-    """H(verifier's secret ‖ run manifests): the lab commits to everything, quotes included, before it can know this."""
-    hasher = hashlib.sha256(b"chipwitness/draw/1")
-    hasher.update(hashlib.sha256(secret.encode()).digest())
-    for digest in sorted(hashlib.sha256(run.manifest_bytes).digest() for run in runs):
-        hasher.update(digest)
-    return hasher.digest()
 
 
 def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path] = ()) -> Verdict:
@@ -103,6 +91,10 @@ def inspect(
     memory: Mapping[str, LogPosition] | None = None,
     answers: Sequence[Path] = (),
     ask: Ask | None = None,
+    labs: Collection[str] | None = None,
+    heads: Collection[str] | None = None,
+    earlier: Sequence[bytes] = (),
+    case: CaseFile | None = None,
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
 
@@ -114,12 +106,18 @@ def inspect(
         answers: folders with the evidence of chips that take part in no run.
         ask: challenges drawn chips live, after the draw, and no older quote of theirs counts; None where the verdict
             goes by what was handed over.
+        labs: whose chips are drawn, of labs that declare nothing too; None for the labs whose runs are given.
+        heads: SHA-256, in hex, of each manifest that labs handed over before the draw; None for those of the runs.
+        earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
+        case: is filled with what the verdict rests on (inspector.bundle).
 
     Raises:
         CallerError: no run, no device, or more samples than the registry has chips.
     """
-    if not folders:
+    if not folders and labs is None:
         raise CallerError("no run to inspect")
+    if labs is not None and not set(labs) <= set(trust.labs):
+        raise CallerError(f"lab {sorted(set(labs) - set(trust.labs))[0]!r} is not registered")
     if not settings.devices:
         raise CallerError("no replay device was named")
     for name in settings.devices:
@@ -127,11 +125,14 @@ def inspect(
     findings = Findings(settings)
     outside = Answers(answers)
     evidence: dict[str, Any] = {"runs": []}
-    transcripts = []
+    case = CaseFile() if case is None else case
+    case.earlier = list(earlier)
+    transcripts = case.transcripts
     unread: dict[str, str] = {}
     for folder in folders:
         before = len(findings.found)
         run = findings.read(partial(open_run, folder, trust), run=folder.name)
+        case.heads += [] if run is None else [run.manifest_bytes]
         transcript = None if run is None else read_transcript(run, trust, findings, now=now)
         if transcript is None and run is not None:
             outcome = Outcome.REJECT if len(findings.found) > before else Outcome.INCONCLUSIVE
@@ -143,19 +144,22 @@ def inspect(
             evidence["runs"].append(described)
             _check_registered(transcript, trust, findings)
     evidence["lineages"] = examine_lineages(transcripts, trust, findings)
-    labs = {transcript.run.metadata.lab for transcript in transcripts} or set(trust.labs)
-    pool = [chip for lab in sorted(labs) for chip in trust.chips_of(lab)]
+    asked_labs = under_inspection(transcripts, trust, labs)
+    pool = [chip for lab in asked_labs for chip in trust.chips_of(lab)]
     if not 1 <= settings.samples <= len(pool):
         raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
     if len(transcripts) < len(folders):
         # What one lab's run hides says nothing about another lab, which was not judged then.
-        evidence["labs"] = dict.fromkeys(sorted(labs), Outcome.INCONCLUSIVE.value) | unread
+        evidence["labs"] = dict.fromkeys(asked_labs, Outcome.INCONCLUSIVE.value) | unread
         return Verdict.of(findings.found, findings.doubts, evidence, accept="")
     _check_equivocation(transcripts, findings)
+    evidence["forks"] = check_goes_on(transcripts, earlier, trust, findings)
     secret = secret_of(settings)
-    seed = challenge_seed(secret, [transcript.run for transcript in transcripts])
+    committed = sorted(heads if heads is not None else (each.run.manifest_digest for each in transcripts))
+    seed = challenge_seed(secret, committed)
     drawn = draw(pool, settings.samples, seed)
-    evidence["draw"] = {"secret": secret, "simulated": settings.seed is not None}
+    simulated = settings.seed is not None and not settings.committed
+    evidence["draw"] = {"secret": secret, "simulated": simulated, "heads": committed}
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
     evidence["chips_listed"] = trust.source
@@ -164,17 +168,20 @@ def inspect(
         chips=len(pool),
         drawn=len(drawn),
         rate=trust.chip_trust.snapshot_rate,
-        segment=shortest if settings.segments is None else None,
+        segment=shortest if settings.segments is None and settings.sampling is None else None,
+        live=ask is not None,
     )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
     told = {chip for item in complete for chip in item.run.metadata.chips}
     busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
-    asked = [chip for chip in sorted(drawn) if chip not in busy] if complete else []
+    asked = [chip for chip in sorted(drawn) if chip not in busy] if complete or labs is not None else []
     if ask is not None:
-        outside.challenge(asked, ask, trust.verifier)
+        nonces = {"nonces": partial(nonce_of, seed)} if settings.committed else {}
+        outside.challenge(asked, ask, trust.verifier, **nonces)
+    case.drawn = {chip: sources_of(chip, runs_of_owner(chip, transcripts, trust), outside) for chip in drawn}
     evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
-    if complete:
+    if complete or labs is not None:
         known, seconds = memory or {}, int(now.timestamp())
         reports = [
             examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
@@ -184,13 +191,21 @@ def inspect(
         if memory is not None:
             evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
-        if not any(report.snapshots for report in reports) and not findings.found:
+        if transcripts and not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
-        _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
-    evidence["labs"] = outcomes_by_lab(findings, transcripts, trust)
+        case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
+    evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
-    not_said = scope(transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None)
+    not_said = scope(
+        transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
+    )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
+
+
+def under_inspection(transcripts: Sequence[Transcript], trust: Trust, labs: Collection[str] | None) -> list[str]:
+    """The labs whose chips are drawn: those that are named, or whose runs are given."""
+    declared = {transcript.run.metadata.lab for transcript in transcripts}
+    return sorted(declared | set(labs or ()) or set(trust.labs))
 
 
 def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker = run_worker) -> Verdict:
@@ -296,10 +311,11 @@ def _replay(
     findings: Findings,
     evidence: dict[str, Any],
     worker: Worker,
-) -> None:
-    """Replay the chosen segments of each run on each device and compare with what was committed."""
+) -> list[dict[str, Any]]:
+    """Replay the chosen segments of each run on each device, compare with what was committed, return the answers."""
     jobs = []
     looked_at: dict[str, list[InsideStep]] = {}
+    evidence["odds"] = []
     for transcript in transcripts:
         if not transcript.execution.executable:
             continue
@@ -310,7 +326,10 @@ def _replay(
                 run=transcript.run.folder.name,
             )
             continue
-        chosen = _choose(transcript, reports, settings, seed)
+        picked = _choose(transcript, reports, settings, seed)
+        odds = {"run": transcript.run.folder.name, "run_id": transcript.run.manifest.run}
+        evidence["odds"].append(odds | odds_of(picked, settings))
+        chosen = list(picked.segments)
         inside = looked_at[transcript.run.manifest.run] = _inside(transcript, reports, chosen)
         job = _job(transcript, trust, chosen, findings, inside)
         jobs += [(name, transcript, chosen, job) for name in settings.devices]
@@ -333,6 +352,7 @@ def _replay(
                 "every replay device computes like the training device, so the replay shows little; name another",
                 run=transcript.run.folder.name,
             )
+    return [result for result in results if not isinstance(result, DeviceError)]
 
 
 def _inside(transcript: Transcript, reports: Sequence[ChipReport], chosen: Sequence[Segment]) -> list[InsideStep]:
@@ -349,23 +369,11 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
         return error
 
 
-def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> list[Segment]:
-    """The first segment, and those that hold a snapshot of a drawn chip: ``settings.segments`` in all, drawn."""
-    every = segments(transcript.run)
-    mine = transcript.run.manifest.run
-    steps = {step for report in reports for run_id, step, _ in report.snapshots if run_id == mine}
-    wanted = [every[0]] + [segment for segment in every[1:] if any(step in segment for step in steps)]
-    if settings.segments is None:
-        return wanted
-    if settings.segments < 1:
-        raise CallerError("at least one segment must be replayed")
-    return first_and_drawn(wanted, settings.segments, seed)
-
-
-def first_and_drawn(wanted: list[Segment], count: int, seed: bytes) -> list[Segment]:
-    """The first of the segments, where a forged start would show, and ``count`` - 1 drawn among the others."""
-    drawn = set(draw([str(segment.index) for segment in wanted[1:]], count - 1, seed))
-    return [wanted[0], *(segment for segment in wanted[1:] if str(segment.index) in drawn)]
+def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> Chosen:
+    """The segments of a run to replay, given what drawn chips say of it."""
+    run_id = transcript.run.manifest.run
+    steps = {step for report in reports for told, step, _ in report.snapshots if told == run_id}
+    return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id))
 
 
 def judge(

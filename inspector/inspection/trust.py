@@ -37,7 +37,13 @@ _KEYS = {
     "nonce",
 }
 _RATE = re.compile("[0-9]{1,39}(/[0-9]{1,39})?", re.ASCII)
-_OPTIONAL: Mapping[str, Any] = {"inspectorates": [], "countersigned": [], "maximum_flop": None, "beacon_seconds": None}
+_OPTIONAL: Mapping[str, Any] = {
+    "inspectorates": [],
+    "clusters": [],
+    "countersigned": [],
+    "maximum_flop": None,
+    "beacon_seconds": None,
+}
 
 
 class NotCountersigned(CallerError):
@@ -53,7 +59,8 @@ class Trust:
         labs: public key of each lab's transcripts.
         chips: which lab owns which chip: the registry.
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
-        inspectorates: keys of those whose signature under a declaration counts.
+        inspectorates: keys of those whose signature under a declaration or a verdict counts.
+        clusters: keys of those whose signature under the result of a replay counts.
         countersigned: declarations that they are said to have signed, as envelopes.
         maximum_flop: most FLOP that a lab's runs, or a run and those that it continues, may take together; None for no
             such rule.
@@ -67,6 +74,7 @@ class Trust:
     verifier: str
     nonce: bytes
     inspectorates: frozenset[VerifyingKey] = frozenset()
+    clusters: frozenset[VerifyingKey] = frozenset()
     countersigned: frozenset[bytes] = frozenset()
     maximum_flop: int | None = None
     beacon_seconds: int | None = None
@@ -138,6 +146,7 @@ class Trust:
             verifier=self.verifier,
             nonce=self.nonce,
             inspectorates=self.inspectorates | other.inspectorates,
+            clusters=self.clusters | other.clusters,
             countersigned=self.countersigned | other.countersigned,
             maximum_flop=_lower(self.maximum_flop, other.maximum_flop),
             beacon_seconds=_lower(self.beacon_seconds, other.beacon_seconds),
@@ -194,6 +203,7 @@ class Trust:
         }
         optional = {
             "inspectorates": sorted(key.raw.hex() for key in self.inspectorates),
+            "clusters": sorted(key.raw.hex() for key in self.clusters),
             "countersigned": sorted(envelope.decode() for envelope in self.countersigned),
             "maximum_flop": self.maximum_flop,
             "beacon_seconds": self.beacon_seconds,
@@ -227,7 +237,7 @@ class Trust:
             for cap in (data["maximum_flop"], data["beacon_seconds"]):
                 if cap is not None and (type(cap) is not int or cap < 0):
                     raise ValueError
-            if not all(isinstance(data[key], list) for key in ("inspectorates", "countersigned")):
+            if not all(isinstance(data[key], list) for key in ("inspectorates", "clusters", "countersigned")):
                 raise ValueError
             return cls(
                 chip_trust=ChipTrust(
@@ -242,6 +252,7 @@ class Trust:
                 verifier=data["verifier"],
                 nonce=bytes.fromhex(data["nonce"]),
                 inspectorates=frozenset(VerifyingKey(bytes.fromhex(key)) for key in data["inspectorates"]),
+                clusters=frozenset(VerifyingKey(bytes.fromhex(key)) for key in data["clusters"]),
                 countersigned=frozenset(envelope.encode() for envelope in data["countersigned"]),
                 maximum_flop=data["maximum_flop"],
                 beacon_seconds=data["beacon_seconds"],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from firmware_sim import KEPT_BYTES
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.lineage import lineage_text
+from inspector.inspection.sampling import odds_text
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
@@ -24,7 +25,8 @@ _OLDER = (
 )
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
 _KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
-_ELSEWHERE = ("false steps where no chip took a snapshot", "labs that declare nothing")
+_UNSEEN = "false steps in segments that were not replayed, but for the odds"
+_SILENT = "labs that declare nothing"
 
 
 def acceptance(evidence: dict[str, Any]) -> str:
@@ -62,6 +64,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
     text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
+    text += f"; {odds_text(evidence['odds'])}" if evidence.get("odds") else ""
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
@@ -72,19 +75,24 @@ def signed_text(transcripts: Sequence[Transcript]) -> str:
     return "; countersigned by a simulated inspectorate" if any(item.agreed.simulated for item in transcripts) else ""
 
 
-def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: bool = False) -> str:
+def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: bool = False, every: bool = False) -> str:
     """The scope of an acceptance: what it does not cover.
 
     Args:
         live: chips were challenged after the draw.
         beacons: and signs of life from them agreed, so that none can have been elsewhere in between.
+        every: chips were drawn of labs that declare nothing, too.
     """
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
-    return "not covered: " + "; ".join([_UNMETERED, _KEPT, *old, *_ELSEWHERE, *(() if derived else NOT_REVIEWED)])
+    return "not covered: " + "; ".join(
+        [_UNMETERED, _KEPT, *old, _UNSEEN, *(() if every else (_SILENT,)), *(() if derived else NOT_REVIEWED)]
+    )
 
 
-def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust: Trust) -> dict[str, str]:
+def outcomes_by_lab(
+    findings: Findings, transcripts: Sequence[Transcript], trust: Trust, labs: Collection[str]
+) -> dict[str, str]:
     """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it."""
     signers = {item.run.folder.name: item.run.metadata.lab for item in transcripts}
 
@@ -94,7 +102,7 @@ def outcomes_by_lab(findings: Findings, transcripts: Sequence[Transcript], trust
     guilty = {blamed(reason.where) for reason in findings.found}
     open_points = {blamed(reason.where) for reason in findings.doubts}
     outcomes = {}
-    for lab in sorted(set(signers.values())):
+    for lab in sorted(labs):
         outcome = Outcome.ACCEPT
         if open_points & {lab, None}:
             outcome = Outcome.INCONCLUSIVE

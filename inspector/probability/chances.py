@@ -44,7 +44,7 @@ def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int
     return float(detection(log_miss_without_replacement(chips=chips, used=chips, samples=drawn, catch=catch)))
 
 
-def chances(*, chips: int, drawn: int, rate: Fraction, segment: int | None) -> list[dict[str, Any]]:
+def chances(*, chips: int, drawn: int, rate: Fraction, segment: int | None, live: bool = False) -> list[dict[str, Any]]:
     """Detection probabilities of a verdict: ``lie`` and the ``probability`` that this inspection catches it.
 
     Args:
@@ -53,6 +53,7 @@ def chances(*, chips: int, drawn: int, rate: Fraction, segment: int | None) -> l
         rate: snapshots per chip and tick.
         segment: steps from one checkpoint to the next; None where not all segments with a snapshot are replayed, so
             that no chance is stated for the others.
+        live: drawn chips are challenged after the draw, so that nothing that they have done can be older.
     """
     rows: list[tuple[str, float]] = [
         ("all chips work on something for which no step was committed", 1.0),
@@ -65,9 +66,9 @@ def chances(*, chips: int, drawn: int, rate: Fraction, segment: int | None) -> l
             for ticks in _IDLE_TICKS
         ),
         ("the lab computes where no chip of the registry meters it", 0.0),
+        ("a run that nobody declared, on one chip", chip_drawn(chips=chips, liars=1, drawn=drawn) if live else 0.0),
         ("one chip lies about itself", chip_drawn(chips=chips, liars=1, drawn=drawn)),
         ("one false step in the first segment", 1.0),
-        ("one false step where no chip took a snapshot", 0.0),
     ]
     if segment is not None:
         elsewhere = "one false step in another segment, by a lab that knows of no snapshot"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
+from monitor.declaration.statement import Declaration
 from monitor.numerics import Bound, LogContradiction
 from monitor.replay.initialisation import initialised_memory
 from monitor.replay.steps import ProgramSteps
@@ -19,6 +20,7 @@ __all__ = [
     "replay_segment",
     "segment_of",
     "segments",
+    "segments_of",
 ]
 
 
@@ -76,7 +78,13 @@ class SegmentReplay:
 
 def segments(run: RunFolder) -> list[Segment]:
     """All segments that a run has begun, in order: from each checkpoint that has to be there to the next."""
-    starts, declared = run.checkpoints, run.declared
+    return segments_of(run.declared, run.committed)
+
+
+def segments_of(declared: Declaration, committed: int) -> list[Segment]:
+    """All segments that a run of this declaration has begun when so many steps are committed."""
+    every = range(0, max(committed, 1), declared.checkpoint_every)
+    starts = [step for step in every if declared.retains(step, committed)]
     stops = [*starts[1:], min(starts[-1] + declared.checkpoint_every, declared.steps)]
     return [
         Segment(index, start, stop)

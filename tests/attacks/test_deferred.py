@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -17,7 +15,6 @@ from inspector.inspection.memory import remember
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
 from monitor.lab.prover import LabProver
-from monitor.lab.simulated import lab_path
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
@@ -56,35 +53,6 @@ def test_a16_a_quote_that_was_seen_before_is_said_to_be_old(make_run, judge):
     text = judge(recorded, memory=memory).reasons[0].text
     assert "0 of 3 drawn chips go on from where an earlier inspection left them" in text
     assert "3 showed what was seen then and nothing newer" in text
-
-
-@deferred("segments that are drawn uniformly, and the odds of a lab that knows its snapshots")
-def test_a18_a_lie_in_a_segment_without_a_snapshot(make_run, judge):
-    recorded = make_run(lie="fake-layers", lie_step=6, steps=6, checkpoint_every=2, rate=Fraction(1, 1000))
-    verdict = judge(recorded)
-    assert verdict.outcome is Outcome.REJECT or "odds" in verdict.evidence
-
-
-@deferred("an inspection that draws from the registry, of labs that declare nothing too")
-def test_a19_a_lab_that_declares_nothing(make_run, judge):
-    recorded = make_run()
-    labs = {**recorded.trust.labs, "silent": recorded.trust.labs["lab"]}
-    trust = replace(recorded.trust, labs=labs, chips={**recorded.trust.chips, "silent-chip-0000": "silent"})
-    verdict = judge(recorded, trust=trust, settings=replace(SETTINGS, samples=3))
-    assert "silent" in verdict.evidence["labs"]
-
-
-@deferred("signed heads in the verdict's evidence: nothing proves the first folder")
-def test_a20_a_folder_swapped_after_a_rejection(make_run, judge, tmp_path):
-    cheat = make_run("run", lie="wrong-operator")
-    before = judge(cheat)
-    assert before.outcome is Outcome.REJECT
-    shutil.rmtree(cheat.run)
-    shutil.rmtree(lab_path(cheat.run))
-    clean = make_run("run")
-    verdict = judge(clean)
-    assert verdict.evidence["runs"][0]["run_id"] == before.evidence["runs"][0]["run_id"]
-    assert verdict.outcome is Outcome.REJECT
 
 
 @deferred("parties as servers, with deadlines")

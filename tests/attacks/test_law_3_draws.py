@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -92,3 +94,19 @@ def test_c5_the_first_segment_is_always_replayed(make_run, devices):
     assert [replayed(str(seed)) for seed in range(3)] == [[0], [0], [0]]
     with off("first segment"):
         assert any(replayed(str(seed)) != [0] for seed in range(3))
+
+
+def test_a19_a_lab_that_declares_nothing(honest, devices):
+    """Chips are drawn of every registered lab; one that is silent has refused, and the others are none the worse."""
+    chips = {**honest.trust.chips, "silent-chip-0000": "silent"}
+    trust = replace(honest.trust, labs={**honest.trust.labs, "silent": honest.trust.labs["lab"]}, chips=chips)
+    settings = Settings(samples=4, seed="x", devices=("sse41",))
+    judge = partial(inspect, [honest.run], trust, now=honest.now, worker=devices.run)
+    verdict = judge(settings, labs=trust.labs)
+    assert verdict.outcome is Outcome.REJECT
+    assert verdict.evidence["labs"] == {"lab": "ACCEPT", "silent": "REJECT"}
+    assert "chip silent-chip-0000 was drawn, but no evidence of it was handed over" in verdict.reasons[0].text
+    with off("labs that declare nothing"):
+        verdict = judge(replace(settings, samples=3), labs=trust.labs)
+    assert verdict.outcome is Outcome.ACCEPT
+    assert verdict.evidence["labs"] == {"lab": "ACCEPT"}

@@ -13,7 +13,8 @@ import pytest
 from firmware_sim import ChipLie, Digest, MakerCA, SigningKey
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
-from inspector.inspection.judging import draw, inspect, replay, verify
+from inspector.inspection.judging import inspect, replay, verify
+from inspector.inspection.sampling import draw
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 

@@ -1,0 +1,233 @@
+"""``odds``: what replaying some segments of a run shows, before anything is trained or inspected."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, finish, plural
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+    from collections.abc import Sequence
+
+    from inspector.probability.odds import Audit, Violation
+
+__all__ = ["CONFIDENCE", "add_sampling", "register", "violation"]
+
+CONFIDENCE = 0.9
+AGAINST = "data:0.05"
+_MOST_LISTED = 20
+_KEYS = """
+JSON keys: steps, segments, first_replayed, drawn, drawn_from, replayed_steps (of one device, expected), coverage,
+confidence, shown_segments (the least number of false segments, anywhere, that would have shown up with the confidence;
+null where no number would), violations (violation, text, segments_touched or null where it cannot but show, escapes,
+needed_draws, needed_steps, needed_share, and seconds with --step-seconds), next (segments to draw besides those drawn,
+for each violation), widest_gap (with --audited LIST: first and last position of the longest stretch that nobody
+audited), drawn_next (with --draw: secret and positions).
+"""
+
+
+def violation(text: str) -> Violation:
+    """Read an option's violation."""
+    from inspector.probability.odds import Violation
+
+    return Violation.parse(text)
+
+
+def add_sampling(parser: ArgumentParser) -> None:
+    """Add ``--confidence`` and ``--against``, which say how many segments are drawn."""
+    parser.add_argument(
+        "--confidence", type=float, default=CONFIDENCE, metavar="P", help=f"chance to catch it (default {CONFIDENCE})"
+    )
+    parser.add_argument(
+        "--against",
+        default=AGAINST,
+        metavar="VIOLATION",
+        help="smallest violation that matters: swap (all weights, in one step), together:K or scattered:K (edited "
+        f"steps), data:SHARE (of the steps on other data; default {AGAINST})",
+    )
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``odds``."""
+    parser = subparsers.add_parser(
+        "odds",
+        help="how likely a violation escapes an inspection of given size, and what more certainty costs",
+        description="The odds of the best-informed lab, which knows everything but the secret of the draw: of a run, "
+        "of a run to come (--steps), or of any chain of hashes of steps of which some were audited (--audited).",
+        epilog=_KEYS,
+    )
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="run folder; or give --steps")
+    parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="of RUN; default: RUN.trust.json")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of the run, in place of RUN")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=1, metavar="K", help="with --steps: steps to a segment (default 1)"
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--segments", type=int, metavar="N", help="segments replayed, the first among them")
+    size.add_argument(
+        "--audited",
+        metavar="N|LIST",
+        help="with --steps: so many segments were audited, drawn by chance; or those, as 7,9,100-120 (counted from 0)",
+    )
+    add_sampling(parser)
+    parser.add_argument("--step-seconds", type=float, metavar="S", help="seconds to replay a step: prices in seconds")
+    parser.add_argument(
+        "--draw", metavar="SECRET", help="with --audited: draw what to audit next by this text, which nobody knew"
+    )
+    add_json(parser)
+    parser.set_defaults(handler=_odds)
+
+
+def _odds(arguments: argparse.Namespace) -> int:
+    from inspector.probability.odds import usual_violations
+
+    if (arguments.run is None) == (arguments.steps is None):
+        raise CallerError("give either RUN or --steps N")
+    if arguments.audited is not None and arguments.steps is None:
+        raise CallerError("--audited is about a chain of --steps N")
+    if arguments.draw is not None and arguments.audited is None:
+        raise CallerError("--draw says what to audit next of a chain with --audited")
+    if arguments.step_seconds is not None and not 0 < arguments.step_seconds < 1e9:
+        raise CallerError(f"--step-seconds must lie in (0, 1e9), not {arguments.step_seconds:g}")
+    against = violation(arguments.against)
+    audit, audited = _audit(arguments, against)
+    usual = usual_violations(audit.steps)
+    asked = () if against in usual else (against,)
+    rows = audit.table((*asked, *usual), arguments.confidence)
+    for row in rows:
+        if arguments.step_seconds is not None:
+            row["seconds"] = row["needed_steps"] * arguments.step_seconds
+    shown = audit.shown(arguments.confidence)
+    replayed = audit.price(audit.drawn)
+    data: dict[str, Any] = {
+        "steps": audit.steps,
+        "segments": len(audit.lengths),
+        "first_replayed": bool(audit.certain),
+        "drawn": audit.drawn,
+        "drawn_from": audit.others,
+        "replayed_steps": replayed,
+        "coverage": replayed / audit.steps,
+        "confidence": arguments.confidence,
+        "shown_segments": shown if shown <= audit.others else None,
+        "violations": rows,
+        "next": {row["violation"]: max(0, row["needed_draws"] - audit.drawn) for row in rows},
+    }
+    if audited:
+        data["widest_gap"] = _widest_gap(audited, audit.others)
+    if arguments.draw is not None:
+        count = max(0, audit.needed(against, arguments.confidence) - audit.drawn)
+        data["drawn_next"] = {"secret": arguments.draw, "positions": _next(audit, audited, count, arguments.draw)}
+    return finish(arguments, data, _lines(data))
+
+
+def _audit(arguments: argparse.Namespace, against: Violation) -> tuple[Audit, list[int]]:
+    """The audit that is asked about, and which segments were audited, where that is known."""
+    from dataclasses import replace
+
+    from inspector.probability.odds import Audit, chain
+
+    if arguments.run is not None:
+        audit = Audit(_lengths(arguments), frozenset({0}))
+    else:
+        audit = chain(arguments.steps, arguments.checkpoint_every, first=arguments.audited is None)
+    if arguments.audited is not None:
+        count, found = _positions(arguments.audited, audit.others)
+        return replace(audit, drawn=count), found
+    if arguments.segments is None:
+        return replace(audit, drawn=audit.needed(against, arguments.confidence)), []
+    if arguments.segments < 1:
+        raise CallerError("at least one segment must be replayed")
+    return replace(audit, drawn=arguments.segments - 1), []
+
+
+def _lengths(arguments: argparse.Namespace) -> list[int]:
+    """Steps of each segment that a run will have when it is finished, or has where its end is open."""
+    from analysis.commands.runs import trust_path
+    from inspector.inspection.transcripts import open_run
+    from inspector.inspection.trust import Trust
+    from inspector.replay.segment import segments
+
+    if not arguments.run.is_dir():
+        raise CallerError(f"there is no run folder {arguments.run}")
+    run = open_run(arguments.run, Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run]))
+    lengths = [segment.stop - segment.start for segment in segments(run)]
+    if not lengths:
+        raise CallerError(f"{arguments.run} has no step yet; give --steps N")
+    return lengths
+
+
+def _positions(text: str, most: int) -> tuple[int, list[int]]:
+    """How many segments were audited, and which, where that is said; CallerError on anything else."""
+    try:
+        if text.isascii() and text.isdigit():
+            return int(text), []
+        found: set[int] = set()
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            start, stop = int(first), int(last or first)
+            if not 0 <= start <= stop < most:
+                raise CallerError(f"there are segments 0 … {most - 1:,}, and no {part!a:.40}")
+            found |= set(range(start, stop + 1))
+        return len(found), sorted(found)
+    except ValueError:
+        raise CallerError(f"--audited takes a number, or positions such as 7,9,100-120, not {text!a:.60}") from None
+
+
+def _widest_gap(audited: Sequence[int], count: int) -> list[int] | None:
+    ends = [-1, *audited, count]
+    start, stop = max(pairwise(ends), key=lambda pair: pair[1] - pair[0])
+    return [start + 1, stop - 1] if stop - start > 1 else None
+
+
+def _next(audit: Audit, audited: Sequence[int], count: int, secret: str) -> list[int]:
+    import hashlib
+
+    from inspector.inspection.sampling import draw
+
+    if audit.drawn and not audited:
+        raise CallerError("--draw has to know what was audited already: give --audited LIST")
+    rest = (str(index) for index in range(audit.others) if index not in set(audited))
+    return sorted(map(int, draw(rest, count, hashlib.sha256(secret.encode()).digest())))
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    seen = data["drawn"] + data["first_replayed"]
+    first = " (the first, and the others drawn by chance)" if data["first_replayed"] else ""
+    lines = [
+        f"{seen:,} of {plural(data['segments'], 'segment')} replayed{first}: {data['replayed_steps']:,} of "
+        f"{data['steps']:,} steps on one device, {100 * data['coverage']:.3g} %",
+    ]
+    if data["shown_segments"] is None:
+        lines.append(f"With {100 * data['confidence']:g} % this shows nothing of false segments, wherever they lie.")
+    else:
+        lines.append(
+            f"With {100 * data['confidence']:g} % it shows that fewer than {data['shown_segments']:,} of the "
+            f"{data['drawn_from']:,} segments among which was drawn are false."
+        )
+    lines.append("A lab that knows everything but the secret of the draw escapes with:")
+    for row in data["violations"]:
+        cost = f"{row['needed_draws']:,} drawn, {row['needed_steps']:,} steps"
+        cost += f", {row['seconds']:,.3g} s" if "seconds" in row else ""
+        more = data["next"][row["violation"]]
+        more_text = f", {more:,} more than now" if more else ""
+        lines.append(f"  {row['escapes']:<8.3g} {row['text']}")
+        lines.append(f"           {100 * data['confidence']:g} % takes {cost}{more_text}")
+    if not data["first_replayed"]:
+        lines.append(
+            "Positions that the lab knew or guessed beforehand, such as every hundredth, show nothing of others."
+        )
+    if data.get("widest_gap"):
+        first_free, last_free = data["widest_gap"]
+        lines.append(f"The widest gap is {first_free:,} … {last_free:,}.")
+    if "drawn_next" in data:
+        positions = data["drawn_next"]["positions"]
+        shown = ", ".join(map(str, positions[:_MOST_LISTED])) or "nothing"
+        more = len(positions) - _MOST_LISTED
+        lines.append(f"Audit next: {shown}{f' and {more} more' if more > 0 else ''}")
+    return lines

@@ -1,0 +1,190 @@
+"""``world``: parties with folders, keys and inboxes, and an inspection among them in rounds."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, add_now, finish, parse_now, plural, show_verdict
+from analysis.commands.odds import add_sampling, violation
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from inspector.inspection.guards import Settings
+
+__all__ = ["register"]
+
+_ACTIONS = {
+    "announce": "inspectorate: begin a round; publish the hash of a secret, and the deadlines",
+    "hand": "a lab: hand over the signed heads of all its runs, or sign that there is none",
+    "reveal": "inspectorate: open the secret, which draws chips, nonces and segments",
+    "answer": "a lab: let the drawn chips answer live, and open its runs to the cluster",
+    "order": "inspectorate: tell the cluster which segments to replay",
+    "replay": "cluster: replay them, and sign the results",
+    "decide": "inspectorate: sign the verdict, with its bundle",
+    "round": "all of these in turn, each party by itself",
+}
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``world``."""
+    group = subparsers.add_parser("world", help="an inspection as rounds of signed messages between parties")
+    actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser = actions.add_parser("init", help="make a world: inspectorate, cluster, registry, and room for labs")
+    _finish(parser, _init, "JSON keys: world, inspectorate, cluster (ids of their keys)")
+    parser = actions.add_parser("join", help="register the lab of a run's trust file with its chips, and its runs")
+    _finish(parser, _join, "JSON keys: world, labs")
+    parser.add_argument(
+        "runs", type=Path, nargs="*", metavar="RUN", help="finished runs of one lab, with RUN.trust.json"
+    )
+    parser.add_argument("--trust", type=Path, action="append", default=[], metavar="FILE", help="of a lab without runs")
+    for name, text in _ACTIONS.items():
+        parser = actions.add_parser(name, help=text, description=text)
+        _finish(parser, _act, _KEYS.get(name, "JSON keys: world, round, done"))
+        add_now(parser)
+        if name in ("announce", "round"):
+            _add_announcement(parser)
+        if name in ("hand", "answer"):
+            parser.add_argument("--lab", required=True, metavar="NAME", help="which lab acts")
+        if name == "hand":
+            parser.add_argument(
+                "--run", action="append", metavar="NAME", help="only these runs (a lab that hides others)"
+            )
+            parser.add_argument("--none", action="store_true", help="sign that there is no run")
+    parser = actions.add_parser("show", help="the messages of all rounds on a time line")
+    _finish(parser, _show, "JSON: a list of round, time, kind, sender and to")
+
+
+_VERDICT = "JSON keys: outcome, reasons, evidence (of inspect, and round); the bundle lies in inspectorate/verdicts"
+_KEYS = {"decide": _VERDICT, "round": _VERDICT}
+
+
+def _finish(parser: ArgumentParser, handler: Any, keys: str) -> None:
+    parser.add_argument("world", type=Path, metavar="WORLD", help="folder of the world")
+    add_json(parser)
+    parser.epilog = keys
+    parser.set_defaults(handler=handler)
+
+
+def _add_announcement(parser: ArgumentParser) -> None:
+    parser.add_argument("--samples", type=int, required=True, metavar="S", help="chips to draw from the registry")
+    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N segments of a run")
+    parser.add_argument(
+        "--device", action="append", metavar="NAME", help="replay device (default: sse41, mkl-compatible)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, metavar="M", help="from deadline to deadline (default 60)"
+    )
+    parser.add_argument(
+        "--refusals",
+        type=int,
+        default=0,
+        metavar="N",
+        help="so many leave it INCONCLUSIVE; one more rejects (default 0)",
+    )
+    add_sampling(parser)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+
+    world = World.create(arguments.world)
+    data = {"world": str(arguments.world)} | {name: world.public(name).key_id for name in (INSPECTORATE, CLUSTER)}
+    return finish(arguments, data, [f"{name:14} {value}" for name, value in data.items()])
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    from analysis.commands.runs import trust_path
+    from inspector.inspection.trust import Trust
+    from inspector.rounds.world import World
+
+    files = [*(trust_path(run) for run in arguments.runs), *arguments.trust]
+    if not files:
+        raise CallerError("give a RUN, or the --trust file of a lab without runs")
+    world = World(arguments.world)
+    named = {run.resolve().name: run for run in arguments.runs}
+    if len(named) < len(arguments.runs):
+        raise CallerError("two runs of one lab have one name")
+    labs = world.join(Trust.load(files, arguments.runs), named)
+    return finish(arguments, {"world": str(arguments.world), "labs": labs}, [f"{', '.join(labs)} joined"])
+
+
+def _act(arguments: argparse.Namespace) -> int:
+    from inspector.rounds import steps
+    from inspector.rounds.world import World
+
+    world, now, action = World(arguments.world), parse_now(arguments.now), arguments.action
+    if action == "round":
+        return _round(arguments)
+    if action == "decide":
+        return show_verdict(arguments, steps.decide(world, now=now).verdict)
+    done: Any
+    if action == "announce":
+        steps.announce(world, _settings(arguments), minutes=arguments.minutes, refusals=arguments.refusals, now=now)
+        done, text = world.round, f"round {world.round} is announced"
+    elif action == "hand":
+        chosen = [] if arguments.none else arguments.run
+        done = steps.hand(world, arguments.lab, runs=chosen, now=now)
+        text = f"{arguments.lab} handed over {plural(len(done), 'head')}"
+    elif action == "reveal":
+        done = steps.reveal(world, now=now)
+        text = f"drawn: {', '.join(done)}"
+    elif action == "answer":
+        done = steps.answer(world, arguments.lab, now=now)
+        text = f"{plural(len(done), 'chip')} of {arguments.lab} answered"
+    elif action == "order":
+        done = steps.order(world, now=now)
+        text = f"{plural(done, 'job')} for the cluster"
+    else:
+        done = steps.replay(world, now=now)
+        text = f"{plural(done, 'signed result')}"
+    return finish(arguments, {"world": str(arguments.world), "round": world.round, "done": done}, [text])
+
+
+def _round(arguments: argparse.Namespace) -> int:
+    """All parties in turn; a lab without a folder here stays silent."""
+    from inspector.rounds import steps
+    from inspector.rounds.world import World
+
+    world, now = World(arguments.world), parse_now(arguments.now)
+    labs = [lab for lab in sorted(world.trust().labs) if world.runs(lab)]
+    steps.announce(world, _settings(arguments), minutes=arguments.minutes, refusals=arguments.refusals, now=now)
+    for lab in labs:
+        steps.hand(world, lab, now=now)
+    late = steps.past(world, "heads", now) if len(labs) < len(world.trust().labs) else now
+    steps.reveal(world, now=late)
+    for lab in labs:
+        steps.answer(world, lab, now=late)
+    late = steps.past(world, "answers", now) if len(labs) < len(world.trust().labs) else now
+    steps.order(world, now=late)
+    steps.replay(world, now=late)
+    return show_verdict(arguments, steps.decide(world, now=late).verdict)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    from analysis.commands.runs import DEFAULT_REPLAY_DEVICES
+    from inspector.inspection.guards import Sampling, Settings
+
+    return Settings(
+        samples=arguments.samples,
+        seed=None,
+        devices=tuple(arguments.device or DEFAULT_REPLAY_DEVICES),
+        segments=arguments.segments,
+        sampling=Sampling(confidence=arguments.confidence, against=violation(arguments.against)),
+    )
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from inspector.rounds.world import World
+
+    rows = World(arguments.world).timeline()
+    data = [dict(zip(("round", "time", "kind", "sender", "to"), row, strict=True)) for row in rows]
+    return finish(
+        arguments,
+        data,
+        [f"{number:4}  {time}  {kind:12}  {sender} -> {', '.join(to)}" for number, time, kind, sender, to in rows],
+    )

@@ -1,0 +1,383 @@
+"""Checks a bundle with a trust file alone: what follows from signatures and proofs, and on whose word the rest is.
+
+Laws:
+    1. Everything in it is bound: an item that is missing, extra or altered, or another byte anywhere, fails.
+    2. The draw, the segments and the odds are computed again from the secret that the verdict opens.
+    3. An ACCEPT needs every piece: of each drawn chip evidence that is sound, of each segment a replay on each device
+       that a known cluster signed and that reaches the leaves under the lab's head.
+    4. A REJECT needs a ground that its inspectorate cannot make up: two heads that the lab signed and that contradict
+       each other, a record that a chip signed and the head contradicts, or a replay that a known cluster signed.
+       Where there is none, it rests on the inspectorate's word, and is INCONCLUSIVE for everybody else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from firmware_sim import RecordKind, limits
+from firmware_sim.checks import ChipCase
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_hash
+from inspector.bundle.contents import Bundle
+from inspector.bundle.replays import SignedReplay, state_digest
+from inspector.bundle.steps import Opened
+from inspector.inspection.answers import Source
+from inspector.inspection.findings import Findings
+from inspector.inspection.forks import signer_of
+from inspector.inspection.guards import Sampling, Settings
+from inspector.inspection.provenance import is_listed, is_sound, open_case
+from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome, Reason, Verdict
+from inspector.probability.odds import Violation
+from inspector.replay.segment import segments_of
+from monitor.declaration.statement import Declaration
+from monitor.transcript.manifest import Manifest
+from monitor.transcript.metadata import Metadata
+
+__all__ = ["check_bundle", "settings_from"]
+
+_WORD = "that files, programs, numbers, data and meters are as they were declared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A run of the bundle: what its lab signed, and the steps that are opened."""
+
+    run_id: str
+    lab: str
+    head: Manifest
+    head_digest: str
+    metadata: Metadata
+    declared: Declaration
+    opened: Opened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chip:
+    """A drawn chip whose evidence is sound."""
+
+    chip: str
+    lab: str
+    case: ChipCase
+
+
+def check_bundle(data: bytes, trust: Trust) -> Verdict:
+    """Verify a bundle, and return the verdict that it shows.
+
+    Returns:
+        The bundle's own outcome, but INCONCLUSIVE for a REJECT that nobody else's word supports. A bundle that is not
+        sound is a REJECT of the bundle: ``evidence["verifies"]`` is false, and nothing is said of the lab.
+
+    Raises:
+        CallerError: the trust file names no inspectorate.
+    """
+    if not trust.inspectorates:
+        raise CallerError("the trust file names no inspectorate whose verdict could count")
+    evidence: dict[str, Any] = {"verifies": False}
+    try:
+        signer, bundle = _opened(data, trust)
+        outcome, text, grounds = _check(bundle, trust, evidence)
+    except (EvidenceError, CallerError) as error:
+        return _only(Outcome.REJECT, f"the bundle does not verify: {error}", {"verifies": False})
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        text = f"the bundle does not verify: a part of it is malformed: {error!a:.200}"
+        return _only(Outcome.REJECT, text, {"verifies": False})
+    said = f"inspectorate key {signer.key_id} says {outcome.value}"
+    evidence |= {"verifies": True, "verdict": outcome.value, "inspectorate": signer.key_id, "grounds": grounds}
+    if outcome is Outcome.REJECT and not grounds:
+        text = f"{said} on its word alone: nothing in the bundle shows it"
+        return _only(Outcome.INCONCLUSIVE, text, evidence)
+    return _only(outcome, f"{said}: {text}", evidence)
+
+
+def _only(outcome: Outcome, text: str, evidence: dict[str, Any]) -> Verdict:
+    return Verdict(outcome=outcome, reasons=(Reason(guard="bundle", text=text),), evidence=evidence)
+
+
+def _opened(data: bytes, trust: Trust) -> tuple[VerifyingKey, Bundle]:
+    error: EvidenceError | None = None
+    for key in sorted(trust.inspectorates, key=lambda each: each.raw):
+        try:
+            return key, Bundle.open(data, key)
+        except EvidenceError as failure:
+            error = failure if error is None or not isinstance(failure, SignatureError) else error
+    assert error is not None
+    raise error
+
+
+def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outcome, str, list[str]]:
+    told = bundle.predicate
+    outcome, settings = Outcome(told["outcome"]), settings_from(told["settings"])
+    challenge = told["challenge"]
+    trust = replace(
+        trust,
+        verifier=challenge["verifier"],
+        nonce=bytes.fromhex(challenge["nonce"]),
+        countersigned=trust.countersigned | _named(bundle, "declarations/"),
+    )
+    runs = _runs(bundle, trust)
+    replays = [signed_replay(content, trust) for content in sorted(_named(bundle, "replays/"))]
+    chips = _chips(bundle, trust)
+    evidence["runs"] = [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in runs]
+    evidence["drawn_chips"], evidence["odds"] = told["evidence"].get("drawn_chips"), told["evidence"].get("odds")
+    evidence["reasons"] = told["reasons"]
+    grounds = [*_forks(bundle, runs, trust), *_chip_grounds(chips, runs)]
+    chosen = _draws(told["evidence"], runs, chips, trust, settings)
+    cluster, steps = "", 0
+    for key, result in replays:
+        run = next((each for each in runs if each.head_digest == result.head), None)
+        if run is None:
+            raise EvidenceError("a replay is about a run that the bundle does not hold")
+        found = _difference(result, run)
+        steps += sum(len(each.leaves) for each in result.replays)
+        cluster = key.key_id
+        if found:
+            grounds.append(f"{found} on {result.device}: contested, rests on cluster key {key.key_id}")
+    if outcome is Outcome.REJECT:
+        return outcome, "; ".join(grounds), grounds
+    if grounds:
+        raise EvidenceError(f"its verdict is {outcome.value}, but it holds a ground to reject: {grounds[0]}")
+    if outcome is Outcome.INCONCLUSIVE:
+        return outcome, "for the reasons that it gives", grounds
+    _check_complete(runs, chips, [result for _, result in replays], chosen, told["evidence"], trust, settings)
+    text = f"{len(chips)} drawn chips and {steps} replayed steps of {len(runs)} runs are as their labs signed them; "
+    text += f"replays rest on cluster key {cluster}; on the inspectorate's word rests {_WORD}"
+    return outcome, text, grounds
+
+
+def settings_from(data: Mapping[str, Any]) -> Settings:
+    """Settings as ``settings_json`` says them; EvidenceError on missing or extra keys."""
+    if set(data) != {"samples", "segments", "devices", "confidence", "against"}:
+        raise EvidenceError("the verdict's settings have missing or extra keys")
+    sampling = None
+    if data["against"] is not None:
+        sampling = Sampling(confidence=data["confidence"], against=Violation.parse(data["against"]))
+    return Settings(
+        samples=data["samples"],
+        seed=None,
+        devices=tuple(data["devices"]),
+        segments=data["segments"],
+        sampling=sampling,
+    )
+
+
+def _named(bundle: Bundle, prefix: str) -> frozenset[bytes]:
+    return frozenset(content for path, content in bundle.items.items() if path.startswith(prefix))
+
+
+def _runs(bundle: Bundle, trust: Trust) -> list[_Run]:
+    """The runs whose steps are opened, each under the head that its lab signed."""
+    found = []
+    for path, content in bundle.items.items():
+        if not path.endswith("/head.json"):
+            continue
+        run_id = path.split("/")[1]
+        lab, head = signer_of(content, trust)
+        if head.run != run_id:
+            raise EvidenceError("a head is that of another run")
+        parts = [bundle.items.get(f"runs/{run_id}/{name}.json") for name in ("metadata", "steps")]
+        if parts[0] is None or parts[1] is None:
+            continue  # a run that could not be read
+        metadata = Metadata.from_json(canonical.decode(parts[0], most=limits.METADATA_BYTES))
+        if metadata.run_id.hex() != run_id or metadata.lab != lab:
+            raise EvidenceError("a declaration belongs to another run, or another lab")
+        length = max(head.steps, 0) if metadata.task.length is None else metadata.task.length
+        declared = replace(metadata.task, steps=length)
+        found.append(
+            _Run(
+                run_id=run_id,
+                lab=lab,
+                head=head,
+                head_digest=_digest(bundle, path),
+                metadata=metadata,
+                declared=declared,
+                opened=Opened.read(parts[1], head, declared.layout),
+            )
+        )
+    return found
+
+
+def _digest(bundle: Bundle, path: str) -> str:
+    return str(bundle.predicate["items"][path])
+
+
+def signed_replay(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedReplay]:
+    """A replay's result and the known cluster that signed it; EvidenceError if none did."""
+    for key in trust.clusters:
+        try:
+            return key, SignedReplay.open(content, key)
+        except SignatureError:
+            continue
+    raise EvidenceError("a replay is signed by no cluster that the trust file names")
+
+
+def _chips(bundle: Bundle, trust: Trust) -> list[_Chip]:
+    """The drawn chips whose evidence is sound: what they signed counts, whoever hands it over."""
+    found = []
+    nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
+    for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
+        findings = Findings(Settings(samples=0, seed=None, devices=()))
+        source = Source(name="bundle", read=_reader(bundle, chip), nonce=nonces.get(chip) or None)
+        if not is_listed(chip, trust, findings):
+            continue
+        case = findings.read(partial(open_case, chip, source, trust, None))
+        if case is not None and is_sound(case, trust, findings):
+            found.append(_Chip(chip=chip, lab=trust.chips[chip], case=case))
+    return found
+
+
+def _reader(bundle: Bundle, chip: str) -> Callable[[str], bytes]:
+    return lambda name: bundle.items[f"chips/{chip}/{name}"]
+
+
+def _forks(bundle: Bundle, runs: Iterable[_Run], trust: Trust) -> list[str]:
+    """Heads of one run that the lab signed and that contradict each other."""
+    found = []
+    known = {run.run_id: run for run in runs}
+    for content in sorted(_named(bundle, "heads/")):
+        lab, other = signer_of(content, trust)
+        run = known.get(other.run)
+        if run is None or run.lab != lab:
+            continue
+        size = other.steps + 1
+        if (other.finished and run.head.finished) or run.opened.roots.get(size, other.root) != other.root:
+            found.append(f"{lab} signed two heads of run {other.run} that contradict each other")
+    return found
+
+
+def _chip_grounds(chips: Iterable[_Chip], runs: Iterable[_Run]) -> list[str]:
+    """Records that a chip signed, and that the head of its lab's run contradicts."""
+    found = []
+    for entry in chips:
+        for run in runs:
+            if entry.chip not in run.metadata.chips or entry.lab != run.lab:
+                continue
+            shard = run.metadata.chips.index(entry.chip)
+            for record in entry.case.records:
+                if record.run_id.hex() != run.run_id:
+                    continue
+                where = f"chip {entry.chip}, record {record.counter}: its "
+                if record.kind is RecordKind.SNAPSHOT and record.op == 0 and record.step in run.opened.leaves:
+                    leaf, _ = run.opened.leaves[record.step]
+                    if record.digest != leaf.state.shard(shard).value:
+                        found.append(f"{where}snapshot is not shard {shard} of the state of step {record.step}")
+                elif record.kind is RecordKind.COMMIT:
+                    root = run.opened.roots.get(record.step + 1, record.digest)
+                    if record.digest != root:
+                        found.append(f"{where}head of step {record.step} is another than the lab signed")
+    return found
+
+
+def _draws(
+    evidence: Mapping[str, Any], runs: list[_Run], chips: list[_Chip], trust: Trust, settings: Settings
+) -> dict[str, Chosen]:
+    """Draw chips and segments again, and compare both and the odds with what the verdict states."""
+    if "draw" not in evidence:
+        return {}
+    if not {run.head_digest for run in runs} <= set(evidence["draw"]["heads"]):
+        raise EvidenceError("the draw was made without a head that the verdict judges")
+    seed = challenge_seed(evidence["draw"]["secret"], evidence["draw"]["heads"])
+    if not {run.lab for run in runs} <= set(evidence["labs"]):
+        raise EvidenceError("the verdict leaves a lab out whose run it judges")
+    pool = [chip for lab in sorted(evidence["labs"]) for chip in trust.chips_of(lab)]
+    if sorted(draw(pool, settings.samples, seed)) != evidence["drawn_chips"]:
+        raise EvidenceError("the drawn chips are not those that the secret gives")
+    taken: dict[str, set[int]] = {}
+    recorded = {
+        (entry.chip, record.run_id.hex(), record.step)
+        for entry in chips
+        for record in entry.case.records
+        if record.kind is RecordKind.SNAPSHOT
+    }
+    for report in evidence.get("chips", []):
+        for told in report["snapshots"]:
+            if report["sound"] and (report["chip"], told["run_id"], told["step"]) not in recorded:
+                raise EvidenceError(f"chip {report['chip']} has recorded no such snapshot as the verdict names")
+            taken.setdefault(told["run_id"], set()).add(told["step"])
+    chosen = {}
+    for stated in evidence.get("odds", []):
+        run = next(each for each in runs if each.run_id == stated["run_id"])
+        every = segments_of(run.declared, run.head.steps)
+        picked = choose(every, taken.get(run.run_id, set()), settings, run_seed(seed, run.run_id))
+        if not _is_close(odds_of(picked, settings), {k: v for k, v in stated.items() if k not in ("run", "run_id")}):
+            raise EvidenceError("the odds are not those of the segments that were drawn")
+        chosen[run.run_id] = picked
+    return chosen
+
+
+def _is_close(one: object, other: object) -> bool:
+    """Equal, but for the last bits of a floating-point number."""
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-300)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return set(one) == set(other) and all(_is_close(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_close, one, other))
+    return one == other
+
+
+def _difference(result: SignedReplay, run: _Run) -> str:
+    """Where a replay departs from what the lab signed, in words; empty where it reaches every leaf.
+
+    What a cluster cannot read accuses nobody: it may have been handed other files than the lab's.
+    """
+    for replay in result.replays:
+        _, start, stop = replay.segment
+        leaves = run.opened.leaves
+        if any(step not in leaves for step in range(start, stop + 1)):
+            raise EvidenceError("the bundle does not open a step that was replayed")
+        if replay.start_state != state_digest(leaves[start][0].state.to_json()):
+            return f"step {start}: another state than the lab signed"
+        if replay.initial_state is not None and replay.initial_state != replay.start_state:
+            return "step 0: the declared initialisation gives another state than the lab signed"
+        for step, reached in enumerate(replay.leaves, start=start + 1):
+            if step > stop:
+                raise EvidenceError("a replay took more steps than its segment has")
+            if reached != leaf_hash(leaves[step][1]):
+                return f"step {step}: replayed otherwise than the lab signed it"
+        if replay.contradicted_step is not None:
+            return f"step {replay.contradicted_step}: cannot be replayed as the lab recorded it"
+        if len(replay.leaves) != stop - start:
+            raise EvidenceError("a replay is not complete")
+    return ""
+
+
+def _check_complete(
+    runs: list[_Run],
+    chips: list[_Chip],
+    replays: list[SignedReplay],
+    chosen: Mapping[str, Chosen],
+    evidence: Mapping[str, Any],
+    trust: Trust,
+    settings: Settings,
+) -> None:
+    """Everything that an ACCEPT needs is there."""
+    if not chips or {chip.chip for chip in chips} != set(evidence["drawn_chips"]):
+        raise EvidenceError("it accepts without sound evidence of each drawn chip")
+    agreed = trust.agreed()
+    for run in runs:
+        if not run.head.finished or run.run_id not in chosen:
+            raise EvidenceError("it accepts a run that is not finished, or was not replayed")
+        if not any(each.lab == run.lab and each.declaration == run.declared for each in agreed):
+            raise EvidenceError("it accepts a run whose declaration no inspectorate signed")
+        wanted = [(each.index, each.start, each.stop) for each in chosen[run.run_id].segments]
+        mine = [each for each in replays if each.head == run.head_digest]
+        if sorted(each.device for each in mine) != sorted(settings.devices):
+            raise EvidenceError("it accepts without a replay on each device")
+        if any([replay.segment for replay in each.replays] != wanted for each in mine):
+            raise EvidenceError("other segments were replayed than the secret gives")
+        begun = run.declared.origin.initialisation
+        if begun is not None and any(each.replays[0].initial_state is None for each in mine):
+            raise EvidenceError("it accepts without executing the declared initialisation")
+        if all(each.fingerprint == run.metadata.device["fingerprint"] for each in mine):
+            raise EvidenceError("every replay device computes like the training device")
+    for entry in chips:
+        for record in entry.case.records:
+            run_of = next((run for run in runs if run.run_id == record.run_id.hex()), None)
+            if record.kind is RecordKind.SNAPSHOT and run_of is not None and record.step not in run_of.opened.leaves:
+                raise EvidenceError(f"the state of step {record.step}, which a chip has recorded, is not opened")

@@ -1,0 +1,128 @@
+"""The form of a bundle: a signed verdict, and every piece of evidence that it names by path and digest.
+
+    {"format": "chipwitness/bundle/1", "verdict": DSSE envelope, "items": {path: base64}}
+
+Paths, with the run's id and the chip's in them:
+
+    runs/<id>/head.json          what the lab signed: the run's manifest, a DSSE envelope
+    runs/<id>/metadata.json      the declaration, whose digest is the run's id
+    runs/<id>/steps.json         opened leaves of the run's log, with proofs against the head
+    heads/<n>.json               other heads of one of these runs, which the lab signed at another time
+    declarations/<n>.json        what inspectorates countersigned, DSSE envelopes
+    chips/<id>/chain.pem …       certificate chain, quote, log and epoch keys of a drawn chip
+    replays/<n>.json             what the replay cluster signed, a DSSE envelope
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import (
+    SHA256,
+    Digest,
+    SigningKey,
+    VerifyingKey,
+    canonical,
+    decode_base64,
+    open_sealed,
+    open_statement,
+    seal,
+    statement,
+)
+from monitor.transcript.layout import CHIP_FILES
+
+__all__ = ["FORMAT", "VERDICT", "VERDICT_PREDICATE", "Bundle", "heads_in", "read_bundle"]
+
+FORMAT = "chipwitness/bundle/1"
+VERDICT = "application/vnd.chipwitness.verdict.v1+json"
+"""DSSE payload type of what an inspectorate signs."""
+VERDICT_PREDICATE = "https://chipwitness.org/verdict/v1"
+_KEYS = {"outcome", "reasons", "evidence", "settings", "challenge", "items"}
+_PATH = re.compile(
+    r"runs/[0-9a-f]{64}/(head|metadata|steps)\.json|(heads|declarations|replays)/\d{1,6}\.json"
+    rf"|chips/[a-z0-9][a-z0-9-]{{0,63}}/({'|'.join(map(re.escape, CHIP_FILES))})",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A verdict with its evidence; nothing in it is verified but that each item is the one that the verdict names.
+
+    Attributes:
+        envelope: the verdict's DSSE envelope, canonical.
+        predicate: what it says.
+        items: content by path.
+    """
+
+    envelope: bytes
+    predicate: Mapping[str, Any]
+    items: Mapping[str, bytes]
+
+    @classmethod
+    def sign(cls, predicate: Mapping[str, Any], items: Mapping[str, bytes], key: SigningKey) -> bytes:
+        """The bundle as a file: the predicate, with the items' digests, under the inspectorate's key."""
+        digests = {path: hashlib.sha256(content).hexdigest() for path, content in sorted(items.items())}
+        whole = {**predicate, "items": digests}
+        payload = statement(VERDICT_PREDICATE, _subjects(whole["challenge"], digests), whole)
+        data = {
+            "format": FORMAT,
+            "verdict": canonical.decode(seal(VERDICT, payload, key)),
+            "items": {path: base64.b64encode(content).decode() for path, content in sorted(items.items())},
+        }
+        return canonical.encode(data)
+
+    @classmethod
+    def open(cls, data: bytes, key: VerifyingKey) -> Bundle:
+        """Verify the verdict's signature and that the items are those that it names; EvidenceError if not."""
+        envelope, items = _parse(data)
+        subjects, predicate = open_statement(open_sealed(envelope, VERDICT, key), VERDICT_PREDICATE)
+        if set(predicate) != _KEYS:
+            raise EvidenceError("a verdict has missing or extra keys")
+        digests = {path: hashlib.sha256(content).hexdigest() for path, content in items.items()}
+        if predicate["items"] != digests:
+            raise EvidenceError("the bundle holds other items than its verdict names")
+        if subjects != _subjects(predicate["challenge"], digests):
+            raise EvidenceError("the verdict is about other heads than the bundle holds")
+        return cls(envelope=envelope, predicate=predicate, items=items)
+
+
+def read_bundle(path: Path) -> bytes:
+    """A bundle's bytes; CallerError if the file cannot be read, EvidenceError if it is too long."""
+    try:
+        return limits.read_file(path, limits.BUNDLE_BYTES)
+    except OSError as error:
+        raise CallerError(f"cannot read the bundle {path}: {error.strerror}") from None
+
+
+def heads_in(data: bytes) -> list[bytes]:
+    """The heads in a bundle, which labs signed themselves; EvidenceError if it is no bundle."""
+    return [content for path, content in _parse(data)[1].items() if _is_head(path)]
+
+
+def _parse(data: bytes) -> tuple[bytes, dict[str, bytes]]:
+    parsed = canonical.decode(data, most=limits.BUNDLE_BYTES)
+    if not isinstance(parsed, dict) or set(parsed) != {"format", "verdict", "items"} or parsed["format"] != FORMAT:
+        raise EvidenceError(f"not a bundle of the form {FORMAT}")
+    if not isinstance(parsed["items"], dict) or not all(map(_PATH.fullmatch, parsed["items"])):
+        raise EvidenceError("the bundle's items are malformed")
+    return canonical.encode(parsed["verdict"]), {path: decode_base64(text) for path, text in parsed["items"].items()}
+
+
+def _subjects(challenge: object, digests: Mapping[str, str]) -> list[tuple[str, Digest]]:
+    """The challenge that was put, and each head that was judged."""
+    asked = Digest(SHA256, hashlib.sha256(canonical.encode(challenge)).digest())
+    heads = [(path, value) for path, value in sorted(digests.items()) if _is_head(path)]
+    return [("challenge", asked), *((path, Digest(SHA256, bytes.fromhex(value))) for path, value in heads)]
+
+
+def _is_head(path: str) -> bool:
+    return path.startswith("heads/") or path.endswith("/head.json")

@@ -1,0 +1,190 @@
+"""What a replay cluster signs: digests of the steps that it took again, and nothing else.
+
+A result has a fixed form without free text, weights or samples, so that nothing of the lab's leaves the cluster by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from firmware_sim.errors import DeviceError, EvidenceError
+from firmware_sim.evidence import (
+    SHA256,
+    Digest,
+    SigningKey,
+    VerifyingKey,
+    canonical,
+    leaf_hash,
+    open_sealed,
+    open_statement,
+    seal,
+    statement,
+)
+
+__all__ = ["REPLAY", "REPLAY_PREDICATE", "Replayed", "SignedReplay", "sign_replay", "signing", "state_digest"]
+
+REPLAY = "application/vnd.chipwitness.replay.v1+json"
+"""DSSE payload type of a cluster's result."""
+REPLAY_PREDICATE = "https://chipwitness.org/replay/v1"
+_SUBJECT = "head"
+_KEYS = {"device", "fingerprint", "readable", "replays"}
+_REPLAY_KEYS = {"segment", "start_state", "initial_state", "leaves", "contradicted_step"}
+
+Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One segment taken again.
+
+    Attributes:
+        segment: number, first state's step, last step.
+        start_state: ``state_digest`` of the state that the replay began with.
+        initial_state: of what the declared initialisation gives; None where none was executed.
+        leaves: RFC 9162 hash of the leaf of each step that was taken.
+        contradicted_step: the step that could not be taken as recorded; None if all could.
+    """
+
+    segment: tuple[int, int, int]
+    start_state: str
+    initial_state: str | None
+    leaves: tuple[bytes, ...]
+    contradicted_step: int | None
+
+    @classmethod
+    def of(cls, replay: Mapping[str, Any]) -> Replayed:
+        """From what a device returned for a segment; KeyError, ValueError or TypeError if it has another form."""
+        index, start, stop = replay["segment"]
+        initial, contradiction = replay["initial_state"], replay["contradiction"]
+        return cls(
+            segment=(int(index), int(start), int(stop)),
+            start_state=state_digest(replay["start_state"]),
+            initial_state=None if initial is None else state_digest(initial),
+            leaves=tuple(leaf_hash(canonical.encode(leaf)) for leaf in replay["leaves"]),
+            contradicted_step=None if contradiction is None else int(contradiction["step"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-able values."""
+        return {
+            "segment": list(self.segment),
+            "start_state": self.start_state,
+            "initial_state": self.initial_state,
+            "leaves": [each.hex() for each in self.leaves],
+            "contradicted_step": self.contradicted_step,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Replayed:
+        """Parse; EvidenceError on any other form."""
+        if not isinstance(data, dict) or set(data) != _REPLAY_KEYS:
+            raise EvidenceError("a replayed segment has missing or extra keys")
+        segment, step, leaves = data["segment"], data["contradicted_step"], data["leaves"]
+        numbers = [*segment, *([] if step is None else [step])] if isinstance(segment, list) else []
+        if len(segment) != 3 or not all(type(each) is int and each >= 0 for each in numbers):
+            raise EvidenceError("a replayed segment's numbers are malformed")
+        if not isinstance(leaves, list) or not all(_is_hash(each) for each in leaves):
+            raise EvidenceError("a replayed segment's leaves are malformed")
+        for state in (data["start_state"], data["initial_state"] or data["start_state"]):
+            if not _is_hash(state):
+                raise EvidenceError("a replayed segment's states are malformed")
+        return cls(
+            segment=(segment[0], segment[1], segment[2]),
+            start_state=data["start_state"],
+            initial_state=data["initial_state"],
+            leaves=tuple(bytes.fromhex(each) for each in leaves),
+            contradicted_step=step,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedReplay:
+    """A cluster's result for one run on one device.
+
+    Attributes:
+        head: SHA-256, in hex, of the head that the lab signed: which run, to the last byte.
+        readable: whether the cluster could read what it was to replay.
+    """
+
+    head: str
+    device: str
+    fingerprint: str
+    readable: bool
+    replays: tuple[Replayed, ...]
+
+    def sign(self, key: SigningKey) -> bytes:
+        """The envelope under the cluster's key."""
+        predicate = {
+            "device": self.device,
+            "fingerprint": self.fingerprint,
+            "readable": self.readable,
+            "replays": [each.to_json() for each in self.replays],
+        }
+        subject = (_SUBJECT, Digest(SHA256, bytes.fromhex(self.head)))
+        return seal(REPLAY, statement(REPLAY_PREDICATE, [subject], predicate), key)
+
+    @classmethod
+    def open(cls, envelope: bytes, key: VerifyingKey) -> SignedReplay:
+        """Verify and parse; EvidenceError on another signature or form."""
+        return cls.parse(open_sealed(envelope, REPLAY, key))
+
+    @classmethod
+    def parse(cls, payload: object) -> SignedReplay:
+        """Parse a statement; EvidenceError on another form."""
+        subjects, data = open_statement(payload, REPLAY_PREDICATE)
+        if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
+            raise EvidenceError("a replay's result is about something else than a head")
+        if set(data) != _KEYS or type(data["readable"]) is not bool or not isinstance(data["replays"], list):
+            raise EvidenceError("a replay's result has missing or extra keys")
+        if not isinstance(data["device"], str) or not isinstance(data["fingerprint"], str):
+            raise EvidenceError("a replay's device is malformed")
+        return cls(
+            head=subjects[0][1].value.hex(),
+            device=data["device"],
+            fingerprint=data["fingerprint"],
+            readable=data["readable"],
+            replays=tuple(map(Replayed.from_json, data["replays"])),
+        )
+
+
+def state_digest(opened: str) -> str:
+    """SHA-256, in hex, of a state's opened root (``StateDigest.to_json``), which binds every byte of the state."""
+    return hashlib.sha256(opened.encode()).hexdigest()
+
+
+def sign_replay(name: str, job: Mapping[str, Any], result: Mapping[str, Any], key: SigningKey) -> bytes:
+    """Sign what a device returned for a job ``replay``.
+
+    Raises:
+        DeviceError: the device returned something of another form.
+    """
+    try:
+        readable = "evidence_error" not in result
+        return SignedReplay(
+            head=job["manifest"],
+            device=name,
+            fingerprint=str(result["fingerprint"]),
+            readable=readable,
+            replays=tuple(map(Replayed.of, result["replays"])) if readable else (),
+        ).sign(key)
+    except (LookupError, ValueError, TypeError) as error:
+        raise DeviceError(f"device {name} gave an answer of another form: {error}") from None
+
+
+def signing(worker: Worker, key: SigningKey) -> Worker:
+    """A cluster: the worker's results of replays, each with the envelope ``signed`` under the cluster's key."""
+
+    def run(name: str, job: dict[str, Any]) -> dict[str, Any]:
+        result = worker(name, job)
+        if job.get("action") != "replay":
+            return result
+        return {**result, "signed": sign_replay(name, job, result, key).decode()}
+
+    return run
+
+
+def _is_hash(text: object) -> bool:
+    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")

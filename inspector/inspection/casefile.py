@@ -1,0 +1,31 @@
+"""What a verdict rests on, as an inspection met it: a bundle is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inspector.inspection.answers import Source
+    from inspector.inspection.transcripts import Transcript
+
+__all__ = ["CaseFile"]
+
+
+@dataclass(slots=True)
+class CaseFile:
+    """Filled by ``inspector.inspection.judging.inspect``, as far as the inspection came.
+
+    Attributes:
+        heads: manifest of each run that a registered lab signed.
+        earlier: heads that labs signed at earlier inspections.
+        transcripts: the runs that could be read.
+        drawn: where the evidence of each drawn chip lies.
+        replays: what the devices answered.
+    """
+
+    heads: list[bytes] = field(default_factory=list)
+    earlier: list[bytes] = field(default_factory=list)
+    transcripts: list[Transcript] = field(default_factory=list)
+    drawn: dict[str, list[Source]] = field(default_factory=dict)
+    replays: list[dict[str, Any]] = field(default_factory=list)

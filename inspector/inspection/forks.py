@@ -1,0 +1,64 @@
+"""A run has one history: whatever a lab hands over later must go on from the heads that it signed before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from firmware_sim.errors import CallerError, EvidenceError
+from inspector.inspection.findings import Findings
+from inspector.inspection.transcripts import Transcript
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Reason
+from monitor.transcript.manifest import Manifest
+
+__all__ = ["check_goes_on", "signer_of"]
+
+
+def signer_of(head: bytes, trust: Trust) -> tuple[str, Manifest]:
+    """The lab that signed a run's head, and the head opened; EvidenceError if no registered lab did."""
+    for lab, key in trust.labs.items():
+        try:
+            return lab, Manifest.open(head, key)
+        except EvidenceError:
+            continue
+    raise EvidenceError("no registered lab has signed a head that was given")
+
+
+def check_goes_on(
+    transcripts: Sequence[Transcript], heads: Sequence[bytes], trust: Trust, findings: Findings
+) -> list[dict[str, str]]:
+    """Each run goes on from every head of its id that its lab signed; otherwise both heads convict the lab.
+
+    Returns:
+        For each contradiction: ``run_id``, and both heads as their envelopes' text.
+
+    Raises:
+        CallerError: a head is none that a registered lab signed.
+    """
+    forks = []
+    for head in heads:
+        try:
+            lab, earlier = signer_of(head, trust)
+        except EvidenceError as error:
+            raise CallerError(f"an earlier head counts for nothing: {error}") from None
+        for transcript in transcripts:
+            run = transcript.run
+            if (run.manifest.run, run.metadata.lab) != (earlier.run, lab):
+                continue
+            if not extends(run.manifest_bytes, transcript, head, earlier):
+                text = (
+                    f"{run.folder.name} does not go on from step {earlier.steps}, as {lab} signed it earlier: one run"
+                )
+                text += " has two histories"
+                where = {"run": run.folder.name, "run_id": earlier.run, "step": earlier.steps}
+                findings.found.append(Reason(guard="evidence", text=text, where=where))
+                forks.append({"run_id": earlier.run, "earlier": head.decode(), "now": run.manifest_bytes.decode()})
+    return forks
+
+
+def extends(now: bytes, transcript: Transcript, before: bytes, earlier: Manifest) -> bool:
+    """Tell whether a run's log begins with that of an earlier head; after a finished one nothing may change."""
+    if earlier.finished:
+        return now == before
+    size = earlier.steps + 1
+    return size <= len(transcript.tree) and transcript.tree.root(size) == earlier.root

@@ -1,0 +1,153 @@
+"""Which chips and segments an inspection looks at, by a seed that is not known before the labs have signed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from firmware_sim.errors import CallerError
+from inspector.inspection.guards import Settings
+from inspector.probability.odds import Audit, usual_violations
+from inspector.replay.segment import Segment
+
+__all__ = [
+    "Chosen",
+    "challenge_seed",
+    "choose",
+    "draw",
+    "drawn_uniformly",
+    "first_and_drawn",
+    "odds_of",
+    "odds_text",
+    "run_seed",
+]
+
+_CONFIDENCE = 0.9
+"""What a price is stated for where no confidence is asked for."""
+
+
+def draw(items: Iterable[str], count: int, seed: bytes) -> list[str]:
+    """Draw ``count`` different items: those with the smallest SHA-256(seed ‖ item), which anyone can check."""
+    return sorted(items, key=lambda item: hashlib.sha256(seed + item.encode()).digest())[:count]
+
+
+def challenge_seed(secret: str, heads: Iterable[str]) -> bytes:
+    """H(verifier's secret ‖ signed heads): the lab commits to everything, quotes included, before it can know this.
+
+    Args:
+        heads: SHA-256, in hex, of each run's manifest.
+    """
+    hasher = hashlib.sha256(b"chipwitness/draw/1")
+    hasher.update(hashlib.sha256(secret.encode()).digest())
+    for digest in sorted(map(bytes.fromhex, heads)):
+        hasher.update(digest)
+    return hasher.digest()
+
+
+def nonce_of(seed: bytes, chip: str) -> bytes:
+    """The nonce of a drawn chip's live challenge, which nobody knows before the secret is opened."""
+    return hashlib.sha256(b"chipwitness/nonce/1" + seed + chip.encode()).digest()
+
+
+def run_seed(seed: bytes, run_id: str) -> bytes:
+    """The seed of the draw of one run's segments."""
+    return hashlib.sha256(seed + bytes.fromhex(run_id)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The segments of one run that are replayed, in order, and how many of them were drawn uniformly."""
+
+    segments: Sequence[Segment]
+    audit: Audit
+
+
+def choose(every: Sequence[Segment], steps: Collection[int], settings: Settings, seed: bytes) -> Chosen:
+    """Choose the first segment, uniform ones, and some that hold a snapshot, as ``Settings.sampling`` says.
+
+    Args:
+        every: all segments of a run.
+        steps: those at which drawn chips took snapshots.
+        seed: of this run's draw.
+
+    Raises:
+        CallerError: no segment may be replayed.
+    """
+    if settings.segments is not None and settings.segments < 1:
+        raise CallerError("at least one segment must be replayed")
+    lengths = [segment.stop - segment.start for segment in every]
+    seen = [
+        segment for segment in every[1:] if any(step in steps for step in range(segment.start + 1, segment.stop + 1))
+    ]
+    most = len(every) if settings.segments is None else min(settings.segments, len(every))
+    if settings.sampling is None:
+        wanted = first_and_drawn([every[0], *seen], most, seed)
+        return Chosen(segments=wanted, audit=Audit(lengths, frozenset({0})))
+    asked = Audit(lengths, frozenset({0})).needed(settings.sampling.against, settings.sampling.confidence)
+    drawn = min(asked, most - 1)
+    uniform = drawn_uniformly(every, drawn, seed)
+    rest = [segment for segment in seen if segment not in uniform]
+    count = min(settings.samples, most - 1 - drawn)
+    more = draw([str(segment.index) for segment in rest], count, seed + b"/snapshots/")
+    picked = sorted([*uniform, *(segment for segment in rest if str(segment.index) in more)])
+    return Chosen(segments=picked, audit=Audit(lengths, frozenset({0}), drawn))
+
+
+def drawn_uniformly(every: Sequence[Segment], count: int, seed: bytes) -> list[Segment]:
+    """The first segment, and ``count`` of the others, each of which is as likely, whatever snapshots show."""
+    return first_and_drawn(every, 1 + count, seed)
+
+
+def first_and_drawn(wanted: Sequence[Segment], count: int, seed: bytes) -> list[Segment]:
+    """The first of the segments, where a forged start would show, and ``count`` - 1 drawn among the others."""
+    drawn = set(draw([str(segment.index) for segment in wanted[1:]], count - 1, seed))
+    return [wanted[0], *(segment for segment in wanted[1:] if str(segment.index) in drawn)]
+
+
+def odds_of(chosen: Chosen, settings: Settings) -> dict[str, Any]:
+    """What a verdict says of one run's replayed segments: coverage, chances of escape, and the price of less.
+
+    Keys: ``steps``, ``segments``, ``replayed_segments``, ``replayed_steps``, ``coverage`` (the share of the steps),
+    ``drawn`` of ``drawn_from`` (the uniform draw), ``confidence``, ``against`` (None where none was asked for),
+    ``affordable`` (whether as many were drawn as that takes), and ``violations``, rows of ``Audit.table``.
+    """
+    audit, sampling = chosen.audit, settings.sampling
+    confidence = _CONFIDENCE if sampling is None else sampling.confidence
+    usual = usual_violations(audit.steps)
+    asked = () if sampling is None or sampling.against in usual else (sampling.against,)
+    replayed = sum(segment.stop - segment.start for segment in chosen.segments)
+    return {
+        "steps": audit.steps,
+        "segments": len(audit.lengths),
+        "replayed_segments": len(chosen.segments),
+        "replayed_steps": replayed,
+        "coverage": replayed / audit.steps,
+        "drawn": audit.drawn,
+        "drawn_from": audit.others,
+        "confidence": confidence,
+        "against": None if sampling is None else str(sampling.against),
+        "affordable": sampling is None or audit.drawn >= audit.needed(sampling.against, confidence),
+        "violations": audit.table((*asked, *usual), confidence),
+    }
+
+
+def odds_text(odds: Sequence[dict[str, Any]]) -> str:
+    """The odds of an acceptance in words: the worst run's, for each kind of violation; nothing where none was replayed.
+
+    A confidence that was not paid for is named with its price.
+    """
+    if not odds:
+        return ""
+    replayed, steps = (sum(each[key] for each in odds) for key in ("replayed_steps", "steps"))
+    worst = max(odds, key=lambda each: sum(row["escapes"] for row in each["violations"]))
+    chances = ", ".join({row["text"]: f"{row['text']}: {row['escapes']:.2g}" for row in worst["violations"]}.values())
+    text = (
+        f"{replayed} of {steps} steps replayed; a lab that knows all but the secret escapes with chances of {chances}"
+    )
+    short = [row for row in worst["violations"] if row["escapes"] > (1 - worst["confidence"]) * (1 + 1e-9)]
+    if short:
+        prices = ", ".join({row["text"]: f"{row['text']}: {row['needed_steps']} steps" for row in short}.values())
+        text += f"; to catch them with {worst['confidence']:.4g} one would replay, of {prices}"
+    return text

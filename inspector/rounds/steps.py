@@ -1,0 +1,357 @@
+"""The rounds of an inspection, each a function of one party: it reads its own inbox, and sends one message.
+
+    announce   inspectorate   the hash of a secret, how the inspection is done, and until when each answer counts
+    hand       lab            the signed heads of all its runs; an empty list says that there is none
+    reveal     inspectorate   the secret, which draws chips, their nonces and segments
+    answer     lab            what its drawn chips say to their nonces; and its runs, opened to the cluster
+    order      inspectorate   which segments the cluster is to replay
+    replay     cluster        signed results
+    decide     inspectorate   the signed verdict, as a bundle
+
+What did not come by its deadline, as the post office notes it, never came. A lab that hands over no heads, or opens
+other runs than it handed over, counts as a refusal; so does each drawn chip that does not answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.evidence import decode_base64
+from inspector.bundle.building import bundle_of, settings_json
+from inspector.bundle.checking import settings_from
+from inspector.bundle.contents import heads_in, read_bundle
+from inspector.bundle.replays import signing
+from inspector.inspection.casefile import CaseFile
+from inspector.inspection.forks import signer_of
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import Worker, inspect
+from inspector.inspection.memory import load_memory, remember, save_memory
+from inspector.inspection.sampling import challenge_seed, draw, nonce_of
+from inspector.inspection.verdict import Outcome, Reason, Verdict
+from inspector.replay.pool import run_worker
+from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
+from monitor.lab.evidence import LiveChips
+from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.transcript import parse_time
+from monitor.transcript.layout import MANIFEST
+
+__all__ = ["announce", "answer", "decide", "hand", "order", "past", "replay", "reveal"]
+
+
+def announce(world: World, settings: Settings, *, minutes: float, refusals: int, now: datetime) -> None:
+    """Begin a round: publish the hash of a secret.
+
+    Args:
+        settings: how the inspection is done; its seed is not looked at.
+        minutes: between one deadline and the next: heads, answers, results.
+        refusals: so many that count against labs leave the verdict INCONCLUSIVE; one more, and it is a REJECT.
+    """
+    labs = sorted(world.trust().labs)
+    if not 0 < minutes < 1e6 or refusals < 0:
+        raise CallerError("deadlines lie minutes apart, and no fewer than no refusals can be borne with")
+    secret = os.urandom(32).hex()
+    path = world.folder / INSPECTORATE / "secrets" / f"{world.round + 1:04d}"
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(secret, encoding="ascii")
+    deadlines = {
+        name: time_text(now + timedelta(minutes=minutes * number))
+        for number, name in enumerate(("heads", "answers", "results"), start=1)
+    }
+    predicate = {"settings": settings_json(settings), "deadlines": deadlines, "refusals": refusals, "labs": labs}
+    to = [INSPECTORATE, CLUSTER, *labs]
+    about = hashlib.sha256(secret.encode()).digest()
+    world.send("announcement", INSPECTORATE, to, predicate, about, world.key(INSPECTORATE), now)
+
+
+def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: datetime) -> list[str]:
+    """A lab hands over the signed heads of its runs; the names of those that it does are returned.
+
+    Args:
+        runs: names of some of its runs, as a lab that hides others would give; None for all.
+    """
+    announced = _announced(world, lab)
+    known = world.runs(lab)
+    chosen = sorted(known if runs is None else runs)
+    if not set(chosen) <= set(known):
+        raise CallerError(f"{lab} has no run {sorted(set(chosen) - set(known))[0]!a:.60}")
+    heads = [(Path(known[name]) / MANIFEST).read_bytes().decode() for name in chosen]
+    world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, _lab_key(world, lab), now)
+    return chosen
+
+
+def reveal(world: World, *, now: datetime) -> list[str]:
+    """Open the secret, and draw; returns the drawn chips.
+
+    Raises:
+        CallerError: a lab may still hand over its heads, and has not.
+    """
+    announced = _announced(world, INSPECTORATE)
+    heads, silent = _heads(world, announced)
+    if silent and now <= _deadline(announced, "heads"):
+        raise CallerError(f"{silent[0]} has until {announced.predicate['deadlines']['heads']} to hand over its heads")
+    settings, trust = _settings(world, announced), world.trust()
+    seed = _seed(settings, heads)
+    pool = [chip for lab in sorted(trust.labs) for chip in trust.chips_of(lab)]
+    if not 1 <= settings.samples <= len(pool):
+        raise CallerError(f"cannot draw {settings.samples} of {len(pool)} registered chips")
+    drawn = sorted(draw(pool, settings.samples, seed))
+    predicate = {
+        "secret": settings.seed,
+        "heads": sorted(_digest(head) for head in heads),
+        "silent": silent,
+        "chips": {chip: nonce_of(seed, chip).hex() for chip in drawn},
+    }
+    to = [INSPECTORATE, CLUSTER, *sorted(trust.labs)]
+    world.send("draw", INSPECTORATE, to, predicate, announced.digest, world.key(INSPECTORATE), now)
+    return drawn
+
+
+def answer(world: World, lab: str, *, now: datetime) -> list[str]:
+    """A lab's drawn chips answer their nonces, and its runs are opened to the cluster; returns the chips.
+
+    Raises:
+        EvidenceError: the secret is not the one whose hash was announced, or does not draw these chips' nonces.
+    """
+    announced, drawn = _announced(world, lab), _need(world, lab, "draw")
+    if hashlib.sha256(drawn.predicate["secret"].encode()).digest() != announced.about:
+        raise EvidenceError("the inspectorate opened another secret than it announced")
+    handed = world.read(INSPECTORATE, "heads", lab, _lab_key(world, lab).verifying)
+    trust, runs = world.trust(), world.runs(lab)
+    chips = LiveChips([lab_path(Path(run)) for run in runs.values()])
+    mine = {chip: nonce for chip, nonce in drawn.predicate["chips"].items() if chip in trust.chips_of(lab)}
+    said: dict[str, dict[str, str]] = {}
+    for chip, nonce in mine.items():
+        files = chips.ask(chip, bytes.fromhex(nonce), trust.verifier)
+        said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab), now)
+    for name, run in runs.items():
+        head = (Path(run) / MANIFEST).read_bytes().decode()
+        if handed is not None and head in handed.predicate["heads"]:
+            shutil.copytree(run, _openings(world) / f"{lab}.{name}", dirs_exist_ok=True)
+    return sorted(said)
+
+
+def order(world: World, *, now: datetime) -> int:
+    """Say which segments the cluster is to replay, given the chips' answers; returns the number of jobs.
+
+    Raises:
+        CallerError: a lab may still answer, and has not.
+    """
+    announced = _announced(world, INSPECTORATE)
+    missing = [lab for lab in announced.predicate["labs"] if _from_lab(world, announced, "answers", lab) is None]
+    if missing and now <= _deadline(announced, "answers"):
+        raise CallerError(f"{missing[0]} has until {announced.predicate['deadlines']['answers']} to answer")
+    jobs: list[dict[str, Any]] = []
+
+    def ask_for(name: str, job: dict[str, Any]) -> dict[str, Any]:
+        jobs.append({"device": name, "job": {**job, "run": Path(job["run"]).name}})
+        raise DeviceError("the cluster has not been asked yet")
+
+    _inspect(world, announced, worker=ask_for, case=CaseFile(), now=now)
+    jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"]))
+    world.send("order", INSPECTORATE, [CLUSTER], {"jobs": jobs}, announced.digest, world.key(INSPECTORATE), now)
+    return len(jobs)
+
+
+def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
+    """The cluster replays what it was asked for, and signs what its devices return; returns the number of results."""
+    announced, asked = _announced(world, CLUSTER), _need(world, CLUSTER, "order")
+    signed = signing(worker, world.key(CLUSTER))
+    results = []
+    for entry in asked.predicate["jobs"]:
+        job = {**entry["job"], "run": str(_openings(world) / Path(entry["job"]["run"]).name)}
+        try:
+            result = signed(entry["device"], job)
+        except DeviceError as error:
+            result = {"device_error": str(error)}
+        results.append({"device": entry["device"], "manifest": job["manifest"], "result": result})
+    world.send("results", CLUSTER, [INSPECTORATE], {"results": results}, announced.digest, world.key(CLUSTER), now)
+    return len(results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A round's verdict, and where its bundle lies."""
+
+    verdict: Verdict
+    bundle: Path
+
+
+def decide(world: World, *, now: datetime) -> Decided:
+    """Judge what came in time, sign the verdict and remember heads and chips' positions."""
+    announced = _announced(world, INSPECTORATE)
+    came = world.read(INSPECTORATE, "results", CLUSTER, world.public(CLUSTER))
+    if came is None and now <= _deadline(announced, "results"):
+        raise CallerError(f"the cluster has until {announced.predicate['deadlines']['results']} to answer")
+    results: dict[tuple[str, str], dict[str, Any]] = {}
+    if came is not None and came.about == announced.digest and not is_late(came, announced, "results"):
+        results = {(each["device"], each["manifest"]): each["result"] for each in came.predicate["results"]}
+
+    def look_up(name: str, job: dict[str, Any]) -> dict[str, Any]:
+        result = results.get((name, job["manifest"]), {"device_error": f"device {name}: no result came in time"})
+        if "device_error" in result:
+            raise DeviceError(str(result["device_error"]))
+        return result
+
+    case = CaseFile()
+    verdict = _inspect(world, announced, worker=look_up, case=case, now=now)
+    home = world.folder / INSPECTORATE
+    data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))
+    path = home / "verdicts" / f"{world.round:04d}.json"
+    with path.open("xb") as file:
+        file.write(data)
+    memory = home / "memory.json"
+    save_memory(memory, remember(load_memory(memory), verdict))
+    return Decided(verdict=verdict, bundle=path)
+
+
+def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile, now: datetime) -> Verdict:
+    """Judge what labs and chips have handed over in time."""
+    trust, settings = world.trust(), _settings(world, announced)
+    heads, silent = _heads(world, announced)
+    answers: dict[str, dict[str, str]] = {}
+    for lab in announced.predicate["labs"]:
+        said = _from_lab(world, announced, "answers", lab)
+        mine = set(trust.chips_of(lab))
+        answers |= (
+            {} if said is None else {chip: each for chip, each in said.predicate["chips"].items() if chip in mine}
+        )
+
+    def ask(chip: str, nonce: bytes, verifier: str) -> dict[str, bytes]:
+        if chip not in answers:
+            raise EvidenceError("no answer came by the deadline")
+        return {name: decode_base64(text) for name, text in answers[chip].items()}
+
+    opened = {_digest((path / MANIFEST).read_bytes()): path for path in sorted(_openings(world).iterdir())}
+    missing = [head for head in heads if _digest(head) not in opened]
+    text = "handed over no heads by the deadline"
+    refusals = [Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab}) for lab in silent]
+    for head in missing:
+        lab, manifest = signer_of(head, trust)
+        text = f"{lab} did not open run {manifest.run[:16]}…, whose head it handed over"
+        refusals.append(Reason(guard="refusal", text=text, where={"lab": lab}))
+    memory = load_memory(world.folder / INSPECTORATE / "memory.json")
+    bundles = sorted((world.folder / INSPECTORATE / "verdicts").iterdir())
+    folders = [opened[_digest(head)] for head in heads if _digest(head) in opened]
+    verdict = inspect(
+        folders,
+        trust,
+        settings,
+        now=now,
+        worker=worker,
+        memory=memory,
+        ask=ask,
+        labs=announced.predicate["labs"],
+        heads=[_digest(head) for head in heads],
+        earlier=[head for path in bundles for head in heads_in(read_bundle(path))],
+        case=case,
+    )
+    return _with_refusals(verdict, refusals, announced)
+
+
+def _with_refusals(verdict: Verdict, refusals: Sequence[Reason], announced: Message) -> Verdict:
+    """Count refusals against their labs, within the budget that was announced."""
+    evidence = {**verdict.evidence, "round": {**announced.predicate, "announcement": announced.digest.hex()}}
+    if not refusals:
+        return replace(verdict, evidence=evidence)
+    worse = Outcome.INCONCLUSIVE if len(refusals) <= announced.predicate["refusals"] else Outcome.REJECT
+    order = (Outcome.ACCEPT, Outcome.INCONCLUSIVE, Outcome.REJECT)
+    labs = dict(verdict.evidence.get("labs", {}))
+    for each in refusals:
+        lab = each.where["lab"]
+        labs[lab] = max(Outcome(labs.get(lab, "ACCEPT")), worse, key=order.index).value
+    kept = verdict.reasons if verdict.outcome is not Outcome.ACCEPT else ()
+    return Verdict(
+        outcome=max(verdict.outcome, worse, key=order.index),
+        reasons=(*refusals, *kept),
+        evidence={**evidence, "labs": labs},
+    )
+
+
+def _announced(world: World, party: str) -> Message:
+    found = world.read(party, "announcement", INSPECTORATE, world.public(INSPECTORATE))
+    if found is None:
+        raise CallerError("no round was announced")
+    return found
+
+
+def _need(world: World, party: str, kind: str) -> Message:
+    found = world.read(party, kind, INSPECTORATE, world.public(INSPECTORATE))
+    if found is None:
+        raise CallerError(f"the inspectorate has sent no {kind} in round {world.round}")
+    return found
+
+
+def _from_lab(world: World, announced: Message, kind: str, lab: str) -> Message | None:
+    """What a lab sent of this round and in time."""
+    found = world.read(INSPECTORATE, kind, lab, world.trust().labs[lab])
+    if found is None or found.about != announced.digest or is_late(found, announced, kind):
+        return None
+    return found
+
+
+def is_late(message: Message, announced: Message, kind: str) -> bool:
+    """Tell whether a message came after its deadline."""
+    return message.received > _deadline(announced, kind)
+
+
+def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
+    """All heads that labs handed over in time, and the labs that did not."""
+    heads: list[bytes] = []
+    silent = []
+    trust = world.trust()
+    for lab in announced.predicate["labs"]:
+        found = _from_lab(world, announced, "heads", lab)
+        if found is None:
+            silent.append(lab)
+            continue
+        for text in found.predicate["heads"]:
+            if signer_of(text.encode(), trust)[0] == lab:
+                heads.append(text.encode())
+    return heads, silent
+
+
+def _settings(world: World, announced: Message) -> Settings:
+    """The round's settings, with the secret, which the inspectorate alone knows until it is opened."""
+    secret = (world.folder / INSPECTORATE / "secrets" / f"{world.round:04d}").read_text(encoding="ascii")
+    return replace(settings_from(announced.predicate["settings"]), seed=secret, committed=True)
+
+
+def _seed(settings: Settings, heads: Sequence[bytes]) -> bytes:
+    assert settings.seed is not None
+    return challenge_seed(settings.seed, map(_digest, heads))
+
+
+def past(world: World, kind: str, now: datetime) -> datetime:
+    """The moment after a deadline of the newest round, or now if that is later: whoever waits for it acts then."""
+    return max(now, _deadline(_announced(world, INSPECTORATE), kind) + timedelta(seconds=1))
+
+
+def _deadline(announced: Message, kind: str) -> datetime:
+    return parse_time(announced.predicate["deadlines"][kind])
+
+
+def _digest(head: bytes) -> str:
+    return hashlib.sha256(head).hexdigest()
+
+
+def _openings(world: World) -> Path:
+    path = world.folder / CLUSTER / "openings" / f"{world.round:04d}"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def _lab_key(world: World, lab: str) -> Any:
+    """The key with which a simulated lab signs; CallerError for one that has no folder to act from."""
+    for run in world.runs(lab).values():
+        return SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(Path(run))))
+    raise CallerError(f"{lab} has no folder in this world from which it could act")

@@ -1,0 +1,221 @@
+"""A world of parties: a folder for each, with its keys and an inbox, and nothing that two of them write.
+
+    inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), memory.json
+    cluster/       key, inbox/, openings/ROUND/RUN (what labs open to it)
+    registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above
+    labs/NAME/     inbox/, runs.json: where its runs and chips lie, which nobody else reads
+
+A message is a DSSE envelope over an in-toto statement, about the announcement of its round. What brings it notes when
+it came, as a post office would, and brings the first of a kind only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import (
+    SHA256,
+    Digest,
+    SigningKey,
+    VerifyingKey,
+    canonical,
+    open_sealed,
+    open_statement,
+    seal,
+    statement,
+)
+from inspector.inspection.trust import Trust
+from inspector.registry.keyfiles import load_private, load_public, write_keys
+from monitor.transcript import parse_time
+
+__all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "time_text"]
+
+INSPECTORATE, CLUSTER = "inspectorate", "cluster"
+KINDS = ("announcement", "heads", "draw", "answers", "order", "results")
+"""What a round's messages are, in their order; the verdict is a bundle."""
+_PREDICATE = "https://chipwitness.org/round/{}/v1"
+_PAYLOAD = "application/vnd.chipwitness.round.{}.v1+json"
+_NAME = re.compile(r"(?P<round>[0-9]{4})-(?P<number>[0-9])-(?P<kind>[a-z]+)-(?P<sender>[a-z0-9-]+)\.json", re.ASCII)
+_NO_NONCE = bytes(32)
+"""Chips of a world answer live challenges alone: no nonce is agreed beforehand."""
+
+
+def time_text(time: datetime) -> str:
+    """A time as messages state it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message whose signature was verified.
+
+    Attributes:
+        about: SHA-256 of the round's announcement; of an announcement itself, of the secret.
+        envelope: its bytes.
+        received: when it came.
+    """
+
+    about: bytes
+    predicate: Mapping[str, Any]
+    envelope: bytes
+    received: datetime
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the envelope."""
+        return hashlib.sha256(self.envelope).digest()
+
+
+class World:
+    """The folders of all parties; CallerError if there is no such world."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / INSPECTORATE / "key").is_file():
+            raise CallerError(f"there is no world {folder}; `world init` makes one")
+
+    @classmethod
+    def create(cls, folder: Path) -> World:
+        """Make inspectorate and cluster, with fresh keys; CallerError if the folder is not empty."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise CallerError(f"{folder} is not empty; choose another folder")
+        for party in (INSPECTORATE, CLUSTER):
+            (folder / party / "inbox").mkdir(parents=True)
+            write_keys(folder / party / "key", SigningKey.generate())
+        for place in ("registry", "labs", f"{INSPECTORATE}/secrets", f"{INSPECTORATE}/verdicts", f"{CLUSTER}/openings"):
+            (folder / place).mkdir()
+        return cls(folder)
+
+    def key(self, party: str) -> SigningKey:
+        """The private key of inspectorate or cluster, which only that party may use."""
+        return load_private(self.folder / party / "key")
+
+    def public(self, party: str) -> VerifyingKey:
+        """Anyone's view of that key."""
+        return load_public(self.folder / party / "key.pub")
+
+    def join(self, reference: Trust, runs: Mapping[str, Path]) -> list[str]:
+        """Register the labs of a trust file, with their chips; ``runs`` says where each run's folder lies.
+
+        Returns:
+            The labs.
+
+        Raises:
+            CallerError: the registry says otherwise of a lab or a chip.
+        """
+        found = replace(
+            reference,
+            nonce=_NO_NONCE,
+            inspectorates=reference.inspectorates | {self.public(INSPECTORATE)},
+            clusters=frozenset({self.public(CLUSTER)}),
+        )
+        path = self.folder / "registry" / "trust.json"
+        merged = self.trust().merge(found) if path.exists() else found
+        _write(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
+        for lab in found.labs:
+            (self._lab(lab) / "inbox").mkdir(parents=True, exist_ok=True)
+            known = {**self.runs(lab), **{name: str(run.absolute()) for name, run in runs.items()}}
+            _write(self._lab(lab) / "runs.json", canonical.encode(known))
+        return sorted(found.labs)
+
+    def trust(self) -> Trust:
+        """What the registry says; CallerError if no lab has joined."""
+        path = self.folder / "registry" / "trust.json"
+        if not path.is_file():
+            raise CallerError(f"no lab has joined {self.folder}")
+        return Trust.load([path])
+
+    def runs(self, lab: str) -> dict[str, str]:
+        """Where a lab's runs lie, by name, as only it knows."""
+        path = self._lab(lab) / "runs.json"
+        if not path.is_file():
+            return {}
+        return dict(canonical.decode(path.read_bytes(), most=limits.METADATA_BYTES))
+
+    @property
+    def round(self) -> int:
+        """Number of the newest round; 0 before the first."""
+        return len(list((self.folder / INSPECTORATE / "secrets").iterdir()))
+
+    def _lab(self, lab: str) -> Path:
+        limits.check_lab(lab)
+        if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", lab) is None:
+            raise CallerError(f"a lab of a world has a name of small letters, digits and '-', not {lab!a:.60}")
+        return self.folder / "labs" / lab
+
+    def inbox(self, party: str) -> Path:
+        """Where a party's messages lie."""
+        return (self.folder / party if party in (INSPECTORATE, CLUSTER) else self._lab(party)) / "inbox"
+
+    def send(
+        self,
+        kind: str,
+        sender: str,
+        to: list[str],
+        predicate: Mapping[str, Any],
+        about: bytes,
+        key: SigningKey,
+        now: datetime,
+    ) -> bytes:
+        """Sign a message of the newest round and bring it to each of the parties; returns the envelope.
+
+        Raises:
+            CallerError: a message of that kind has been sent already.
+        """
+        subject = [("secret" if kind == KINDS[0] else "announcement", Digest(SHA256, about))]
+        payload = statement(_PREDICATE.format(kind), subject, predicate)
+        envelope = seal(_PAYLOAD.format(kind), payload, key)
+        content = canonical.encode({"envelope": canonical.decode(envelope), "received": time_text(now)})
+        name = f"{self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
+        for party in to:
+            try:
+                with (self.inbox(party) / name).open("xb") as file:
+                    file.write(content)
+            except FileExistsError:
+                raise CallerError(f"{sender} has sent {kind} of round {self.round} already") from None
+        return envelope
+
+    def read(self, party: str, kind: str, sender: str, key: VerifyingKey) -> Message | None:
+        """A message of the newest round in a party's inbox; None if none came, or none that the sender signed."""
+        path = self.inbox(party) / f"{self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
+        try:
+            content = canonical.decode(limits.read_file(path, limits.BUNDLE_BYTES), most=limits.BUNDLE_BYTES)
+            envelope = canonical.encode(content["envelope"])
+            payload = open_sealed(envelope, _PAYLOAD.format(kind), key, most=limits.BUNDLE_BYTES)
+            [(_, about)], predicate = open_statement(payload, _PREDICATE.format(kind))
+            return Message(
+                about=about.value, predicate=predicate, envelope=envelope, received=parse_time(content["received"])
+            )
+        except FileNotFoundError:
+            return None
+        except (EvidenceError, LookupError, TypeError, ValueError):
+            return None  # what its sender did not sign in this form never came
+
+    def timeline(self) -> list[tuple[int, str, str, str, list[str]]]:
+        """All messages as round, time, kind, sender and receivers, in their order."""
+        found: dict[tuple[int, int, str, str, str], list[str]] = {}
+        parties = [INSPECTORATE, CLUSTER, *sorted(path.name for path in (self.folder / "labs").iterdir())]
+        for party in parties:
+            for path in self.inbox(party).iterdir():
+                match = _NAME.fullmatch(path.name)
+                if match is not None:
+                    received = str(canonical.decode(path.read_bytes(), most=limits.BUNDLE_BYTES)["received"])
+                    entry = (int(match["round"]), int(match["number"]), received, match["kind"], match["sender"])
+                    found.setdefault(entry, []).append(party)
+        return [(number, time, kind, sender, to) for (number, _, time, kind, sender), to in sorted(found.items())]
+
+
+def _write(path: Path, content: bytes) -> None:
+    draft = path.with_name(path.name + ".new")
+    draft.write_bytes(content)
+    os.replace(draft, path)

@@ -1,0 +1,206 @@
+"""A bundle stands alone: bound to the last byte, computed again, and of no use to frame an honest lab."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from securesystemslib.dsse import Envelope
+from securesystemslib.signer import SSlibKey
+
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import SigningKey, canonical, seal
+from inspector.bundle import contents
+from inspector.bundle.building import bundle_of
+from inspector.bundle.checking import check_bundle
+from inspector.bundle.contents import Bundle
+from inspector.bundle.replays import SignedReplay
+from inspector.inspection.casefile import CaseFile
+from inspector.inspection.verdict import Outcome
+from tests.guards import off
+from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, SETTINGS, made
+
+SCHEMAS = Path(contents.__file__).parent / "schemas"
+
+
+def outcome(data, trust):
+    """What a third party concludes, and whether the bundle verifies."""
+    verdict = check_bundle(data, trust)
+    return verdict.outcome, verdict.evidence["verifies"]
+
+
+def signed_anew(one, change, items=lambda items: items):
+    """The bundle as an inspectorate would sign it after a change of its statement or its items."""
+    bundle = Bundle.open(one.data, INSPECTORATE.verifying)
+    predicate = {key: value for key, value in bundle.predicate.items() if key != "items"}
+    predicate = canonical.decode(canonical.encode(predicate))
+    change(predicate)
+    return Bundle.sign(predicate, items(dict(bundle.items)), INSPECTORATE)
+
+
+def test_an_acceptance_verifies_without_any_folder(accepted):
+    verdict = check_bundle(accepted.data, accepted.trust)
+    assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.ACCEPT, True)
+    assert f"replays rest on cluster key {CLUSTER.verifying.key_id}" in verdict.reasons[0].text
+    assert verdict.evidence["odds"][0]["violations"][-1]["escapes"] == 0.0
+
+
+def test_a_rejection_that_rests_on_the_cluster_says_so(rejected):
+    verdict = check_bundle(rejected.data, rejected.trust)
+    assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, True)
+    text = "step 2: replayed otherwise than the lab signed it on sse41: contested, rests on cluster key "
+    assert text + CLUSTER.verifying.key_id in verdict.reasons[0].text
+
+
+def test_a_rejection_by_chips_needs_no_cluster(make_run, devices):
+    lied = made(make_run(lie="extra-steps", lie_step=2), devices)
+    verdict = check_bundle(lied.data, lied.trust)
+    assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, True)
+    assert "its snapshot is not shard" in verdict.reasons[0].text
+    assert "contested" not in verdict.reasons[0].text
+
+
+@pytest.mark.parametrize("which", ["accepted", "rejected"])
+def test_no_byte_can_be_changed(which, request):
+    """150 places, seeded; another bit in each."""
+    one = request.getfixturevalue(which)
+    rng = random.Random(which)
+    for place in rng.sample(range(len(one.data)), 150):
+        data = bytearray(one.data)
+        data[place] ^= 1 << rng.randrange(8)
+        assert outcome(bytes(data), one.trust) == (Outcome.REJECT, False), place
+
+
+def test_no_item_can_be_left_out_or_added(accepted):
+    data = canonical.decode(accepted.data)
+    for path in data["items"]:
+        less = {name: text for name, text in data["items"].items() if name != path}
+        assert outcome(canonical.encode({**data, "items": less}), accepted.trust) == (Outcome.REJECT, False)
+    more = {**data["items"], "replays/99.json": data["items"]["replays/0.json"]}
+    assert outcome(canonical.encode({**data, "items": more}), accepted.trust) == (Outcome.REJECT, False)
+
+
+def test_a_foreign_library_opens_each_envelope(accepted):
+    data = canonical.decode(accepted.data)
+    keys = {"verdict": INSPECTORATE.verifying, "replays/0.json": CLUSTER.verifying}
+    run = accepted.case.transcripts[0].run
+    keys[f"runs/{run.manifest.run}/head.json"] = accepted.trust.key_of(run.metadata.lab)
+    declared = next(path for path in data["items"] if path.startswith("declarations/"))
+    signer = canonical.decode(base64.b64decode(data["items"][declared]))["signatures"][0]["keyid"]
+    keys[declared] = next(key for key in accepted.trust.inspectorates if key.key_id == signer)
+    for name, key in keys.items():
+        envelope = data["verdict"] if name == "verdict" else canonical.decode(base64.b64decode(data["items"][name]))
+        opened = Envelope.from_dict(envelope)
+        foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.raw.hex()})
+        assert list(opened.verify([foreign], 1)) == [key.key_id]
+
+
+def test_what_is_signed_has_the_documented_form(accepted, rejected):
+    jsonschema = pytest.importorskip("jsonschema")
+    schemas = {name: json.loads((SCHEMAS / f"{name}.json").read_text()) for name in ("bundle", "verdict", "replay")}
+    for one in (accepted, rejected):
+        data = canonical.decode(one.data)
+        signed = {"verdict": data["verdict"], "replay": json.loads(base64.b64decode(data["items"]["replays/0.json"]))}
+        jsonschema.validate(data, schemas["bundle"])
+        for name, envelope in signed.items():
+            payload = json.loads(base64.b64decode(envelope["payload"]))
+            jsonschema.validate(payload, schemas[name])
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate({**payload, "predicateType": "another"}, schemas[name])
+
+
+def lie_of(guard, text):
+    def change(told):
+        told["outcome"] = "REJECT"
+        told["reasons"] = [{"guard": guard, "text": text}]
+
+    return change
+
+
+def test_ten_ways_to_frame_an_honest_lab(accepted, rejected):
+    """Whoever has the inspectorate's key, and not the cluster's, shows nobody else a rejection of an honest lab."""
+    own = SigningKey.generate(b"o" * 32)
+    before = Bundle.open(accepted.data, INSPECTORATE.verifying).items
+    liars = Bundle.open(rejected.data, INSPECTORATE.verifying).items
+    run = f"runs/{accepted.case.transcripts[0].run.manifest.run}"
+    head, steps, declared = (before[f"{run}/{name}.json"] for name in ("head", "steps", "metadata"))
+    replay = before["replays/0.json"]
+    log = min(path for path in before if path.endswith("log.bin"))
+    honest = SignedReplay.open(replay, CLUSTER.verifying)
+    wrong = tuple(replace(each, leaves=tuple(reversed(each.leaves))) for each in honest.replays)
+    forged = replace(honest, replays=wrong)
+    ways = {
+        "says so": {},
+        "signs a replay with a key of its own": {"replays/0.json": forged.sign(own)},
+        "signs a replay with the inspectorate's key": {"replays/0.json": forged.sign(INSPECTORATE)},
+        "takes the replay of a liar's run": {"replays/0.json": liars["replays/0.json"]},
+        "alters a signed replay": {"replays/0.json": replay.replace(b"replay", b"rePlay", 1)},
+        "alters a chip's log": {log: before[log][:-1] + bytes([before[log][-1] ^ 1])},
+        "shortens a chip's log": {log: before[log][: len(before[log]) // 2]},
+        "opens a step in place of another": {f"{run}/steps.json": steps.replace(b'"1":', b'"9":')},
+        "alters the declaration": {f"{run}/metadata.json": declared.replace(b":5", b":6", 1)},
+        "signs a head for the lab": {"heads/1.json": other_head(head, own)},
+    }
+    reject = lie_of("replay", "step 2 is false")
+    for name, changed in ways.items():
+        assert all(before.get(path) != content for path, content in changed.items()), name
+        data = signed_anew(accepted, reject, lambda found, changed=changed: {**found, **changed})
+        found, verifies = outcome(data, accepted.trust)
+        assert found is not Outcome.REJECT or not verifies, name
+    with off("signed replays"):
+        data = signed_anew(accepted, reject, lambda found: {**found, "replays/0.json": forged.sign(own)})
+        assert outcome(data, accepted.trust) == (Outcome.REJECT, True)
+
+
+def other_head(head, key):
+    """Another head of the same run, signed by whoever is not the lab."""
+    envelope = canonical.decode(head)
+    payload = canonical.decode(base64.b64decode(envelope["payload"]))
+    return seal(envelope["payloadType"], {**payload, "steps": 1}, key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told["evidence"]["draw"].update(secret="another"),
+        lambda told: told["evidence"].update(drawn_chips=["lab-chip-0000"]),
+        lambda told: told["evidence"]["odds"][0]["violations"][0].update(escapes=0.0, needed_draws=0),
+        lambda told: told["evidence"].update(odds=[]),
+        lambda told: told["settings"].update(samples=1),
+        lambda told: told["settings"].update(devices=["sse41", "mkl-compatible"]),
+        lambda told: told["challenge"].update(nonce="00" * 32),
+        lambda told: told["evidence"].pop("draw"),
+        lambda told: told.update(outcome="MAYBE"),
+        lambda told: told["settings"].update(samples="2"),
+    ],
+)
+def test_an_acceptance_that_was_not_earned_does_not_verify(accepted, change):
+    assert outcome(signed_anew(accepted, change), accepted.trust) == (Outcome.REJECT, False)
+
+
+def test_a_rejection_cannot_be_turned_into_an_acceptance(rejected):
+    data = signed_anew(rejected, lambda told: told.update(outcome="ACCEPT"))
+    assert outcome(data, rejected.trust) == (Outcome.REJECT, False)
+
+
+def test_who_trusts_other_keys_is_shown_nothing(accepted):
+    stranger = SigningKey.generate(b"s" * 32).verifying
+    for trust in (
+        replace(accepted.trust, inspectorates=frozenset({stranger})),
+        replace(accepted.trust, clusters=frozenset({stranger})),
+        replace(accepted.trust, labs=dict.fromkeys(accepted.trust.labs, stranger)),
+        replace(accepted.trust, chips=dict.fromkeys(map("other-{}".format, accepted.trust.chips), "lab")),
+    ):
+        assert outcome(accepted.data, trust) == (Outcome.REJECT, False)
+    with pytest.raises(CallerError, match="names no inspectorate"):
+        check_bundle(accepted.data, replace(accepted.trust, inspectorates=frozenset()))
+
+
+def test_a_bundle_needs_a_cluster(accepted):
+    case = CaseFile(heads=accepted.case.heads, replays=[{"fingerprint": "x"}])
+    with pytest.raises(CallerError, match="no cluster has signed"):
+        bundle_of(case, accepted.verdict, accepted.trust, SETTINGS, INSPECTORATE)

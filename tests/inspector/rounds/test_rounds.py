@@ -1,0 +1,188 @@
+"""Rounds of an inspection: commitment before challenge, deadlines, and a verdict that outlives its parties."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from securesystemslib.dsse import Envelope
+from securesystemslib.signer import SSlibKey
+
+from analysis.cli import main
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import SigningKey
+from inspector.bundle.checking import check_bundle
+from inspector.inspection.guards import Sampling, Settings
+from inspector.inspection.verdict import Outcome
+from inspector.probability.odds import Violation
+from inspector.rounds import steps
+from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+from monitor.lab.simulated import lab_path
+from monitor.transcript.layout import MANIFEST
+from tests.guards import off
+
+SETTINGS = Settings(
+    samples=2, seed=None, devices=("sse41",), sampling=Sampling(confidence=0.9, against=Violation.parse("swap"))
+)
+MINUTE = timedelta(minutes=1)
+SCHEMA = json.loads((Path(steps.__file__).parent / "schemas" / "messages.json").read_text())
+jsonschema = pytest.importorskip("jsonschema")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, record):
+    """A run of two steps on two chips; their logs go on with each challenge."""
+    return record(tmp_path_factory.mktemp("rounds") / "run", steps=2, chips=2, checkpoint_every=1)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World.create(tmp_path / "world")
+
+
+@pytest.fixture
+def played(devices):
+    """Plays a round with some of its moments put in another's hands; returns what was decided."""
+
+    def play(world, now, *, labs=("lab",), refusals=0, hand=None, between=None, answers_at=None, settings=SETTINGS):
+        steps.announce(world, settings, minutes=10, refusals=refusals, now=now)
+        for lab in labs:
+            steps.hand(world, lab, runs=hand, now=now)
+        all_in = set(labs) == set(world.trust().labs)
+        steps.reveal(world, now=now if all_in else now + 11 * MINUTE)
+        if between is not None:
+            between()
+        for lab in labs:
+            steps.answer(world, lab, now=answers_at or now + 12 * MINUTE)
+        steps.order(world, now=now + 21 * MINUTE)
+        steps.replay(world, now=now + 22 * MINUTE, worker=devices.run)
+        return steps.decide(world, now=now + 23 * MINUTE)
+
+    return play
+
+
+def silent(trust):
+    """A trust file of a lab with one chip, which has no folder anywhere."""
+    key = SigningKey.generate(b"q" * 32).verifying
+    return replace(trust, labs={"silent": key}, chips={"silent-chip-0000": "silent"}, countersigned=frozenset())
+
+
+def test_a_round_is_accepted_and_its_bundle_outlives_the_parties(world, small, played):
+    world.join(small.trust, {"run": small.run})
+    first = played(world, small.now)
+    assert first.verdict.outcome is Outcome.ACCEPT, first.verdict.reasons
+    assert "2 drawn chips answered a challenge that was made after the draw" in first.verdict.reasons[0].text
+    assert "simulated draw" not in first.verdict.reasons[0].text
+    second = played(world, small.now + timedelta(days=1))
+    assert second.verdict.outcome is Outcome.ACCEPT, second.verdict.reasons
+    trust, cluster = world.trust(), world.public(CLUSTER)
+    for party in ("labs", "cluster"):
+        shutil.rmtree(world.folder / party)
+    for decided in (first, second):
+        shown = check_bundle(decided.bundle.read_bytes(), trust)
+        assert (shown.outcome, shown.evidence["verifies"]) == (Outcome.ACCEPT, True), shown.reasons
+    for path in world.inbox(INSPECTORATE).iterdir():
+        envelope = json.loads(path.read_text())["envelope"]
+        sender = path.stem.split("-", 3)[3]
+        key = {**trust.labs, INSPECTORATE: world.public(INSPECTORATE), CLUSTER: cluster}[sender]
+        opened = Envelope.from_dict(envelope)
+        foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.raw.hex()})
+        assert list(opened.verify([foreign], 1)) == [key.key_id]
+        jsonschema.validate(json.loads(base64.b64decode(envelope["payload"])), SCHEMA)
+    assert len({first.verdict.evidence["draw"]["secret"], second.verdict.evidence["draw"]["secret"]}) == 2
+
+
+def test_a19_a_silent_lab_is_waited_for_and_then_counts_as_a_refusal(world, small, played):
+    world.join(small.trust, {"run": small.run})
+    world.join(silent(small.trust), {})
+    every = replace(SETTINGS, samples=3)
+    steps.announce(world, every, minutes=10, refusals=0, now=small.now)
+    steps.hand(world, "lab", now=small.now)
+    with pytest.raises(CallerError, match="silent has until"):
+        steps.reveal(world, now=small.now)
+    decided = played(world, small.now, settings=every)
+    assert decided.verdict.outcome is Outcome.REJECT
+    assert decided.verdict.evidence["labs"] == {"lab": "ACCEPT", "silent": "REJECT"}
+    assert decided.verdict.reasons[0].text == "silent handed over no heads by the deadline"
+    shown = check_bundle(decided.bundle.read_bytes(), world.trust())
+    assert shown.outcome is Outcome.INCONCLUSIVE  # that nobody answered is the inspectorate's word
+
+
+def test_a_lab_that_reveals_only_some_of_its_runs(world, record, tmp_path, played):
+    one = record(tmp_path / "one", steps=2, chips=2, checkpoint_every=1)
+    two = record(tmp_path / "two", steps=2, chips=2, checkpoint_every=1, after=one.run, seed=6)
+    world.join(two.trust, {"one": one.run, "two": two.run})
+    decided = played(world, one.now, hand=["one"])
+    assert decided.verdict.outcome is Outcome.REJECT
+    assert any("belongs to a run that was not declared" in each.text for each in decided.verdict.reasons)
+    assert played(world, one.now).verdict.outcome is Outcome.ACCEPT
+
+
+def test_late_answers_never_came(world, small, played):
+    world.join(small.trust, {"run": small.run})
+    decided = played(world, small.now, answers_at=small.now + 21 * MINUTE)
+    assert decided.verdict.outcome is Outcome.REJECT
+    assert "no answer came by the deadline" in decided.verdict.reasons[0].text
+    with off("deadlines"):
+        assert played(world, small.now, answers_at=small.now + 21 * MINUTE).verdict.outcome is Outcome.ACCEPT
+
+
+def test_a_run_that_is_not_opened_is_a_refusal_within_the_budget(world, small, played, tmp_path):
+    shutil.copytree(small.run, tmp_path / "run")
+    lab_path(tmp_path / "run").symlink_to(lab_path(small.run))
+    world.join(small.trust, {"run": tmp_path / "run"})
+
+    def swap():
+        (tmp_path / "run" / MANIFEST).write_bytes(b"{}")
+
+    def put_back():
+        shutil.copy(small.run / MANIFEST, tmp_path / "run" / MANIFEST)
+
+    decided = played(world, small.now, between=swap)
+    assert decided.verdict.outcome is Outcome.REJECT
+    assert "lab did not open run" in decided.verdict.reasons[0].text
+    put_back()
+    texts = [each.text for each in played(world, small.now, between=swap, refusals=1).verdict.reasons]
+    assert any("lab did not open run" in text for text in texts)
+
+
+def test_an_inspectorate_cannot_open_another_secret(world, small):
+    """Grinding the draw against what labs handed over is seen by every lab."""
+    world.join(small.trust, {"run": small.run})
+    steps.announce(world, SETTINGS, minutes=10, refusals=0, now=small.now)
+    steps.hand(world, "lab", now=small.now)
+    (world.folder / INSPECTORATE / "secrets" / "0001").write_text("another")
+    steps.reveal(world, now=small.now)
+    with pytest.raises(EvidenceError, match="another secret than it announced"):
+        steps.answer(world, "lab", now=small.now)
+
+
+def test_a_message_that_its_sender_did_not_sign_never_came(world, small):
+    world.join(small.trust, {"run": small.run})
+    steps.announce(world, SETTINGS, minutes=10, refusals=0, now=small.now)
+    world.send("heads", "lab", [INSPECTORATE], {"heads": []}, bytes(32), SigningKey.generate(), small.now)
+    assert world.read(INSPECTORATE, "heads", "lab", small.trust.labs["lab"]) is None
+    with pytest.raises(CallerError, match="has sent heads of round 1 already"):
+        steps.hand(world, "lab", now=small.now)
+
+
+def test_the_command_line_plays_a_round(small, tmp_path, capsys):
+    folder = tmp_path / "world"
+    assert main(["world", "init", str(folder)]) == 0
+    (small.run.with_name("run.trust.json")).write_text(json.dumps(small.trust.to_json()))
+    assert main(["world", "join", str(folder), str(small.run)]) == 0
+    words = ["--samples", "2", "--device", "sse41", "--now", "2026-01-01T00:30:00Z"]
+    assert main(["world", "round", str(folder), *words]) == 0
+    capsys.readouterr()
+    assert main(["world", "show", str(folder), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["kind"] for row in rows] == ["announcement", "heads", "draw", "answers", "order", "results"]
+    bundle = folder / "inspectorate" / "verdicts" / "0001.json"
+    assert main(["verify", str(bundle), "--trust", str(folder / "registry" / "trust.json")]) == 0
+    assert main(["world", "init", str(folder)]) == 2
+    assert main(["world", "round", str(tmp_path / "nowhere"), *words]) == 2
