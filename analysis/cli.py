@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from analysis.commands import _common, register_all
+from analysis.version import version
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 
 __all__ = ["Handler", "build_parser", "main"]
@@ -36,6 +37,7 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all subcommands; each sets ``handler`` to a function Namespace -> exit code."""
     parser = _Parser(prog="chipwitness", description="On-chip compute-monitoring simulator.")
+    parser.add_argument("--version", action="version", version=f"chipwitness {version()}")
     register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser))
     return parser
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.registration import registered_trust
+from analysis.version import version
 from firmware_sim.errors import CallerError
 from inspector.bundle.checking import check_bundle
 from inspector.dispute.dispute import Claim, settle
@@ -28,6 +29,7 @@ from inspector.probability.odds import Violation
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.world import World
+from monitor.environment import processor
 from monitor.lab.prover import LabProver
 from monitor.lab.simulated import LabConfig, SimulatedLab, new_lab_config
 from monitor.presets.task import Task
@@ -56,11 +58,13 @@ LABS = (
 )
 
 SEED = 2026
+"""Of everything that is random, unless the caller names another."""
 STEPS = 8
 CHIPS = 8
 SAMPLES = 4
 SNAPSHOT_RATE = Fraction(1, 3)
-HIDDEN_TICKS = 6
+HELD_TICKS = 1
+"""For how long a lab keeps another model in its chips' memory, in the case whose odds the report draws."""
 REPLAY_DEVICES = ("sse41", "mkl-compatible")
 SAMPLING = Sampling(confidence=0.9, against=Violation.parse("data:0.05"))
 CONTROL_DEVICES = (*REPLAY_DEVICES, "emulated-split-k")
@@ -74,6 +78,7 @@ class Demo:
 
     out: Path
     devices: DevicePool
+    seed: int
     summary: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -85,22 +90,25 @@ class Demo:
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - started
 
 
-def run_demo(out: Path, *, say: Say, advance: Callable[[], None]) -> Demo:
-    """Run all scenes and write ``summary.json``, the figures and ``report.html`` under ``out``.
+def run_demo(out: Path, *, say: Say, advance: Callable[[], None], seed: int = SEED) -> Demo:
+    """Run all scenes; write ``summary.json``, figures, ``report.html`` and, with Chromium, ``report.pdf``.
 
     Args:
+        seed: of the labs' training, their secrets and the inspector's draws; at least 0.
         say: called with a line for the person who watches.
         advance: called after each of ``len(LABS)`` + 4 parts.
     Raises:
-        CallerError: ``out`` exists and is not empty.
+        CallerError: ``out`` exists and is not empty, or the seed is negative.
     """
+    if seed < 0:
+        raise CallerError(f"--seed must be at least 0, not {seed}")
     if out.exists() and any(out.iterdir()):
         raise CallerError(f"{out} is not empty; choose another --out")
     runs, inspectorate = out / "runs", out / "inspectorate"
     runs.mkdir(parents=True, exist_ok=True)
     inspectorate.mkdir(exist_ok=True)
     with DevicePool() as devices:
-        return _run(Demo(out=out, devices=devices), runs, inspectorate, say, advance)
+        return _run(Demo(out=out, devices=devices, seed=seed), runs, inspectorate, say, advance)
 
 
 def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable[[], None]) -> Demo:
@@ -128,6 +136,7 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
     advance()
     replays = labs[0]["evidence"]["replays"]
     demo.summary = {
+        "made": _made(demo.seed),
         "labs": labs,
         "training_device": labs[0]["evidence"]["runs"][0]["training_device"],
         "replay_devices": [{"name": each["device"], "fingerprint": each["fingerprint"]} for each in replays],
@@ -147,6 +156,25 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
     return demo
 
 
+def _made(seed: int) -> dict[str, Any]:
+    """When, by which release and on what the demo ran."""
+    import os
+    import platform
+
+    import torch
+
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": version(),
+        "seed": seed,
+        "command": f"chipwitness demo --seed {seed}",
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
 def as_expected(summary: dict[str, Any]) -> bool:
     """Tell whether the honest lab was accepted, each cheat rejected, and the dispute settled against the liar."""
     outcomes = all(
@@ -158,7 +186,7 @@ def as_expected(summary: dict[str, Any]) -> bool:
 
 
 def _train(demo: Demo, run: Path, inspectorate: Path, lab: Lab) -> Trust:
-    task = Task.for_preset("tiny-gpt", seed=SEED, steps=STEPS, checkpoint_every=4, shards=CHIPS)
+    task = Task.for_preset("tiny-gpt", seed=demo.seed, steps=STEPS, checkpoint_every=4, shards=CHIPS)
     with demo.timed("training with snapshots"):
         return _train_task(task, run, inspectorate, lab, STEPS // 2)
 
@@ -166,7 +194,7 @@ def _train(demo: Demo, run: Path, inspectorate: Path, lab: Lab) -> Trust:
 def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: int) -> Trust:
     config: LabConfig = new_lab_config(
         lab=lab.name,
-        seed=SEED,
+        seed=task.seed,
         chips=task.shards,
         lie=lab.lie,
         lie_step=lie_step,
@@ -183,7 +211,7 @@ def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: i
 
 
 def _inspect(demo: Demo, run: Path, trust: Trust, lab: Lab) -> dict[str, Any]:
-    settings = Settings(samples=SAMPLES, seed=f"inspection {SEED}", devices=REPLAY_DEVICES, sampling=SAMPLING)
+    settings = Settings(samples=SAMPLES, seed=f"inspection {demo.seed}", devices=REPLAY_DEVICES, sampling=SAMPLING)
     with demo.timed("inspection with replay"):
         verdict = inspect([run], trust, settings, now=datetime.now(UTC), worker=demo.devices.run)
     return {"lab": lab.name, "lie": lab.lie, "story": lab.story, **verdict.to_json()}
@@ -234,7 +262,7 @@ def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
 
 def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
     task = Task.for_preset(
-        "tiny-gpt", seed=SEED, steps=DISPUTE_STEPS, checkpoint_every=3, shards=2, batch_size=4, numerics="exact"
+        "tiny-gpt", seed=demo.seed, steps=DISPUTE_STEPS, checkpoint_every=3, shards=2, batch_size=4, numerics="exact"
     )
     labs = (
         Lab(name="right-operator", lie=None, story="computes what it should"),
@@ -251,12 +279,16 @@ def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
 
 
 def _detection() -> dict[str, Any]:
-    """The predicted chance that this inspection catches the hidden steps, and what it rests on."""
+    """The predicted chance of a lie that the draw decides about, and what it rests on.
+
+    Hidden steps are counted by the meter and caught for certain. A model that is put into the chips' memory past every
+    operator, and gone after a tick, is caught where a snapshot of a drawn chip falls on it.
+    """
     return {
         "chips": CHIPS,
         "drawn": SAMPLES,
         "snapshot_rate_per_tick": str(SNAPSHOT_RATE),
-        "hidden_ticks": HIDDEN_TICKS,
-        "catch_per_chip": float(1 - (1 - SNAPSHOT_RATE) ** HIDDEN_TICKS),
-        "predicted_probability": hidden_training_detection(CHIPS, SAMPLES, SNAPSHOT_RATE, HIDDEN_TICKS),
+        "held_ticks": HELD_TICKS,
+        "catch_per_chip": float(1 - (1 - SNAPSHOT_RATE) ** HELD_TICKS),
+        "predicted_probability": hidden_training_detection(CHIPS, SAMPLES, SNAPSHOT_RATE, HELD_TICKS),
     }

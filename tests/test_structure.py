@@ -76,6 +76,7 @@ MONITOR = (
     {"replay"},
     {"lab"},
     {"recording"},
+    {"distributed"},
 )
 INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
@@ -85,10 +86,10 @@ INSPECTOR = (
     {"rounds"},
 )
 ANALYSIS = (
-    {"public_data"},
+    {"public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
-    {"report"},
+    {"report", "explorer"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.text import visible
 from firmware_sim import limits
 from firmware_sim.errors import CallerError
 
@@ -32,24 +32,6 @@ __all__ = [
     "visible",
     "write_new",
 ]
-
-
-_SHOWN_AS_IS = ("L", "M", "N", "P", "S")
-"""Unicode's general categories of letters, marks, numbers, punctuation and symbols; controls and formats are others."""
-
-
-def visible(text: object) -> str:
-    """Return text as one line that can only be read: controls, line ends, overrides of direction and the like escaped.
-
-    Everything that a command prints goes through here, since names and reasons come from evidence too.
-    """
-    line = str(text)
-    if len(line) > limits.LINE_CHARACTERS.most:
-        line = line[: limits.LINE_CHARACTERS.most] + "…"
-    return "".join(
-        each if each == " " or unicodedata.category(each).startswith(_SHOWN_AS_IS) else ascii(each)[1:-1]
-        for each in line
-    )
 
 
 def say(line: object) -> None:

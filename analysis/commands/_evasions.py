@@ -16,6 +16,7 @@ EVASIONS = """
 Evasions: declared; stretch=K (1/K of the chips for K times as long); rush=K (K times the chips for 1/K of the time);
 hide=X (a share X of the used chips is undeclared); tamper=X (a share X of the used chips' logs does not incriminate);
 only=SITE (the run fits that site alone); refuse (drawn chips with evidence are refused, as many as are tolerated).
+Joined by commas they are used at once (hide=0.2,refuse).
 Default: declared, stretch=4, rush=4, and refuse where --refusals is above 0.
 """
 
@@ -23,42 +24,71 @@ _FORMS = "declared, stretch=K, rush=K, hide=X, tamper=X, only=SITE or refuse"
 
 
 def parse_evasion(text: str) -> Evasion:
-    """Return the evasion that the command line names.
+    """Return the evasion that the command line names; several at once are joined by commas, ``only=SITE`` last.
 
     Raises:
         CallerError: an unknown name, or a value that is missing or out of range.
     """
     from inspector.probability.planning import Evasion
 
-    kind, _, value = text.partition("=")
-    if text == "declared":
-        return Evasion(name="as declared")
-    if text == "refuse":
-        return Evasion(name=text, refuses=True)
-    if kind == "only" and value:
-        return Evasion(name=text, sites=(value,))
-    try:
-        size = float(value)
-    except ValueError:
-        raise CallerError(f"evasion {text!r}: must be {_FORMS}") from None
-    if kind in ("stretch", "rush") and not 1 <= size < math.inf:
+    stretch = visible = readout = 1.0
+    refuses, left = False, text
+    sites: tuple[str, ...] = ()
+    while left:
+        part, _, left = (left, "", "") if left.startswith("only=") else left.partition(",")
+        kind, _, value = part.partition("=")
+        match kind:
+            case "declared" if part == kind:
+                pass
+            case "refuse" if part == kind:
+                refuses = True
+            case "only" if value:
+                sites = (value,)
+            case "stretch":
+                stretch *= _factor(text, value)
+            case "rush":
+                stretch /= _factor(text, value)
+            case "hide":
+                visible *= 1.0 - _part(text, value)
+            case "tamper":
+                readout *= 1.0 - _part(text, value)
+            case _:
+                raise _malformed(text)
+    if not text or text.endswith(","):
+        raise _malformed(text)
+    name = "as declared" if text == "declared" else text
+    return Evasion(name=name, stretch=stretch, visible=visible, readout=readout, refuses=refuses, sites=sites)
+
+
+def _factor(text: str, value: str) -> float:
+    size = _number(text, value)
+    if not 1 <= size < math.inf:
         raise CallerError(f"evasion {text!r}: K must be at least 1")
-    if kind in ("hide", "tamper") and not 0 <= size <= 1:
+    return size
+
+
+def _part(text: str, value: str) -> float:
+    size = _number(text, value)
+    if not 0 <= size <= 1:
         raise CallerError(f"evasion {text!r}: X must be between 0 and 1")
-    match kind:
-        case "stretch":
-            return Evasion(name=text, stretch=size)
-        case "rush":
-            return Evasion(name=text, stretch=1.0 / size)
-        case "hide":
-            return Evasion(name=text, visible=1.0 - size)
-        case "tamper":
-            return Evasion(name=text, readout=1.0 - size)
-    raise CallerError(f"evasion {text!r}: must be {_FORMS}")
+    return size
+
+
+def _number(text: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise _malformed(text) from None
+
+
+def _malformed(text: str) -> CallerError:
+    return CallerError(f"evasion {text!r}: must be {_FORMS}")
 
 
 def spoken(text: str) -> str:
     """Return an evasion of the command line in words, for a figure."""
+    if "," in text and not text.startswith("only="):
+        return " and ".join(spoken(part) for part in text.split(","))
     kind, _, value = text.partition("=")
     match kind:
         case "stretch":

@@ -31,7 +31,9 @@ there are no other keys), samples_per_year, visits_per_year, work (chips a year,
 (no schedule over these periods needs less work), inspectors (at 1,000 chips' work each a year), cost (inspectors' work
 times --inspector-cost, or null), detection (guaranteed), false_alarm (an honest lab is accused by the same schedule
 while the longest of these runs lasts), excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion,
-detection, false_alarm and excess over that run's days, placement: chips used at each site; most dangerous first),
+detection, false_alarm and excess over that run's days, run_days, median_day: first visit by which half are caught, null
+if never, placement: chips used at each site; most dangerous first), deterrence (gain, penalty, aversion, utility: above
+0 a violation pays, deterring_detection, deterring_penalty: null where none is enough; null without --gain),
 not_covered (evasions outside the guarantee), impossible (evasions that need more chips than there are), sensitivity
 (parameter, lower, higher: work relative to the plan's when the parameter is halved and doubled, null if impossible;
 elasticity; strongest first; null without --sensitivity), stocks_as_of (month of the stocks, or null without --today),
@@ -89,6 +91,15 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
     option("--inspector-cost", type=float, metavar="M", help="money for one inspector and year")
+    option("--gain", type=float, metavar="G", help="what a violation gains that nobody notices (with --penalty)")
+    option("--penalty", type=float, metavar="L", help="what one costs that is caught, in the same unit (with --gain)")
+    option(
+        "--risk-aversion",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="the Prover's constant absolute risk aversion, per that unit; below 0 it likes risk (default 0)",
+    )
     option("--sensitivity", action="store_true", help="also solve with each parameter halved and doubled")
     add_draws(plan, default=40, what="each planned anew")
     option("--out", type=Path, metavar="FIGURE", help="draw the sensitivity (.png, .svg or .pdf)")
@@ -328,16 +339,37 @@ def _document(
                 "detection": each.detection,
                 "false_alarm": each.false_alarm,
                 "excess": each.excess,
+                "run_days": each.days,
+                "median_day": each.median_day if math.isfinite(each.median_day) else None,
                 "placement": dict(zip(names, each.placement, strict=True)),
             }
             for each in plan.responses
         ],
+        "deterrence": _deterrence(arguments, plan.detection),
         "not_covered": _not_covered(problem),
         "impossible": list(plan.impossible),
         "sensitivity": None if rows is None else [_finite(dataclasses.asdict(each)) for each in rows],
         "stocks_as_of": _newest() if arguments.today else None,
         "parameters": dataclasses.asdict(problem),
     }
+
+
+def _deterrence(arguments: argparse.Namespace, detection: float) -> dict[str, Any] | None:
+    """Return whether a violation pays under the plan, and from where on it does not; None where no stakes are given."""
+    from inspector.probability.deterrence import deterring_detection, deterring_penalty, expected_utility
+
+    if (arguments.gain is None) != (arguments.penalty is None):
+        raise CallerError("--gain and --penalty go together")
+    if arguments.gain is None:
+        return None
+    stakes = {"gain": arguments.gain, "aversion": arguments.risk_aversion}
+    both = stakes | {"penalty": arguments.penalty}
+    found = {
+        "utility": expected_utility(detection=detection, **both),
+        "deterring_detection": deterring_detection(**both),
+        "deterring_penalty": deterring_penalty(detection=detection, **stakes),
+    }
+    return both | _finite({name: float(value) for name, value in found.items()})
 
 
 def _not_covered(problem: Problem) -> list[str]:
@@ -375,7 +407,11 @@ def _text(data: dict[str, Any]) -> list[str]:
     ]
     cost = "" if data["cost"] is None else f", cost {data['cost']:,.0f} a year"
     responses = [
-        [f"  {each['evasion']}", *(f"{each[key]:.4f}" for key in ("detection", "false_alarm", "excess"))]
+        [
+            f"  {each['evasion']}",
+            *(f"{each[key]:.4f}" for key in ("detection", "false_alarm", "excess")),
+            "never" if each["median_day"] is None else f"day {each['median_day']:g} of {each['run_days']:g}",
+        ]
         for each in data["responses"]
     ]
     lines = [
@@ -387,10 +423,19 @@ def _text(data: dict[str, Any]) -> list[str]:
         f"{data['lower_bound']:,.0f}.",
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
         f"{data['detection']:.4f} at least, whichever of these the Prover picks:",
-        *aligned([["  evasion", "detection", "honest lab accused", "excess"], *responses]),
+        *aligned([["  evasion", "detection", "honest lab accused", "excess", "half are caught by"], *responses]),
         f"An honest lab that cannot show {data['parameters']['honest_refusal_rate']:g} of its drawn chips is accused "
         f"with probability {data['false_alarm']:.4f} at most (cap {data['parameters']['false_alarms']:g}).",
     ]
+    late = [
+        each["evasion"] for each in data["responses"] if each["median_day"] and each["median_day"] > each["run_days"]
+    ]
+    if late:
+        lines.append(
+            f"Warning: the run is over before half of such runs are caught: {', '.join(late)}. --delay caps how late."
+        )
+    if data["deterrence"] is not None:
+        lines.append(_deterrence_line(data["deterrence"]))
     if data["not_covered"]:
         lines.append("Not covered: a lab that refuses drawn chips with evidence while that is tolerated (refuse).")
     if data["impossible"]:
@@ -407,3 +452,13 @@ def _text(data: dict[str, Any]) -> list[str]:
             rows.append([each["parameter"], *("-" if value is None else f"{value:.3f}" for value in figures)])
         lines += ["", "Work relative to the plan's", *aligned(rows)]
     return lines
+
+
+def _deterrence_line(found: Mapping[str, float | None]) -> str:
+    utility, penalty = found["utility"], found["deterring_penalty"]
+    pays = "pays" if utility is None or utility > 0 else "does not pay"
+    enough = "no penalty would deter" if penalty is None else f"a penalty of {penalty:.4g} would deter"
+    return (
+        f"A violation that gains {found['gain']:g} and costs {found['penalty']:g} if caught {pays} (risk aversion "
+        f"{found['aversion']:g}): detection of {found['deterring_detection']:.4f} deters; at this plan's, {enough}."
+    )

@@ -27,7 +27,7 @@ _SIMPLE = {
     "registry": "imports and censuses of a large registry",
 }
 _ON_NATIVE = ("demo", "accuracy", "replay")
-_UNITS = {"adversary": "sequence", "storage": "step", "faults": "life", "chip": "part"}
+_UNITS = {"distributed": "job", "adversary": "sequence", "storage": "step", "faults": "life", "chip": "part"}
 """Works whose progress is a number of these."""
 
 
@@ -42,6 +42,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     _add_presets(one, "small ones")
     one.add_argument("--device", default="native", metavar="NAME", help="what to measure (default: native)")
     one.add_argument("--out", type=Path, metavar="FILE", help="put the rows there, beside those of other machines")
+
+    one = _add(
+        works,
+        "distributed",
+        "one training on one process, FSDP2 and DDP, and whether it reaches the same bits",
+        f"{_ROWS}: mode (layout and processes), numerics, device, foreach, micro_batches, peak_mib (of rank 0), roots "
+        "(of the state after each step); ratio is memory at 48 micro-batches to that at 12; exit code 1 where a layout "
+        "ends in other bits under exact numerics, or memory grows",
+    )
+    one.add_argument("--steps", type=int, metavar="N", help="steps of each training, at least 3 (default: 3)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
         works,
@@ -204,6 +215,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--seed", type=int, metavar="S", help="which bits flip and where writes end (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
+    one = _add(
+        works,
+        "explore",
+        "the explorer in a browser: JavaScript beside Python, first picture, slider to picture, requests",
+        "JSON: a list of rows with points, seed, work, value, most (the largest value that is accepted) and unit; exit "
+        "code 1 where a value is larger. Needs chromium and the extra `browser`",
+    )
+    one.add_argument("--points", type=int, metavar="N", help="random settings of the sliders (default: 10000)")
+    one.add_argument("--seed", type=int, metavar="S", help="of these (default: 1)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
 
 def _add(
     works: _SubParsersAction[ArgumentParser],
@@ -239,7 +261,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
     names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
-    names += ["megabytes", "years", "cases", "sizes"]
+    names += ["megabytes", "years", "cases", "sizes", "points"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)
@@ -259,7 +281,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             found = module.run(progress=bar.update, **options)
     else:
         found = module.run(**options)
-    written = ("accuracy", "numerics", "evasions", "honest", "fuzz", "loops", "replay", *_UNITS)
+    written = ("accuracy", "numerics", "evasions", "honest", "fuzz", "loops", "replay", "explore", *_UNITS)
     if arguments.work in written and arguments.out is not None:
         module.write(found, arguments.out)
     if arguments.work == "evasions" and arguments.rates is not None:

@@ -21,6 +21,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("demo", help="the main job: labs, inspections, verdicts, curves, report")
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where to write (default: demo)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of everything that is random (default 2026)")
     add_json(parser)
     parser.epilog = "JSON: the content of summary.json; exit code 0 if every verdict is the right one"
     parser.set_defaults(handler=_demo)
@@ -32,7 +33,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     enter("native")
     from tqdm import tqdm
 
-    from analysis.demo import LABS, as_expected, run_demo
+    from analysis.demo import LABS, SEED, as_expected, run_demo
 
     with tqdm(total=len(LABS) + 4, desc="demo", disable=not sys.stderr.isatty(), leave=False) as bar:
 
@@ -41,12 +42,19 @@ def _demo(arguments: argparse.Namespace) -> int:
                 bar.write(visible(line))
                 sys.stdout.flush()
 
-        demo = run_demo(arguments.out, say=say, advance=lambda: bar.update() and None)
+        demo = run_demo(
+            arguments.out,
+            say=say,
+            advance=lambda: bar.update() and None,
+            seed=SEED if arguments.seed is None else arguments.seed,
+        )
     if arguments.json:
         print_json(demo.summary)
     else:
         print(visible(f"summary  {arguments.out / 'summary.json'}"))
-        print(visible(f"report   {arguments.out / 'report.html'}"))
+        for name in ("report.html", "report.pdf"):
+            if (arguments.out / name).is_file():
+                print(visible(f"report   {arguments.out / name}"))
     if not as_expected(demo.summary):
         raise DeviceError("a verdict of the demo is not the expected one; see summary.json")
     return 0

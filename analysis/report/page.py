@@ -1,37 +1,45 @@
-"""The self-contained report of a demo: one HTML file with its figures inside."""
+"""The self-contained report of a demo: one HTML file with its figures inside, and a PDF of it where Chromium is."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from analysis.report import equality, figures
+from analysis.report._words import plainly
 from analysis.report.style import Origin
 
 __all__ = ["write_report"]
 
-_ORIGIN = Origin(command="chipwitness demo")
+_PDF_SECONDS = 120
+_LONG = re.compile(r"\b[0-9a-f]{24,}\b")
+_SHOWN = 12
 
 
 def write_report(out: Path, summary: dict[str, Any]) -> None:
-    """Draw the figures (SVG) and write ``report.html`` under ``out``."""
+    """Draw the figures (SVG) and write ``report.html`` and, where Chromium is, ``report.pdf`` under ``out``."""
     folder = out / "figures"
     folder.mkdir(exist_ok=True)
-    drawn = {name: _svg(path) for name, path in _draw(folder, summary).items()}
+    drawn = {name: _svg(path, name) for name, path in _draw(folder, summary).items()}
     source = resources.files(__package__).joinpath("templates/report.html.j2").read_text(encoding="utf-8")
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"plainly": plainly, "shortened": _shortened}
     table = equality.load(equality.COMMITTED)
     shown = {"hardware": table["hardware"], "works": equality.summary(table["rows"])}
-    html = template.render(summary=summary, figures=drawn, equality=shown)
+    html = environment.from_string(source).render(summary=summary, figures=drawn, equality=shown)
     (out / "report.html").write_text(html, encoding="utf-8")
+    _print(out / "report.html", out / "report.pdf")
 
 
 def _draw(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
-    detection = summary["detection"]
+    detection, origin = summary["detection"], Origin(command=summary["made"]["command"], seed=summary["made"]["seed"])
     paths = {name: folder / f"{name}.svg" for name in ("detection", "stretch", "chips")}
     figures.detection_curve(
         paths["detection"],
@@ -40,15 +48,44 @@ def _draw(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
         catch=detection["catch_per_chip"],
         confidence=0.9,
         mark=detection["drawn"],
-        title="Catching the hidden steps",
-        origin=_ORIGIN,
+        title="Catching a model that is in memory for one tick",
+        origin=origin,
     )
-    figures.stretch_figure(paths["stretch"], origin=_ORIGIN)
-    figures.chips_figure(paths["chips"], flops={"GPT-3": 3.14e23, "PaLM": 2.56e24, "1e26 FLOP": 1e26}, origin=_ORIGIN)
+    closed = Origin(command=summary["made"]["command"])
+    figures.stretch_figure(paths["stretch"], origin=closed)
+    figures.chips_figure(paths["chips"], flops={"GPT-3": 3.14e23, "PaLM": 2.56e24, "1e26 FLOP": 1e26}, origin=closed)
     return paths
 
 
-def _svg(path: Path) -> Markup:
-    """The drawing alone, without the XML prologue, for use inside HTML. Our own figure, so it needs no escaping."""
+def _svg(path: Path, name: str) -> Markup:
+    """The drawing alone, as one picture named by its caption. Our own figure, so it needs no escaping."""
     text = path.read_text(encoding="utf-8")
-    return Markup(text[text.index("<svg") :])
+    return Markup(text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-labelledby="{name}-caption" ', 1))
+
+
+def _shortened(text: str) -> Markup:
+    """Text in which a digest is as long as somebody compares by eye; the whole of it is its title."""
+    parts, end = [], 0
+    for found in _LONG.finditer(text):
+        parts.append(escape(text[end : found.start()]))
+        parts.append(Markup('<span class="mono" title="{}">{}…</span>').format(found[0], found[0][:_SHOWN]))
+        end = found.end()
+    return Markup("").join([*parts, escape(text[end:])])
+
+
+def _print(page: Path, pdf: Path) -> None:
+    """Let Chromium print the page, if it is there; a report without its PDF is a report all the same."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        return
+    # Without its sandbox, since containers run as root; the page is our own.
+    words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+    try:
+        subprocess.run(
+            [*words, f"--print-to-pdf={pdf.resolve()}", page.resolve().as_uri()],
+            capture_output=True,
+            timeout=_PDF_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        pdf.unlink(missing_ok=True)

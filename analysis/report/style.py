@@ -71,7 +71,7 @@ _SIZE = (6.4, 4.2)
 _DOTS_PER_INCH = 200
 _SHEET_DOTS_PER_INCH = 110
 _TEXT = "#222222"
-_SETTINGS: Any = {"svg.hashsalt": "chipwitness", "pdf.fonttype": 42, "svg.fonttype": "path"}
+_SETTINGS: Any = {"svg.hashsalt": "chipwitness", "pdf.fonttype": 42, "svg.fonttype": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -314,8 +314,8 @@ def _replay(
 ) -> list[dict[str, Any]]:
     """Replay the chosen segments of each run on each device, compare with what was committed, return the answers."""
     jobs = []
-    evidence["odds"] = []
     looked_at: dict[str, list[InsideStep]] = {}
+    evidence["odds"] = []
     for transcript in transcripts:
         if not transcript.execution.executable:
             continue

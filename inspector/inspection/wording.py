@@ -24,9 +24,9 @@ _OLDER = (
     "chips put back to a copy of an earlier state",
 )
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
+_KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
 _UNSEEN = "false steps in segments that were not replayed, but for the odds"
 _SILENT = "labs that declare nothing"
-_KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
 
 
 def acceptance(evidence: dict[str, Any]) -> str:
@@ -85,9 +85,9 @@ def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: boo
     """
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
-    silent = () if every else (_SILENT,)
-    parts = [_UNMETERED, _KEPT, *old, _UNSEEN, *silent, *(() if derived else NOT_REVIEWED)]
-    return "not covered: " + "; ".join(parts)
+    return "not covered: " + "; ".join(
+        [_UNMETERED, _KEPT, *old, _UNSEEN, *(() if every else (_SILENT,)), *(() if derived else NOT_REVIEWED)]
+    )
 
 
 def outcomes_by_lab(

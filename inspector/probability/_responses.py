@@ -12,12 +12,14 @@ from firmware_sim.errors import CallerError
 from inspector.probability._logspace import Floats
 from inspector.probability._schedule import Evasion, PlannedRun, Problem, Visits
 from inspector.probability.alarms import fewest_tolerated, log_tolerated
-from inspector.probability.detection import ChipsTooFewError
-from inspector.probability.sites import sites_log_miss, worst_placement
+from inspector.probability.detection import ChipsTooFewError, hit_probability, log_miss
+from inspector.probability.sites import worst_placement
 
 __all__ = ["Response", "best_response", "false_alarm", "tolerating"]
 
 _CELLS = 128
+_HALF = math.log(0.5)
+_ROUNDING = 1e-9
 _REFINEMENTS = 3
 
 
@@ -29,6 +31,9 @@ class Response:
         evasion: its name.
         placement: chips used at each site, in the order of the sites.
         detection: probability to be caught all the same.
+        days: how long the run lasts under this evasion.
+        median_day: first day of a visit by which half of such runs are caught, visits being counted from the run's
+            begin; infinite if never. Beyond ``days`` where the run is over before somebody comes.
         false_alarm: probability that a lab without violation is accused over as many days by the same schedule.
     """
 
@@ -36,6 +41,8 @@ class Response:
     placement: tuple[float, ...]
     detection: float
     false_alarm: float
+    days: float
+    median_day: float
 
     @property
     def excess(self) -> float:
@@ -56,13 +63,38 @@ def best_response(problem: Problem, visits: Sequence[Visits], evasion: Evasion) 
     if not run.fits:
         raise ChipsTooFewError(f"evasion {evasion.name!r} needs more chips than the sites hold that it may use")
     refusals = problem.honest_refusal_rate > 0 or any(each.refusals_allowed for each in visits)
-    placed, log_miss = (_with_refusals if refusals else _all_shown)(problem, visits, run)
+    placed, by_site = (_with_refusals if refusals else _all_shown)(problem, visits, run)
     return Response(
         evasion=evasion.name,
         placement=tuple(map(float, placed)),
-        detection=-math.expm1(log_miss),
+        detection=-math.expm1(float(by_site.sum())),
         false_alarm=false_alarm(problem, visits, run.days),
+        days=run.days,
+        median_day=_median_day(visits, run.days, by_site),
     )
+
+
+def _median_day(visits: Sequence[Visits], days: float, by_site: Floats) -> float:
+    """Return the first visit by which the log of the miss, ``by_site`` over the whole run, is that of a half."""
+    seen = [
+        (each.period, each.times(days), log / each.times(days))
+        for each, log in zip(visits, by_site, strict=True)
+        if log
+    ]
+    if sum(times * log for _, times, log in seen) > _HALF:
+        return math.inf
+    # Each visit adds its part; the last one of a site meets what is left of the run.
+    dates = sorted(
+        (period * number, log * (min(number, times) - (number - 1)))
+        for period, times, log in seen
+        for number in range(1, math.ceil(times - _ROUNDING) + 1)
+    )
+    total = 0.0
+    for day, log in dates:
+        total += log
+        if total <= _HALF:
+            return day
+    return dates[-1][0]
 
 
 def false_alarm(problem: Problem, visits: Sequence[Visits], days: float) -> float:
@@ -94,8 +126,8 @@ def tolerating(problem: Problem, visits: Sequence[Visits]) -> list[Visits]:
     return [replace(each, refusals_allowed=fewest(each)) for each in visits]
 
 
-def _all_shown(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> tuple[Floats, float]:
-    """Return the best placement and its log of the miss where every drawn chip is shown."""
+def _all_shown(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> tuple[Floats, Floats]:
+    """Return the best placement and each site's log of the miss where every drawn chip is shown."""
     samples, catch = np.empty(len(visits)), np.empty(len(visits))
     for place, each in enumerate(visits):
         times, catch[place] = run.inspections(each.period)
@@ -104,11 +136,11 @@ def _all_shown(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> t
     placed = np.zeros(len(visits))
     open_ = run.allowed
     placed[open_] = worst_placement(total=run.chips, chips=chips[open_], samples=samples[open_], catch=catch[open_])
-    return placed, float(sites_log_miss(used=placed, chips=chips, samples=samples, catch=catch))
+    return placed, np.asarray(log_miss(hit=hit_probability(share=placed / chips, snapshot=catch), samples=samples))
 
 
-def _with_refusals(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> tuple[Floats, float]:
-    """Return the best placement and its log of the miss where some drawn chips are not shown.
+def _with_refusals(problem: Problem, visits: Sequence[Visits], run: PlannedRun) -> tuple[Floats, Floats]:
+    """Return the best placement and each site's log of the miss where some drawn chips are not shown.
 
     A visit passes if no chip with evidence is shown and no more are missing than it tolerates. Whether the Prover
     refuses or not, -log of that chance is convex in the placement: it is the integral of a beta density, or a
@@ -138,7 +170,7 @@ def _with_refusals(problem: Problem, visits: Sequence[Visits], run: PlannedRun) 
         placed = _filled(grid, exponent(grid), run.chips)
         cell = (high - low) / _CELLS
         low, high = np.maximum(placed - 2.0 * cell, 0.0), np.minimum(placed + 2.0 * cell, most)
-    return placed, -float(exponent(placed[:, None]).sum())
+    return placed, -exponent(placed[:, None])[:, 0]
 
 
 def _filled(grid: Floats, heights: Floats, total: float) -> Floats:

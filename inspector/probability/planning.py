@@ -44,6 +44,7 @@ __all__ = [
     "cheapest_plan",
     "false_alarm",
     "sensitivity",
+    "tolerating",
 ]
 
 _ROUNDS = 200

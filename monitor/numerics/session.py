@@ -40,6 +40,7 @@ __all__ = [
     "Observer",
     "Session",
     "execute",
+    "plain_kernels",
     "recording",
     "replaying",
 ]
@@ -157,7 +158,8 @@ class _PlainKernels:
                 self._switches.close()
 
 
-_PLAIN_KERNELS = _PlainKernels()
+plain_kernels = _PlainKernels()
+"""What every controlled step computes in; also for whoever finds out a step's operators without computing."""
 
 
 class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -279,11 +281,11 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check_subnormals()
         self._state = "open"
         if self._backend is not None:
-            _PLAIN_KERNELS.__enter__()
+            plain_kernels.__enter__()
 
     def _close(self, kind: type[BaseException] | None) -> None:
         if self._backend is not None:
-            _PLAIN_KERNELS.__exit__()
+            plain_kernels.__exit__()
         self._state = "failed"
         if kind is None:
             self._check_subnormals()

@@ -1,22 +1,30 @@
-"""Keys of random operators in a recorded step: draws of a generator seeded by the run's seed and the step."""
+"""Keys of random operators in a recorded step: draws of a generator seeded by the run's seed and the step.
+
+A step has streams of draws. Stream 0 is the step's own; declared micro-batch m draws from stream m + 1, so that whoever
+computes it, in whatever order, draws the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from firmware_sim.errors import CallerError, EvidenceError
 
-__all__ = ["MAXIMUM_DRAWS", "RecordedKeys", "RepeatedKeys", "step_seed"]
+__all__ = ["MAXIMUM_DRAWS", "MAXIMUM_STREAMS", "RecordedKeys", "RepeatedKeys", "step_seed"]
 
 MAXIMUM_DRAWS = 1 << 20
+"""Of each stream."""
+MAXIMUM_STREAMS = 1 << 20
 
 
-def step_seed(seed: int, step: int) -> int:
-    """Seed of torch's generator at the start of a step, in [0, 2^63)."""
-    digest = hashlib.sha256(f"chipwitness/step-seed/{seed}/{step}".encode()).digest()
+def step_seed(seed: int, step: int, stream: int = 0) -> int:
+    """Seed of torch's generator at the start of a step, or of a stream of its draws, in [0, 2^63)."""
+    place = f"{step}/{stream}" if stream else f"{step}"
+    digest = hashlib.sha256(f"chipwitness/step-seed/{seed}/{place}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
@@ -25,10 +33,10 @@ def _draw(generator: torch.Generator) -> int:
 
 
 class _Sequence:
-    """The draws 0, 1, 2, … of a step."""
+    """The draws 0, 1, 2, … of one stream of a step."""
 
-    def __init__(self, seed: int, step: int) -> None:
-        self._generator = torch.Generator().manual_seed(step_seed(seed, step))
+    def __init__(self, seed: int, step: int, stream: int = 0) -> None:
+        self._generator = torch.Generator().manual_seed(step_seed(seed, step, stream))
         self._drawn: list[int] = []
 
     def at(self, index: int) -> int:
@@ -47,20 +55,34 @@ class RecordedKeys:
     """
 
     def __init__(self, seed: int, step: int) -> None:
+        self._seed, self._step = seed, step
+        self._stream = 0
         self._expected = _Sequence(seed, step)
         self._index_of: dict[int, int] = {}
         self._taken: list[int] = []
+
+    @contextmanager
+    def stream(self, number: int) -> Iterator[None]:
+        """While it is open, torch's generator gives the draws of another stream than the step's own."""
+        before, random = (self._stream, self._expected, self._index_of), torch.get_rng_state()
+        self._stream, self._expected, self._index_of = number, _Sequence(self._seed, self._step, number), {}
+        torch.default_generator.manual_seed(step_seed(self._seed, self._step, number))
+        try:
+            yield
+        finally:
+            self._stream, self._expected, self._index_of = before
+            torch.set_rng_state(random)
 
     def __call__(self) -> int:
         key = _draw(torch.default_generator)
         index = self._index_of.setdefault(key, len(self._index_of))
         if self._expected.at(index) != key:
             raise CallerError("the step seeds torch's generator or puts back a state of another step; leave it alone")
-        self._taken.append(index)
+        self._taken.append(self._stream * MAXIMUM_DRAWS + index)
         return key
 
     def take(self) -> list[int]:
-        """Indices of the draws since the last time that this was asked."""
+        """The draws since the last time that this was asked: index + 2^20 · stream."""
         taken, self._taken = self._taken, []
         return taken
 
@@ -69,7 +91,8 @@ class RepeatedKeys:
     """Gives a replay the keys of the draws that its program names."""
 
     def __init__(self, seed: int, step: int) -> None:
-        self._keys = _Sequence(seed, step)
+        self._seed, self._step = seed, step
+        self._streams: dict[int, _Sequence] = {}
         self._due: list[int] = []
 
     def expect(self, draws: Sequence[int]) -> None:
@@ -81,4 +104,7 @@ class RepeatedKeys:
     def __call__(self) -> int:
         if not self._due:
             raise EvidenceError("a call takes more random keys than its program says")
-        return self._keys.at(self._due.pop(0))
+        stream, index = divmod(self._due.pop(0), MAXIMUM_DRAWS)
+        if stream not in self._streams:
+            self._streams[stream] = _Sequence(self._seed, self._step, stream)
+        return self._streams[stream].at(index)

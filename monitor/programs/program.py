@@ -27,6 +27,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
+from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
 from monitor.programs.plan import Plan, plan_of
 from monitor.programs.unread import first_writes, unread
 from monitor.programs.work import call_work, made_bytes
@@ -49,6 +50,7 @@ file in whoever records or inspects the run."""
 MANY_PROGRAMS = 64
 """From here on a recorder warns."""
 _MOST_CALLS = 1 << 20
+_MOST_DRAWS = MAXIMUM_STREAMS * MAXIMUM_DRAWS
 _MOST_UPDATES = 64
 _FORM = "chipwitness/program/3"
 _KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates", "loss"}
@@ -310,7 +312,7 @@ def _check_call(call: object, known: set[str]) -> None:
         raise EvidenceError("a call's arguments are malformed")
     if not isinstance(call["sources"], list) or not isinstance(call["results"], list):
         raise EvidenceError("a call's sources or results are malformed")
-    if not isinstance(draws, list) or not all(type(draw) is int and 0 <= draw < _MOST_CALLS for draw in draws):
+    if not isinstance(draws, list) or not all(type(draw) is int and 0 <= draw < _MOST_DRAWS for draw in draws):
         raise EvidenceError("a call's draws are malformed")
     for place in call["sources"]:
         _check_place(place, known)

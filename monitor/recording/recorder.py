@@ -52,12 +52,12 @@ from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.state import LoopState
 from monitor.recording.stateful import HostState
-from monitor.recording.step import OpenStep, RecordedStep, exchange
+from monitor.recording.step import OpenStep, RecordedStep, TakenElsewhere, exchange
 from monitor.recording.step_programs import StepPrograms
 from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
-from monitor.transcript import Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
+from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.layout import log_path, program_path
 from monitor.transcript.state import decode_state
 
@@ -340,6 +340,11 @@ class Recorder:
         return () if self._rehearsal is None else tuple(self._rehearsal.refusals)
 
     @property
+    def meter(self) -> Meter:
+        """What counts the operators that run on the chips' memory."""
+        return self._loop.memory.meter
+
+    @property
     def run_id(self) -> str:
         """Name of the run, hex."""
         return self._run_id.hex()
@@ -595,6 +600,9 @@ class Recorder:
             content=content,
             batch=trained,
             displaced=displaced,
+            given=given,
+            parameters=dict(self._loop.model.named_parameters()),
+            keys=keys,
         )
 
     def _observe(
@@ -626,13 +634,56 @@ class Recorder:
 
     def _record(self, taken: RecordedStep, opened: OpenStep) -> None:
         """Turn what was seen of a step into a committed one."""
-        step, batch, log = self._writer.steps + 1, opened.batch, opened.session.log
+        step, batch = self._writer.steps + 1, opened.batch
         program, execution = self._programs.explain(
             step, opened.observed, self._updates, self._loop.current(), batch, taken.loss
         )
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss = None
         self._loop.settle()
+        self._commit(program, execution, batch, opened.content, opened.session.log, loss)
+
+    def commit_elsewhere(
+        self, given: object, taken: TakenElsewhere, reached: Mapping[str, Tensor], loss: Tensor
+    ) -> None:
+        """Record a step that other processes took.
+
+        Args:
+            given: the batch.
+            taken: the operators that one process would have run.
+            reached: the state that the processes came to, under ``kind/name``.
+            loss: the step's loss.
+
+        Raises:
+            CallerError: as for any step; also where a step that is repeated from its program leads elsewhere.
+        """
+        self._require_ready()
+        self._held.require_untouched()
+        batch, step = flatten_batch(given), self._writer.steps + 1
+        self._state = "failed"
+        try:
+            program, execution = self._programs.explain(
+                step, taken.observed, taken.updates, taken.state, batch, taken.loss
+            )
+            taken.settle()
+            self._loop.memory.load(reached)
+            self._commit(program, execution, batch, encode_state(batch), b"", loss_bits(loss))
+            self._state = "ready"
+        finally:
+            if self._state == "failed":
+                self._lab.cut_power()
+
+    def _commit(
+        self,
+        program: Program,
+        execution: Execution,
+        batch: Mapping[str, Tensor],
+        content: bytes,
+        log: bytes,
+        loss: str,
+    ) -> None:
+        """Commit a step that has led to what lies in memory."""
+        step = self._writer.steps + 1
         moment = Moment(
             step=step,
             declared=self._declared,
@@ -647,7 +698,7 @@ class Recorder:
         self._host.moment = moment
         log, loss = self._conduct.record(moment)
         self._conduct.before_commit(moment)
-        root = self._source.root(step, opened.content)
+        root = self._source.root(step, content)
         leaf = self._conduct.declare(
             Leaf(
                 step=step,
@@ -664,7 +715,7 @@ class Recorder:
         is_due = is_new or is_kept or _is_picked(self._declared.seed, step, self._options.one_in)
         if self._is_checked and is_due:
             self._held.repeat(self._declared, program, leaf, batch, root, log)
-        files = {log_path(step): log, **self._source.step_files(step, opened.content)}
+        files = {log_path(step): log, **self._source.step_files(step, content)}
         files |= self._checkpoints.of_past(step, program)
         if is_new:
             self._programs.know(program)

@@ -232,6 +232,9 @@ class Rehearsal:
             content=b"",
             batch=content,
             displaced=[],
+            given=given,
+            parameters=dict(self._model.named_parameters()) if isinstance(self._model, nn.Module) else {},
+            keys=keys,
         )
 
     def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:

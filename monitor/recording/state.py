@@ -43,6 +43,7 @@ class LoopState:
 
     Attributes:
         entries: the tensors, in the order of memory.
+        model: whose parameters and buffers these are.
         numbers: names of what the optimizer keeps beside tensors, which no memory of a chip holds.
 
     Raises:
@@ -58,7 +59,7 @@ class LoopState:
         complete: bool = False,
         objects: Mapping[str, object] | None = None,
     ) -> None:
-        self._model = model
+        self.model = model
         self._objects = objects or {}
         self._optimizer = optimizer
         self._names = _parameter_names(model, optimizer)
@@ -133,7 +134,7 @@ class LoopState:
 
     def hold(self, present: set[str]) -> None:
         """Let the caller's objects hold these tensors of the state, and no gradient or optimizer state beside them."""
-        for parameter in self._model.parameters():
+        for parameter in self.model.parameters():
             parameter.grad = None
         self._optimizer.state.clear()
         with torch.no_grad():
@@ -146,18 +147,18 @@ class LoopState:
     ) -> tuple[dict[tuple[str, str], Tensor], dict[tuple[str, str], _Binding]]:
         tensors: dict[tuple[str, str], Tensor] = {}
         bindings: dict[tuple[str, str], _Binding] = {}
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             tensors["weight", name] = parameter.detach()
             bindings["weight", name] = _Binding(_getter(parameter), _data_setter(parameter))
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in self.model.named_buffers():
             tensors["buffer", name] = buffer.detach()
             bindings["buffer", name] = self._buffer(name)
-        for holder in tensors_held(self._objects, [*self._model.parameters(), *self._model.buffers()]):
+        for holder in tensors_held(self._objects, [*self.model.parameters(), *self.model.buffers()]):
             held = holder.get()
             assert held is not None
             tensors["buffer", holder.name] = held.detach()
             bindings["buffer", holder.name] = _Binding(holder.get, holder.put)
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             if parameter.requires_grad or parameter in self._names:  # a frozen one may learn later
                 gradient = parameter.grad
                 tensors["gradient", name] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
@@ -174,7 +175,7 @@ class LoopState:
 
     def _buffer(self, name: str) -> _Binding:
         owner, _, leaf = name.rpartition(".")
-        module = self._model.get_submodule(owner)
+        module = self.model.get_submodule(owner)
 
         def get() -> Tensor | None:
             return module._buffers.get(leaf)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from firmware_sim.errors import CallerError
 from monitor.numerics import Session
 from monitor.programs.batches import batch_layout
 from monitor.programs.capture import Capture
+from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
+from monitor.recording.micro_batches import micro_batches
+from monitor.recording.updates import OptimizerUpdates
 
-__all__ = ["OpenStep", "RecordedStep", "exchange"]
+__all__ = ["OpenStep", "RecordedStep", "TakenElsewhere", "exchange"]
 
 
 @dataclass(slots=True)
@@ -29,6 +32,9 @@ class OpenStep:
         content: the declared batch as a file, where the run keeps it.
         batch: what the body really trains on.
         displaced: tensors of the caller's that a lie wrote, with what they held before.
+        given: the batch as the caller holds it.
+        parameters: the model's, by name.
+        keys: of the step's random operators.
     """
 
     observed: Capture | Follower
@@ -38,6 +44,26 @@ class OpenStep:
     content: bytes
     batch: Mapping[str, Tensor]
     displaced: list[tuple[Tensor, Tensor]]
+    given: object
+    parameters: Mapping[str, nn.Parameter]
+    keys: RecordedKeys
+
+
+@dataclass(frozen=True, slots=True)
+class TakenElsewhere:
+    """A step whose operators were found here, and computed by others.
+
+    Attributes:
+        state: what each tensor of the state is after the operators, None where it is absent.
+        loss: the tensor whose value the step's loss is.
+        settle: called once the step is explained.
+    """
+
+    observed: Capture
+    updates: OptimizerUpdates
+    state: Mapping[str, Tensor | None]
+    loss: Tensor | None
+    settle: Callable[[], None]
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):
@@ -51,6 +77,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         """``begin`` opens the step, ``end`` closes it, told whether its body came to its end."""
         self._begin, self._end = begin, end
         self._open: OpenStep | None = None
+        self._is_accumulating = False
         self.loss: Tensor | None = None
 
     def commit(self, loss: Tensor) -> None:
@@ -61,9 +88,35 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
             raise CallerError("the loss of a step is a tensor of one FP32 number without dimensions")
         self.loss = loss.detach()
 
+    def micro_batches(self, count: int) -> Iterator[Any]:
+        """Cut the step's batch into ``count`` equal parts along its first dimension, and give them one after another.
+
+            for part in step.micro_batches(12):
+                (loss(model, part) / TOKENS).backward()
+
+        The loop begins without gradients. When it has ended, each parameter's gradient is the exact sum of those of
+        all parts, rounded once; added up as PyTorch does, it would be rounded with each part, and depend on who
+        computed which. The keys of dropout come from step, part and call. A tensor without dimensions goes whole to
+        each part.
+
+        Raises:
+            CallerError: outside of the step; the parts are not equal; a part leaves a trainable parameter without a
+                gradient.
+        """
+        if self._open is None or self._is_accumulating:
+            raise CallerError("micro-batches are taken inside the with statement of their step, in one loop at a time")
+        opened, self._is_accumulating = self._open, True
+        try:
+            yield from micro_batches(opened.given, count, opened.parameters, opened.keys)
+        finally:
+            self._is_accumulating = False
+        for name, parameter in opened.parameters.items():
+            if parameter.grad is not None:
+                self.watch(f"gradient/{name}", parameter.grad)
+
     def watch(self, name: str, tensor: Tensor) -> None:
         """Notice from now on whatever writes a tensor beside recorded operators."""
-        if self._open is not None:
+        if self._open is not None and not self._is_accumulating:
             with self._open.session.aside():
                 self._open.watch.add(name, tensor)
 

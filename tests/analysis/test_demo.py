@@ -6,15 +6,29 @@ import json
 
 import pytest
 
+from analysis.bench import _browser
 from analysis.cli import main
 from analysis.demo import LABS, as_expected
+from analysis.explorer.runs import opened_runs
+from analysis.report._words import plainly
+from analysis.report.page import _shortened
+
+needs_browser = pytest.mark.skipif(_browser.missing() is not None, reason=str(_browser.missing()))
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """The folder of a demo with a seed of the caller's."""
+    out = tmp_path_factory.mktemp("main job") / "demo"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("inspector.devices.enter", lambda name: None)
+        assert main(["demo", "--out", str(out), "--seed", "2026"]) == 0
+    return out
 
 
 @pytest.mark.slow
-def test_demo_ends_with_the_right_verdicts_and_a_report(tmp_path, monkeypatch, capsys):
+def test_demo_ends_with_the_right_verdicts_and_a_report(out, monkeypatch, capsys):
     monkeypatch.setattr("inspector.devices.enter", lambda name: None)
-    out = tmp_path / "demo"
-    assert main(["demo", "--out", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert as_expected(summary)
     assert [(row["lab"], row["lie"]) for row in summary["labs"]] == [(lab.name, lab.lie) for lab in LABS]
@@ -32,13 +46,67 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(tmp_path, monkeypatch, c
     assert [row["kind"] for row in summary["rounds"]["timeline"]] == kinds
     assert {entry.name for entry in (out / "parties").iterdir()} == {"inspectorate", "registry"}
     assert summary["labs"][0]["evidence"]["odds"][0]["coverage"] == 1.0
-    assert 0.9 < summary["detection"]["predicted_probability"] <= 1
+    assert 0.5 < summary["detection"]["predicted_probability"] < 0.95
+    assert summary["made"]["seed"] == 2026
     report = (out / "report.html").read_text()
     assert report.count("<svg") == 3
     assert all(lab.name in report for lab in LABS)
+    assert all(text in report for text in (summary["made"]["date"], summary["made"]["version"], "seed 2026"))
     assert "src=" not in report
-    assert "REJECT: " in capsys.readouterr().out
     assert main(["demo", "--out", str(out)]) == 2
+    assert main(["demo", "--out", str(out / "other"), "--seed", "-1"]) == 2
+    assert "must be at least 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_explorer_opens_a_demo(out, tmp_path, capsys):
+    page = tmp_path / "e.html"
+    assert main(["explore", str(out), "--campaign", "regimes", "--trials", "5", "--out", str(page), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["runs"]) >= {lab.name for lab in LABS}
+    found = opened_runs(out)
+    honest = next(each for each in found["runs"] if each["name"] == "honest")
+    assert honest["verdict"]["outcome"] == "ACCEPT"
+    assert len(honest["chips"]) == 8
+    assert {"COMMIT", "SNAPSHOT"} <= {event[1] for event in honest["chips"][0]["events"]}
+    assert found["dispute"]["outcome"] == "REJECT"
+    assert main(["explore", str(out), "--verdict", str(out / "summary.json"), "--out", str(page)]) == 2
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_report_is_read_on_a_phone_in_print_and_by_a_screen_reader(out):
+    from axe_playwright_python.sync_playwright import Axe
+
+    assert (out / "report.pdf").read_bytes().startswith(b"%PDF")
+    with _browser.browser() as chromium:
+        for width in (420, 1280):
+            page = chromium.new_page(viewport={"width": width, "height": 900})
+            page.goto((out / "report.html").as_uri())
+            assert not page.get_by_text("the meter counts").first.is_visible()
+            page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            found = Axe().run(page).response["violations"]
+            assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
+        headings = page.get_by_role("heading", level=2).all_inner_texts()
+        assert headings[:3] == ["In short", "Verdicts", "How likely is a cheat caught?"]
+        tree = page.locator("body").aria_snapshot()
+        places = [tree.index(text) for text in ("Inspection report", "Measured", "Simulated", "Verdicts", "A dispute")]
+        assert places == sorted(places)
+        assert page.locator("table").count() == page.locator("table caption").count() > 5
+        assert page.locator("th:not([scope])").count() == 0
+        assert page.get_by_role("img").count() == 3
+        assert page.locator("svg text").get_by_text("probability that the run is caught").count() == 1
+
+
+def test_reasons_are_said_plainly_and_digests_do_not_widen_the_page():
+    reasons = [{"guard": guard, "text": ""} for guard in ("meter", "meter", "scope", "<b>")]
+    assert plainly(reasons) == [
+        "Its chips counted more work than the declared training needs.",
+        "The check “<b>” failed.",
+    ]
+    digest = "0123456789abcdef" * 4
+    short = _shortened(f"<b> head {digest}, step 12")
+    assert short == f'&lt;b&gt; head <span class="mono" title="{digest}">0123456789ab…</span>, step 12'
 
 
 def test_a_wrong_verdict_is_noticed():

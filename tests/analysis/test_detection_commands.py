@@ -228,7 +228,7 @@ def test_plan_tells_the_honest_figure_and_the_excess(capsys: pytest.CaptureFixtu
     assert strict["visits"][0]["refusals_allowed"] > data["visits"][0]["refusals_allowed"]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert re.search(r"evasion +detection +honest lab accused +excess\n", out)
+    assert re.search(r"evasion +detection +honest lab accused +excess +half are caught by\n", out)
     assert "Not covered: a lab that refuses drawn chips with evidence" in out
     covered = run_json(capsys, *words[:-2])
     assert covered["responses"][0]["evasion"] == "refuse"
@@ -485,3 +485,29 @@ def test_alarms_say_what_an_accusation_means(capsys: pytest.CaptureFixture[str],
     never = run_json(capsys, *words[:-4], "--refusals", "0", "--prior", "0.05")
     assert never["rows"][0]["likelihood_ratio"] is None
     assert never["rows"][0]["posterior"] == 1
+
+
+def test_plan_warns_where_a_visit_a_year_meets_a_run_of_ninety_days(capsys):
+    words = ["plan", "--flop", "1e25", "--days", "90", "--site", "a=100000", "--evasion", "declared", "--periods"]
+    assert main([*words, "365"]) == 0
+    assert "Warning: the run is over before half of such runs are caught: as declared." in capsys.readouterr().out
+    assert main([*words, "365", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["responses"]
+    assert (found["run_days"], found["median_day"]) == (90, 365)
+    assert main([*words, "30"]) == 0
+    text = capsys.readouterr().out
+    assert "Warning" not in text
+    assert "day 30 of 90" in text
+
+
+def test_plan_says_whether_a_violation_pays(capsys):
+    words = ["plan", "--flop", "1e25", "--site", "a=100000", "--evasion", "declared"]
+    assert main([*words, "--gain", "10", "--penalty", "100", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["deterrence"]["deterring_detection"] == pytest.approx(1 / 11)
+    assert data["deterrence"]["utility"] < 0
+    assert data["deterrence"]["deterring_penalty"] == pytest.approx(10 * (1 - data["detection"]) / data["detection"])
+    assert main([*words, "--gain", "10", "--penalty", "0"]) == 0
+    assert "if caught pays" in capsys.readouterr().out
+    assert main([*words, "--gain", "10"]) == 2
+    assert main([*words, "--gain", "-1", "--penalty", "1"]) == 2

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 import analysis.examples
-from analysis.examples import catch_a_large_run, record_a_loop, resume_after_a_crash, settle_a_dispute
+from analysis.examples import (
+    catch_a_large_run,
+    record_a_loop,
+    resume_after_a_crash,
+    settle_a_dispute,
+    train_on_two_processes,
+)
 from inspector import Outcome
 
 FOLDER = Path(analysis.examples.__file__).parent
@@ -44,6 +50,10 @@ def test_a_dispute_names_the_liar(tmp_path):
     assert verdict.evidence["guilty"] == "wrong"
     assert verdict.evidence["step"] == settle_a_dispute.WRONG
     assert verdict.evidence["operators_executed"] == 1
+
+
+def test_two_processes_train_and_one_inspects(tmp_path):
+    assert train_on_two_processes.main(tmp_path).outcome is Outcome.ACCEPT
 
 
 def test_every_example_says_what_it_shows_and_is_linked():

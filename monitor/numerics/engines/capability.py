@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import DeviceError
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.pointers import is_host
 from monitor.numerics.reference.convolution import convolution_by_integers
 
@@ -67,7 +68,7 @@ def int8_gemm_is_exact(device: torch.device) -> bool:
     for shape, seed in zip(_SHAPES, itertools.count(), strict=False):
         m, n, k = (-(-size // grain) * grain for size in shape)
         for a, b in _operands(m, n, k, seed):
-            expected = torch.from_numpy(a.numpy() @ b.numpy()).to(torch.int32)  # numpy's own loops
+            expected = torch.from_numpy(array(a) @ array(b)).to(torch.int32)  # numpy's own loops
             for left, right in _pairs(a, b, device):
                 try:
                     product = torch._int_mm(left, right)

@@ -19,6 +19,7 @@ from monitor.numerics.engines.engine import Tiles
 from monitor.numerics.engines.results import Near, Rounding, Settled
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.rounding import codec, elements
 from monitor.numerics.rounding.calibration import Operator
 from monitor.numerics.rounding.policy import Bound, Policy
@@ -108,11 +109,11 @@ class RoundedBackend:
         values = v.reshape(-1)[near]
         betas = error.at(near, values)
         listed = Near(
-            positions=near.cpu().numpy(),
-            upward=up.cpu().numpy(),
-            values=values.cpu().numpy(),
-            betas=betas.cpu().numpy(),
-            distances=decide(values, betas, rounding.grid_bits).distance.cpu().numpy(),
+            positions=array(near.cpu()),
+            upward=array(up.cpu()),
+            values=array(values.cpu()),
+            betas=array(betas.cpu()),
+            distances=array(decide(values, betas, rounding.grid_bits).distance.cpu()),
         )
         return Settled(out=out, near=listed)
 

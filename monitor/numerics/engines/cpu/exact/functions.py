@@ -14,6 +14,7 @@ from monitor.numerics.engines.cpu.exact.function_kernels import (
     UNARY_KERNELS,
 )
 from monitor.numerics.engines.eager.exact import functions as eager
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.workers import run_pieces
 
 __all__ = ["power", "unary"]
@@ -35,7 +36,7 @@ def _run(kernel: Any, x: Tensor, before: tuple[Any, ...], out: Tensor, after: tu
             lists.append(found[: min(count, room)])
             return count
 
-        counts = run_pieces(piece, n, n * _WORK, x.numpy(), out.numpy())
+        counts = run_pieces(piece, n, n * _WORK, array(x), array(out))
         if max(counts) <= room:
             return np.concatenate(lists)
         room = max(counts)
@@ -58,7 +59,7 @@ def power(x: Tensor, y: Tensor) -> Tensor:
     flat, exponents = x.contiguous().reshape(-1), y.contiguous().reshape(-1)
     step = 0 if exponents.numel() == 1 else 1
     out = torch.empty_like(flat)
-    found = _run(POWER_KERNEL, flat, (exponents.numpy(), step), out, ())
+    found = _run(POWER_KERNEL, flat, (array(exponents), step), out, ())
     if len(found):
         positions = torch.from_numpy(found)
         out[positions] = eager.power(flat[positions], exponents[positions] if step else exponents)

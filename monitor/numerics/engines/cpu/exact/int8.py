@@ -18,6 +18,7 @@ from torch import Tensor
 from firmware_sim.errors import DeviceError
 from monitor.numerics.engines.cpu.exact import matmul_kernels as kernels
 from monitor.numerics.engines.cpu.exact.wide import rounded_products
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.jit import guarded
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import run_tiles, workers
@@ -75,7 +76,7 @@ class Vectors(_Side):
         count, length = matrix.shape
         super().__init__(count, length, side, along=matrix.stride(1) == 1 or matrix.stride(0) != 1)
         self.rows = matrix
-        self._source: NDArray[np.float32] = (matrix if self._along else matrix.t()).contiguous().numpy()
+        self._source: NDArray[np.float32] = array((matrix if self._along else matrix.t()).contiguous())
 
     def tile(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """As the class says."""
@@ -94,7 +95,7 @@ class Vectors(_Side):
     def _split(self, begin: int, end: int, out: Tensor, origin: int) -> None:
         kernel = kernels.digits_along if self._along else kernels.digits_across
         x = self._source
-        arguments = (x, x.view(np.uint32), out.numpy(), self.outcome, self.wide, self.side, CHUNK, origin)
+        arguments = (x, x.view(np.uint32), array(out), self.outcome, self.wide, self.side, CHUNK, origin)
         guarded(kernel, begin, end, arguments)
 
 
@@ -116,9 +117,9 @@ class Gathered(_Side):
         piece, count = self._pieces[begin, end], end - begin
         gathered = scratch("gathered", (count, self.length) if self._along else (self.length, count), torch.float32)
         gathered.view(piece.shape).copy_(piece)
-        out, x, part = self._memory(count, "streamed digits"), gathered.numpy(), slice(begin, end)
+        out, x, part = self._memory(count, "streamed digits"), array(gathered), slice(begin, end)
         kernel = kernels.digits_along if self._along else kernels.digits_across
-        arguments = (x, x.view(np.uint32), out.numpy(), self.outcome[part], self.wide[part], self.side, CHUNK, 0)
+        arguments = (x, x.view(np.uint32), array(out), self.outcome[part], self.wide[part], self.side, CHUNK, 0)
         guarded(kernel, 0, count, arguments)
         return gathered if self._along else gathered.t(), self._turned(out)
 
@@ -171,7 +172,7 @@ def _multiply(
         for a, b, product in _products(left, right, start, min(CHUNK, k - start)):
             if check:
                 _require_sum(a, b, product)
-            arrays.append(product.numpy())
+            arrays.append(array(product))
         if total is None:
             guarded(kernels.combine_int8, 0, m, (*arrays, rows, columns, out, *corner))
         else:
@@ -263,7 +264,7 @@ def multiply(kept: Vectors, streamed: _Side, out: Tensor, *, check: bool, wide: 
         check: compare the row sums of all GEMMs with their true values; DeviceError where they differ.
         wide: False leaves the wide path out, against the specification.
     """
-    product = _Product(kept, streamed, out.numpy(), check=check, wide=wide)
+    product = _Product(kept, streamed, array(out), check=check, wide=wide)
     work = kept.count * streamed.count * kept.length
     width = _WIDTH * (2 if 2 * kept.count <= _HEIGHT else 1)
     edges = streamed.edges(width, workers(work))

@@ -10,6 +10,7 @@ from monitor.numerics.engines.capability import INT8_WORK, int8_serves, require_
 from monitor.numerics.engines.cpu.exact import matmul_kernels as kernels
 from monitor.numerics.engines.cpu.exact.int8 import int8_matmul
 from monitor.numerics.engines.cpu.exact.wide import round_flagged
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import run_pieces, run_tiles, workers
 from monitor.numerics.reference.matmul import CHUNK
@@ -45,7 +46,7 @@ class _Halves:
         self.outcome = np.empty((batch, count), np.float64)
         self.wide = np.empty((batch, count), np.bool_)
         out = scratch(f"operand {side}", (batch, count, 2 * k) if by_rows else (batch, 2 * k, count), torch.float64)
-        x, result = source.numpy(), out.numpy()
+        x, result = array(source), array(out)
         work = x.size * 4
         if by_rows:
             x, result = x.reshape(batch * count, k), result.reshape(batch * count, 2 * k)
@@ -70,8 +71,8 @@ def _fp64_matmul(a: Tensor, b: Tensor, out: Tensor, *, wide: bool) -> None:
                 span = slice(offset + start, offset + min(start + CHUNK, k))
                 total += torch.bmm(left.parts[:, :, span], right.parts[:, span]).to(torch.int64)
         value = total.to(torch.float64)
-    result = out.numpy()
-    run_pieces(kernels.combine_fp64, out.shape[0], out.numel() * 2, value.numpy(), left.outcome, right.outcome, result)
+    result = array(out)
+    run_pieces(kernels.combine_fp64, out.shape[0], out.numel() * 2, array(value), left.outcome, right.outcome, result)
     if wide and (left.wide.any() or right.wide.any()):
         round_flagged(a, b, left.wide, right.wide, result)
 

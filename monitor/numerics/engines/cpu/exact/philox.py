@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from monitor.numerics.engines.cpu.exact.philox_kernels import philox_mask, philox_words
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.workers import run_pieces
 
 __all__ = ["bits", "fill_mask"]
@@ -15,7 +16,7 @@ __all__ = ["bits", "fill_mask"]
 def bits(key: int, counter: int, count: int, _: torch.device | None = None) -> Tensor:
     """`count` words of the stream of `key` from block `counter` on."""
     out = torch.empty(((count + 3) // 4, 4), dtype=torch.int64)
-    run_pieces(philox_words, out.shape[0], out.numel() * 4, np.uint64(counter), np.uint64(key), out.numpy())
+    run_pieces(philox_words, out.shape[0], out.numel() * 4, np.uint64(counter), np.uint64(key), array(out))
     return out.reshape(-1)[:count]
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from monitor.numerics.engines.cpu.exact import sum_kernels as kernels
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.workers import run_pieces
 from monitor.numerics.reference.resolve import rounded_sum
 
@@ -37,7 +38,7 @@ def exact_value(values: NDArray[np.float32], divisor: int) -> float:
 def sum_blocks(x: Tensor, divisor: int) -> Tensor:
     """Sums of FP32 (O, N, I) over N, each divided by `divisor` before the one rounding."""
     outer, count, inner = x.shape
-    source = x.contiguous().numpy()
+    source = array(x.contiguous())
     out = np.empty((outer, inner), np.float32)
     undecided = np.empty((outer, inner), np.bool_)
     work = x.numel() * _WORK
@@ -58,13 +59,13 @@ def scatter_rows(rows: int, slots: Tensor, source: Tensor) -> Tensor:
     n = slots.numel()
     if n == 0 or source.shape[1] == 0:
         return out
-    index = slots.numpy()
+    index = array(slots)
     order = np.argsort(index, kind="stable")
     arranged = index[order]
     heads = np.flatnonzero(np.concatenate([[True], arranged[1:] != arranged[:-1]]))
     starts = np.append(heads, n)
-    targets, values, undecided = arranged[heads], source.contiguous().numpy(), np.empty(len(heads), np.bool_)
-    result = out.numpy()
+    targets, values, undecided = arranged[heads], array(source.contiguous()), np.empty(len(heads), np.bool_)
+    result = array(out)
     arguments = (order, starts, targets, values, result, undecided)
     run_pieces(kernels.sum_groups, len(heads), values.size * _WORK, *arguments)
     for group in np.flatnonzero(undecided):

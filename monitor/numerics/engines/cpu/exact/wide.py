@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from monitor.numerics.engines.cpu.exact import matmul_kernels as kernels
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.jit import guarded
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.reference.resolve import rounded_sum
@@ -29,10 +30,10 @@ _MARGIN = 1.001
 def _rows(x: Tensor, chosen: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """(y, places), y C-contiguous, with y[places] the chosen rows of x (B, R, K), counted through the batch."""
     if x.is_contiguous():
-        return x.numpy().reshape(-1, x.shape[-1]), chosen
+        return array(x).reshape(-1, x.shape[-1]), chosen
     used, places = np.unique(chosen, return_inverse=True)
     batch, row = np.divmod(used, x.shape[1])
-    return x[torch.from_numpy(batch), torch.from_numpy(row)].contiguous().numpy(), places
+    return array(x[torch.from_numpy(batch), torch.from_numpy(row)].contiguous()), places
 
 
 def _resolve(
@@ -55,23 +56,23 @@ def _resolve(
 
 def _approximate(left: Tensor, right: Tensor) -> tuple[Any, Any, Any]:
     """FP64 products (R, C) of finite FP32 left (R, K) and right (C, K), and both sides' row norms."""
-    sides = [x.contiguous().numpy() for x in (left, right)]
+    sides = [array(x.contiguous()) for x in (left, right)]
     squares = [np.zeros(len(x)) for x in sides]
     value = scratch("wide products", (len(left), len(right)), torch.float64)
-    total: Any = value.numpy()
+    total: Any = array(value)
     tail: Any = None
     k = left.shape[1]
     for start in range(0, k, _DEPTH):
         pieces = []
         for side, (x, square) in enumerate(zip(sides, squares, strict=True)):
             piece = scratch(f"wide operand {side}", (len(x), min(_DEPTH, k - start)), torch.float64)
-            guarded(kernels.widen, 0, len(x), (x, start, piece.numpy(), square))
+            guarded(kernels.widen, 0, len(x), (x, start, array(piece), square))
             pieces.append(piece)
         if start == 0:
             torch.mm(pieces[0], pieces[1].t(), out=value)
         else:
             tail = np.zeros(total.shape) if tail is None else tail
-            guarded(kernels.add_doubles, 0, len(left), (torch.mm(pieces[0], pieces[1].t()).numpy(), total, tail))
+            guarded(kernels.add_doubles, 0, len(left), (array(torch.mm(pieces[0], pieces[1].t())), total, tail))
     return total if tail is None else total + tail, np.sqrt(squares[0]), np.sqrt(squares[1])
 
 
@@ -120,7 +121,7 @@ def round_flagged(
     """
     left, right = a.contiguous(), b.transpose(1, 2).contiguous()
     flags = wide_rows, wide_columns, wide_columns.any(axis=1)
-    arguments = (left.numpy(), right.numpy(), *flags, _slack(a.shape[2]), out)
+    arguments = (array(left), array(right), *flags, _slack(a.shape[2]), out)
     found, sizes = _collected(kernels.round_flagged, len(out), arguments, np.int64, np.float64)
     if len(found):
         rows, places = np.divmod(found, out.shape[2])

@@ -12,6 +12,7 @@ from monitor.numerics.backend import CountedBackend
 from monitor.numerics.engines.cpu.fused import gather_kernels
 from monitor.numerics.engines.cpu.fused.elementwise import canonical_in_place
 from monitor.numerics.engines.cpu.fused.form import Direct, exact
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.pointers import is_index, is_plain
 from monitor.numerics.kernels.workers import run_pieces
 
@@ -38,7 +39,7 @@ def nll(backend: CountedBackend, _: Code) -> Direct:
         if kwargs or reduction not in (_MEAN, _SUM) or not _classes(x, target, weight):
             return NotImplemented
         picked = x.new_empty(x.shape[:1])
-        places = (*x.shape, target.numpy(), ignored, picked.data_ptr())
+        places = (*x.shape, array(target), ignored, picked.data_ptr())
         kept, bad = gather_kernels.pick_negative(x.data_ptr(), *places)
         _require_in_range(bad)
         total, mass = backend.sum(picked, [0], False), torch.full((), float(kept))
@@ -57,9 +58,9 @@ def nll_slope(_: CountedBackend, __: Code) -> Direct:
         expected = () if reduction in (_MEAN, _SUM) else target.shape
         if tuple(grad.shape) != tuple(expected) or mass.dim():
             return NotImplemented
-        share = (torch.div(grad, mass) if reduction == _MEAN else grad).detach().reshape(-1).numpy()
+        share = array((torch.div(grad, mass) if reduction == _MEAN else grad).detach().reshape(-1))
         out = torch.zeros_like(x)
-        places = (*x.shape, target.numpy(), ignored, share, 1 if grad.dim() else 0)
+        places = (*x.shape, array(target), ignored, share, 1 if grad.dim() else 0)
         _require_in_range(gather_kernels.put_in_rows(out.data_ptr(), *places))
         return out
 
@@ -76,7 +77,7 @@ def max_pool_slope(backend: CountedBackend, _: Code) -> Direct:
             return NotImplemented
         planes, places, size = x.shape[:-2].numel(), grad.shape[-2:].numel(), x.shape[-2:].numel()
         out = x.new_empty(x.shape)
-        where = (grad.data_ptr(), places, index.numpy().reshape(planes, places), out.data_ptr(), size)
+        where = (grad.data_ptr(), places, array(index).reshape(planes, places), out.data_ptr(), size)
         if any(run_pieces(gather_kernels.scatter_in_planes, planes, 4 * x.numel(), *where)):
             return NotImplemented
         backend.count(x.numel())

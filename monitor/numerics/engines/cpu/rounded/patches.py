@@ -15,6 +15,7 @@ from monitor.numerics.engines.cpu.rounded.settle_kernels import POWERS
 from monitor.numerics.engines.cpu.rounded.tiles import Bounds, Operand, flat, settle, settle_whole
 from monitor.numerics.engines.results import Integers, Near, Piece, Reals, Rounding, Settled
 from monitor.numerics.geometry import ConvolutionShape
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.scratch import scratch
 from monitor.numerics.kernels.workers import edges, run_pieces, run_tiles, workers
 
@@ -118,7 +119,7 @@ def _columns(x: Any, window: tuple[int, Any], samples: Any, channels: Any, lines
     width, geometry = window
     count = (samples[1] - samples[0]) * (lines[1] - lines[0]) * width
     columns = scratch(name, ((channels[1] - channels[0]) * geometry[0] * geometry[1], count), torch.float64)
-    kernels.patches(x, samples, channels, lines, width, geometry, columns.numpy())
+    kernels.patches(x, samples, channels, lines, width, geometry, array(columns))
     return columns
 
 
@@ -134,7 +135,7 @@ def forward(x: Tensor, weight: Tensor, shape: ConvolutionShape, factor: float, r
     plan = _plan(tuple(x.shape), tuple(weight.shape), out_size, shape)
     out = torch.empty((plan.samples, plan.outputs, *out_size), dtype=torch.float32)
     image = _image(x, plan.height, plan.wide)
-    array, target = image.numpy(), flat(out)
+    source, target = array(image), flat(out)
     norms, spans = _norms(image, plan, reach=False)
     own, terms = plan.outputs // plan.groups, weight[0].numel()
     filters, filter_norms, filter_spans = _kept(Operand(weight.reshape(plan.groups, own, terms)))
@@ -147,7 +148,7 @@ def forward(x: Tensor, weight: Tensor, shape: ConvolutionShape, factor: float, r
     def tile(i: int) -> Piece:
         group, samples, lines = tasks[i]
         channels = (group * plan.channels // plan.groups, (group + 1) * plan.channels // plan.groups)
-        columns = _columns(array, plan.window, samples, channels, lines, "patches")
+        columns = _columns(source, plan.window, samples, channels, lines, "patches")
         v = scratch("product", (own, columns.shape[1]), torch.float64)
         torch.mm(filters[group], columns, out=v)
         here = slice(lines[0] * plan.width, lines[1] * plan.width)
@@ -200,7 +201,7 @@ def grad_input(grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: Co
     plan = _plan(x_shape, tuple(weight.shape), tuple(grad.shape[2:]), shape)
     out = torch.empty(x_shape, dtype=torch.float32)
     image = _image(grad, 1, plan.places)
-    array, target = image.numpy(), flat(out)
+    source, target = array(image), flat(out)
     norms, spans = _norms(image, plan, reach=True)
     own, outputs = plan.channels // plan.groups, plan.outputs // plan.groups
     by_input = weight.reshape(plan.groups, outputs, own, plan.taps).permute(0, 2, 3, 1)
@@ -218,7 +219,7 @@ def grad_input(grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: Co
     def tile(i: int) -> Piece:
         group, samples, (first, last) = tasks[i]
         gradients = _columns(
-            array, (plan.places, _PLAIN), samples, (group * outputs, (group + 1) * outputs), (0, 1), "gradients"
+            source, (plan.places, _PLAIN), samples, (group * outputs, (group + 1) * outputs), (0, 1), "gradients"
         )
         chosen = filters[group].reshape(own * plan.taps, outputs)[first * plan.taps : last * plan.taps]
         columns = scratch("product", (len(chosen), gradients.shape[1]), torch.float64)
@@ -227,8 +228,8 @@ def grad_input(grad: Tensor, x_shape: tuple[int, ...], weight: Tensor, shape: Co
         if not plan.direct:
             shape = (samples[1] - samples[0], last - first, plan.height, plan.wide)
             memory, stride, jump = scratch("spread", shape, torch.float64), size, (last - first) * size
-            for number, v in enumerate(memory.numpy()):
-                kernels.add_patches(columns.numpy(), number * plan.places, plan.lines, plan.width, plan.geometry, v)
+            for number, v in enumerate(array(memory)):
+                kernels.add_patches(array(columns), number * plan.places, plan.lines, plan.width, plan.geometry, v)
         some = slice(first, last)
         left, left_spans = filter_norms[group, some] * factor, filter_spans[group, some]
         bounds = _bounds_of_samples(left, left_spans, norms, spans, samples, group, slice(size))
@@ -250,7 +251,7 @@ def grad_weight(grad: Tensor, x: Tensor, weight_shape: tuple[int, ...], shape: C
     rows, columns = _channel_bounds(gradient), _channel_bounds(image)
     own, outputs = plan.channels // plan.groups, plan.outputs // plan.groups
     per_result = own * plan.taps
-    arrays = image.numpy(), gradient.numpy()
+    arrays = array(image), array(gradient)
     threads = workers(plan.work)
     parts = 4 * threads if threads > 1 else 1
     by_samples = outputs * per_result <= _PARTIAL_ELEMENTS

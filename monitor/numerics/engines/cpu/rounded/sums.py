@@ -11,13 +11,14 @@ from torch import Tensor
 from monitor.numerics.engines.cpu.rounded import sum_kernels as _kernels
 from monitor.numerics.engines.cpu.rounded.settle_kernels import POWERS
 from monitor.numerics.engines.eager.rounded import sums
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.workers import run_pieces
 
 __all__ = ["order_free_sum_64", "order_free_total"]
 
 
 def _views(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    values = x.detach().contiguous().numpy()
+    values = array(x.detach().contiguous())
     return values, values.view(np.int32)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from monitor.numerics.engines.cpu.rounded import operand_kernels as _operand_kernels
 from monitor.numerics.engines.cpu.rounded.settle_kernels import POWERS, settle_tile
 from monitor.numerics.engines.results import Integers, Near, Piece, Reals, Rounding, Settled
+from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.scratch import scratch
 
 __all__ = ["Bounds", "Operand", "flat", "settle", "settle_whole"]
@@ -31,8 +32,7 @@ class Bounds:
 
 def flat(x: Tensor) -> npt.NDArray[Any]:
     """The memory of a contiguous tensor."""
-    array: npt.NDArray[Any] = x.detach().numpy().reshape(-1)
-    return array
+    return array(x.detach()).reshape(-1)
 
 
 def settle(
@@ -84,7 +84,7 @@ class Operand:
         self.batch, self.count, self.terms = x.shape
         self._by_rows = x.stride(-1) == 1 or not x.mT.is_contiguous()
         stored = (x if self._by_rows else x.mT).detach().contiguous()
-        self._values = stored.numpy()
+        self._values = array(stored)
         if self._by_rows:
             self._values = self._values.reshape(self.batch * self.count, self.terms)
         self._bits = self._values.view(np.int32)
@@ -105,13 +105,13 @@ class Operand:
         if self._by_rows:
             wide = scratch(name, (matrices, count, self.terms), torch.float64)
             first = batches[0] * self.count + vectors[0]
-            rows = wide.numpy().reshape(-1, self.terms)
+            rows = array(wide).reshape(-1, self.terms)
             _operand_kernels.widen_rows(
                 first, first + len(rows), self._values, self._bits, POWERS, rows, norms.reshape(-1), spans.reshape(-1)
             )
             return wide, norms, spans
         wide = scratch(name, (matrices, self.terms, count), torch.float64)
         _operand_kernels.widen_columns(
-            *batches, self._values, self._bits, vectors[0], POWERS, wide.numpy(), norms, spans
+            *batches, self._values, self._bits, vectors[0], POWERS, array(wide), norms, spans
         )
         return wide.mT, norms, spans

@@ -1,0 +1,135 @@
+"""``bench distributed``: one training on one process, FSDP2 and DDP, and whether it reaches the same bits.
+
+The unit of rounding is the micro-batch: under ``exact`` numerics the state root of every step is the same whatever the
+number of processes, their kernels and the optimizer's ``foreach``, and where processes come and go in mid-run. With
+PyTorch's own arithmetic each number of processes ends elsewhere.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.bench._origin import write
+from inspector.devices import device
+from monitor.distributed.launching import launch
+
+__all__ = ["run", "table", "verdict", "write"]
+
+Row = dict[str, Any]
+
+_CHILD = "analysis.bench._distributed_child"
+_MICRO_BATCHES = 12
+_MANY = 48
+_MOST_MEMORY = 1.1
+_FAMILIES = ("mkl-compatible", "sse41")
+_LAYOUTS = (("alone", 1), ("fsdp2", 2), ("fsdp2", 3), ("fsdp2", 4), ("ddp", 2))
+_ELASTIC = (("fsdp2", 4), ("fsdp2", 2), ("alone", 1))
+
+
+def run(*, steps: int = 3, progress: Callable[[int], object] | None = None) -> list[Row]:
+    """Train on every layout.
+
+    Rows hold ``work``, ``mode`` (layout and number of processes), ``numerics``, ``device``, ``foreach``,
+    ``micro_batches``, ``seconds`` of the steps, ``ratio`` (of memory at 48 micro-batches to that at 12, or None),
+    ``peak_mib`` (resident memory of rank 0) and ``roots`` (the state root after each step; of weights alone for
+    native).
+    """
+    rows: list[Row] = []
+
+    def take(layout: str, processes: int, **changes: Any) -> Row:
+        rows.append(_trained(layout, processes, **{"steps": (0, steps), **changes}))
+        if progress is not None:
+            progress(1)
+        return rows[-1]
+
+    for number, (layout, processes) in enumerate(_LAYOUTS):
+        take(layout, processes, family=_FAMILIES[number % 2])
+    take("alone", 1, family=_FAMILIES[1], foreach=True)
+    take("fsdp2", 2, family=_FAMILIES[1], foreach=True)
+    with tempfile.TemporaryDirectory() as folder:
+        start = ""
+        for number, (layout, processes) in enumerate(_ELASTIC):
+            end = str(Path(folder) / f"{number}.safetensors")
+            part = (steps * number // len(_ELASTIC), steps * (number + 1) // len(_ELASTIC))
+            take(layout, processes, steps=part, start=start, end=end, work="elastic")
+            start = end
+    for layout, processes in (("alone", 1), ("fsdp2", 2), ("fsdp2", 4), ("ddp", 2)):
+        take(layout, processes, numerics="native")
+    sizes = {"width": 120, "layers": 4}
+    few = take("fsdp2", 2, sizes=sizes, steps=(0, 1), work="memory")
+    many = take("fsdp2", 2, sizes=sizes, steps=(0, 1), work="memory", micro_batches=_MANY)
+    many["ratio"] = many["peak_mib"] / few["peak_mib"]
+    return rows
+
+
+def _trained(
+    layout: str,
+    processes: int,
+    *,
+    steps: tuple[int, int],
+    numerics: str = "exact",
+    family: str = _FAMILIES[0],
+    foreach: bool = False,
+    micro_batches: int = _MICRO_BATCHES,
+    sizes: dict[str, int] | None = None,
+    start: str = "",
+    end: str = "",
+    work: str = "equality",
+) -> Row:
+    given = {
+        "layout": layout,
+        "processes": processes,
+        "steps": list(steps),
+        "numerics": numerics,
+        "foreach": foreach,
+        "micro_batches": micro_batches,
+        "sizes": sizes or {},
+        "start": start,
+        "end": end,
+    }
+    found = launch(_CHILD, processes, given, environment=device(family).process_environment())
+    return {
+        "work": work,
+        "mode": f"{layout}-{processes}",
+        "numerics": numerics,
+        "device": family,
+        "foreach": foreach,
+        "micro_batches": micro_batches,
+        "seconds": found["seconds"],
+        "ratio": None,
+        "peak_mib": found["peak_mib"],
+        "roots": found["roots"],
+    }
+
+
+def verdict(rows: Sequence[Row]) -> str | None:
+    """Which layout ended in other bits than one process, or None; that native ends in one is also said."""
+    exact = [row for row in rows if row["work"] == "equality" and row["numerics"] == "exact"]
+    expected = exact[0]["roots"]
+    for row in exact:
+        if row["roots"] != expected:
+            return f"{row['mode']} on {row['device']} ends in other bits than {exact[0]['mode']}"
+    if [root for row in rows if row["work"] == "elastic" for root in row["roots"]] != expected:
+        return "a run whose number of processes changes ends in other bits"
+    native = [row["roots"][-1] for row in rows if row["numerics"] == "native"]
+    if len(set(native)) == 1:
+        return "native arithmetic ends in one state on every layout, so that this table shows nothing"
+    for row in rows:
+        if row["ratio"] is not None and row["ratio"] > _MOST_MEMORY:
+            return f"{row['micro_batches']} micro-batches take {row['ratio']:.2f} times the memory of {_MICRO_BATCHES}"
+    return None
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines for a person."""
+    lines = [f"{'work':9} {'layout':8} {'numerics':8} {'device':15} {'foreach':7} {'parts':>5} {'MiB':>6}  roots"]
+    for row in rows:
+        roots = " ".join(root[:8] for root in row["roots"])
+        lines.append(
+            f"{row['work']:9} {row['mode']:8} {row['numerics']:8} {row['device']:15} {row['foreach']!s:7} "
+            f"{row['micro_batches']:5} {row['peak_mib']:6.0f}  {roots}"
+        )
+    return lines

@@ -1,0 +1,49 @@
+"""``ranks``: which process of a distributed job departed from the program."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.commands._common import add_json, add_trust, print_json, say
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "ranks",
+        help="which process of a distributed run departed from its program",
+        description="Repeats the run in one process and compares what each rank signed of each step; tells the first "
+        "step with a difference. Exit code 1 if there is any.",
+        epilog="JSON: a list of step, rank, kind (statement, batch, chunk, norm, shard), text",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder, with RUN.ranks beside it")
+    add_trust(parser)
+    add_json(parser)
+    parser.set_defaults(handler=_ranks)
+
+
+def _ranks(arguments: argparse.Namespace) -> int:
+    from inspector.inspection.transcripts import open_run
+    from inspector.inspection.trust import Trust
+    from monitor.distributed.attribution import departures
+
+    trust = Trust.load(arguments.trust, [arguments.run])
+    run = open_run(arguments.run, trust)
+    found = departures(run, trust.labs[run.metadata.lab])
+    if arguments.json:
+        print_json([asdict(each) for each in found])
+    else:
+        for each in found:
+            say(f"step {each.step}, rank {each.rank}: {each.text}")
+        if not found:
+            say("every rank did what the program says")
+    return 1 if found else 0

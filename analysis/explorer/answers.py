@@ -1,0 +1,186 @@
+"""What the explorer's sliders answer, in Python: the reference that its JavaScript is compared with.
+
+One regime against one run: the registered fleet is drawn from every period, and the Prover does what it can of the run
+on smuggled chips, of which no draw knows. How many chips are drawn follows from Eq. 1 for a Prover without any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+
+from inspector.probability import alarms
+from inspector.probability import detection as closed
+from inspector.probability.planning import Evasion, Problem, Site, Visits, best_response, tolerating
+from inspector.probability.timing import log_miss_by_day, time_to_detection
+
+__all__ = ["CONTROLS", "Control", "answers", "defaults", "random_points"]
+
+_STRETCH = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """One slider.
+
+    Attributes:
+        name: key of the value in links, and in ``answers``.
+        label: what a person reads.
+        unit: of the value.
+        low, high: ends of the slider.
+        value: where it starts.
+        log: whether equal steps are equal factors; a slider from 0 has 0 at its left end and factors beyond 1.
+        whole: whether the value is a count.
+    """
+
+    name: str
+    label: str
+    unit: str
+    low: float
+    high: float
+    value: float
+    log: bool = False
+    whole: bool = False
+
+
+CONTROLS = (
+    Control(name="flop", label="Compute of the run, H", unit="FLOP", low=1e22, high=1e28, value=1e25, log=True),
+    Control(
+        name="chips", label="Registered chips, C", unit="chips", low=100, high=1e7, value=1e5, log=True, whole=True
+    ),
+    Control(name="smuggled", label="Smuggled chips", unit="chips", low=0, high=1e6, value=0, log=True, whole=True),
+    Control(name="days", label="Length of the run, T", unit="days", low=7, high=730, value=365, whole=True),
+    Control(name="period", label="Days between visits", unit="days", low=1, high=365, value=30, whole=True),
+    Control(name="rate", label="Snapshots per chip and day, f", unit="a day", low=1e-3, high=10, value=0.1, log=True),
+    Control(name="confidence", label="Wanted detection, p", unit="", low=0.3, high=0.999, value=0.9),
+    Control(
+        name="flop_per_day",
+        label="Speed of a chip, a",
+        unit="FLOP a day",
+        low=1e18,
+        high=1e21,
+        value=closed.FLOP_PER_CHIP_DAY,
+        log=True,
+    ),
+    Control(name="refusals", label="Drawn chips that honest labs cannot show", unit="share", low=0, high=0.1, value=0),
+    Control(name="cap", label="Cap on false alarms", unit="", low=1e-4, high=0.2, value=alarms.FALSE_ALARMS, log=True),
+    Control(name="prior", label="Chance of a violation beforehand", unit="", low=0.001, high=0.999, value=0.1),
+)
+
+
+def defaults() -> dict[str, float]:
+    """Return where the sliders start."""
+    return {control.name: control.value for control in CONTROLS}
+
+
+def answers(at: Mapping[str, float]) -> dict[str, float | None]:
+    """Return what the explorer shows for a setting of its sliders.
+
+    Returns:
+        chips_needed, fits (1 where the run fits registered and smuggled chips, else 0), hidden (share of the run on
+        smuggled chips), share (b, of the registered fleet), hit (a drawn chip incriminates), per_period (Eq. 1),
+        per_year, inspectors, draws (whole chips drawn at a visit), caught (no chip is refused), caught_half (by half
+        of the run), median_day (first visit by which half are caught; None if never), tolerated (refusals), detection
+        and false_alarm of the regime with them, excess, ratio (None where nobody honest is accused), posterior and
+        pass_posterior (None where nobody gets that verdict), stretch (detection of a run four times as long, App. C.1;
+        None where it fills the fleet).
+    """
+    work = {name: at[name] for name in ("flop", "days", "flop_per_day")}
+    scheme = {name: at[name] for name in ("period", "rate")}
+    needed = float(closed.chips_needed(**work))
+    fits = needed <= (at["chips"] + at["smuggled"]) * (1.0 + closed.SHARE_SLACK)
+    hidden = min(1.0, at["smuggled"] / needed)
+    share = min(1.0, needed * (1.0 - hidden) / at["chips"])
+    declared = min(1.0, needed / at["chips"])
+    # Of a run that the registered chips alone could not do, Eq. 1 is asked as if it filled them.
+    fleet = max(at["chips"], needed)
+    per_period = float(closed.samples_needed(**work, **scheme, chips=fleet, confidence=at["confidence"]))
+    per_year = float(closed.samples_per_year(per_period=per_period, period=at["period"]))
+    draws = int(min(max(1, math.ceil(per_period)), at["chips"]))
+    seen = {"share": share, "samples": draws, "days": at["days"], **scheme}
+    median = time_to_detection(**seen).quantile(0.5)
+    accused = _with_refusals(at, hidden, draws, fits)
+    both: dict[str, Any] = {"detection": accused["detection"], "false_alarm": accused["false_alarm"]}
+    bayes: dict[str, Any] = {"prior": at["prior"], **both}
+    return {
+        "chips_needed": needed,
+        "fits": float(fits),
+        "hidden": hidden,
+        "share": share,
+        "hit": share * float(closed.snapshot_probability(rate=at["rate"], days=at["period"])),
+        "per_period": per_period,
+        "per_year": per_year,
+        "inspectors": float(math.ceil(per_year / closed.CHIPS_PER_INSPECTOR)),
+        "draws": float(draws),
+        "caught": float(closed.detection(log_miss_by_day(np.inf, **seen))),
+        "caught_half": float(closed.detection(log_miss_by_day(at["days"] / 2.0, **seen))),
+        "median_day": median if math.isfinite(median) else None,
+        **accused,
+        "excess": both["detection"] - both["false_alarm"],
+        "ratio": _finite(alarms.likelihood_ratio(**both)),
+        "posterior": _finite(alarms.posterior(**bayes)),
+        "pass_posterior": _finite(alarms.posterior(**bayes, accused=False)),
+        "stretch": None
+        if declared >= 1
+        else float(closed.stretch_detection(stretch=_STRETCH, share=declared, confidence=at["confidence"])),
+    }
+
+
+def _with_refusals(at: Mapping[str, float], hidden: float, draws: int, fits: bool) -> dict[str, float]:
+    """Return the refusals to tolerate, the least detection with them, and how often an honest lab is accused."""
+    evasions = tuple(Evasion(name=str(refuses), visible=1.0 - hidden, refuses=refuses) for refuses in (False, True))
+    problem = Problem(
+        # A run that does not fit is asked about as far as it does.
+        flop=at["flop"] if fits else (at["chips"] + at["smuggled"]) * at["days"] * at["flop_per_day"],
+        sites=(Site(name="all", chips=at["chips"]),),
+        evasions=evasions,
+        periods=(at["period"],),
+        days=at["days"],
+        rate=at["rate"],
+        confidence=at["confidence"],
+        flop_per_day=at["flop_per_day"],
+        honest_refusal_rate=at["refusals"],
+        false_alarms=at["cap"],
+    )
+    visits = tolerating(problem, [Visits(site="all", period=at["period"], samples=draws)])
+    found = [best_response(problem, visits, each) for each in evasions]
+    return {
+        "tolerated": float(visits[0].refusals_allowed),
+        "detection": min(each.detection for each in found),
+        "false_alarm": max(each.false_alarm for each in found),
+    }
+
+
+def _finite(value: object) -> float | None:
+    number = float(np.asarray(value))
+    return number if math.isfinite(number) else None
+
+
+def random_points(number: int, rng: Generator) -> list[dict[str, float]]:
+    """Return settings spread over the sliders, where the run fits the chips that there are.
+
+    A slider that may be 0 is 0 in a third of them.
+    """
+    points: list[dict[str, float]] = []
+    while len(points) < number:
+        at = {control.name: _drawn(control, rng) for control in CONTROLS}
+        needed = at["flop"] / at["days"] / at["flop_per_day"]
+        if 1e-3 < needed <= at["chips"] + at["smuggled"]:
+            points.append(at)
+    return points
+
+
+def _drawn(control: Control, rng: Generator) -> float:
+    if control.low == 0 and rng.random() < 1 / 3:
+        return 0.0
+    low = max(control.low, 1.0) if control.log and control.low == 0 else control.low
+    if control.log:
+        value = float(np.exp(rng.uniform(np.log(low), np.log(control.high))))
+    else:
+        value = float(rng.uniform(low, control.high))
+    return float(round(value)) if control.whole else value

@@ -1,0 +1,152 @@
+"""Run folders for the explorer: what the chips' logs say, and the verdict of an inspection that was made before.
+
+Nothing is judged here: a page that shows a log has not verified it. All text is foreign.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.text import visible
+from firmware_sim import limits
+from firmware_sim.checks import ChipEvidence
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import LogRecord
+from firmware_sim.service import ChipView, read_evidence
+from monitor.transcript.layout import CHIP_FILES
+from monitor.transcript.lengths import CHIP_FILE_BYTES
+
+__all__ = ["opened_runs"]
+
+_SUMMARY = "summary.json"
+_MOST_RUNS, _MOST_CHIPS, _MOST_RECORDS, _MOST_REASONS = 20, 200, 20_000, 100
+_MOST_BYTES = limits.Limit(64 << 20, "bytes of a verdict")
+
+
+def opened_runs(place: Path, verdict: Path | None = None) -> dict[str, Any]:
+    """Return a run folder, or every run of a demo's folder, for JSON.
+
+    Args:
+        place: a run folder, or what ``chipwitness demo`` wrote.
+        verdict: what ``inspect --json`` printed about the run; a demo's summary has its own.
+
+    Raises:
+        CallerError: neither, no such folder, or a verdict that cannot be read.
+    """
+    summary = place / _SUMMARY
+    if summary.is_file():
+        if verdict is not None:
+            raise CallerError("--verdict goes with a run folder: a demo's summary has its verdicts")
+        about = _read(summary)
+        runs = sorted(folder for folder in (place / "runs").iterdir() if (folder / "chips").is_dir())
+        verdicts = {str(each.get("lab")): each for each in _dicts(about.get("labs"))}
+        dispute = about.get("dispute")
+        return {
+            "name": visible(place.name),
+            "runs": [_run(folder, verdicts.get(folder.name)) for folder in runs[:_MOST_RUNS]],
+            "dispute": _dispute(dispute) if isinstance(dispute, dict) else None,
+        }
+    if not (place / "chips").is_dir():
+        raise CallerError(f"{place} is neither a run folder nor what demo wrote: there are no chips in it")
+    found = None if verdict is None else _read(verdict)
+    return {"name": visible(place.name), "runs": [_run(place, found)], "dispute": None}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(limits.read_file(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError, EvidenceError) as error:
+        raise CallerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(document, dict):
+        raise CallerError(f"{path} holds no verdict")
+    return document
+
+
+def _run(folder: Path, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
+    chips = sorted(each for each in (folder / "chips").iterdir() if each.is_dir() and not each.is_symlink())
+    shown = chips[:_MOST_CHIPS]
+    most = _MOST_RECORDS // max(len(shown), 1)
+    return {
+        "name": visible(folder.name),
+        "chips": [_chip(each, most) for each in shown],
+        "chips_left_out": len(chips) - len(shown),
+        "verdict": None if verdict is None else _verdict(verdict),
+    }
+
+
+def _chip(folder: Path, most: int) -> dict[str, Any]:
+    name = visible(folder.name)
+    try:
+        files = [limits.read_foreign(folder / file, CHIP_FILE_BYTES[file]) for file in CHIP_FILES]
+        chain, epoch_keys, log, quote = files
+        view = read_evidence(ChipEvidence(chain=chain, log=log, quote=quote, epoch_keys=epoch_keys), folder.name)
+    except (OSError, EvidenceError) as error:
+        return {"name": name, "problem": visible(error), "events": [], "left_out": 0, "busy": 0, "records": 0}
+    return {
+        "name": name,
+        "problem": None if view.problem is None else visible(view.problem),
+        "busy": view.busy,
+        "records": view.log_size,
+        "events": _events(view, most),
+        "left_out": max(len(view.records) - most, 0),
+    }
+
+
+def _events(view: ChipView, most: int) -> list[list[Any]]:
+    """Kind, boot, tick and step of each record, with ticks over all boots first, so that later boots come later."""
+    events, before, boot, last = [], 0, None, 0
+    for record in view.records[:most]:
+        if boot is not None and record.boot != boot:
+            before += last
+        boot, last = record.boot, record.tick
+        events.append([before + record.tick, record.kind.name, record.boot, record.tick, _step(record)])
+    return events
+
+
+def _step(record: LogRecord) -> int | None:
+    return record.step if record.kind.name in ("COMMIT", "SNAPSHOT", "REGIONS") else None
+
+
+def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    evidence = verdict.get("evidence")
+    evidence = evidence if isinstance(evidence, dict) else {}
+    reasons = _dicts(verdict.get("reasons"))
+    return {
+        "outcome": visible(verdict.get("outcome", "no outcome")),
+        "reasons": [[visible(each.get("guard", "")), visible(each.get("text", ""))] for each in reasons][
+            :_MOST_REASONS
+        ],
+        "reasons_left_out": max(len(reasons) - _MOST_REASONS, 0),
+        "drawn": _texts(evidence.get("drawn_chips")),
+        "unexplained": {
+            visible(each.get("chip")): _texts(each.get("unexplained_records")) for each in _dicts(evidence.get("chips"))
+        },
+        "replays": [
+            {key: visible(each.get(key)) for key in ("device", "segments", "segments_in_run", "steps", "equal")}
+            for each in _dicts(evidence.get("replays"))
+        ],
+        "chances": [
+            [visible(each.get("lie")), visible(each.get("probability"))] for each in _dicts(evidence.get("chances"))
+        ],
+    }
+
+
+def _dispute(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    evidence = verdict.get("evidence")
+    evidence = evidence if isinstance(evidence, dict) else {}
+    return {
+        "outcome": visible(verdict.get("outcome", "no outcome")),
+        "text": " ".join(visible(each.get("text", "")) for each in _dicts(verdict.get("reasons"))),
+        "found": [[visible(key).replace("_", " "), visible(value)] for key, value in evidence.items()],
+    }
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _texts(value: object) -> list[str]:
+    return [visible(each) for each in value[:_MOST_RECORDS]] if isinstance(value, list) else []

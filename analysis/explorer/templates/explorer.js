@@ -1,0 +1,512 @@
+"use strict";
+// Sliders to figures. All text of the page's data is put in as text, never as markup.
+const explorer = (() => {
+  const DATA = JSON.parse(document.getElementById("data").textContent);
+  const CONTROLS = DATA.controls;
+  const STEPS = 1000;
+  const POINTS = 121;
+  const COLOURS = ["#08306b", "#c44e00", "#2a7d4f", "#8a3d8f", "#4d4d4d", "#8a6508"];
+  const DASHES = ["solid", "dash", "dashdot", "dot", "longdash", "longdashdot"];
+  const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "cross", "x"];
+  const START = Object.fromEntries(CONTROLS.map((each) => [each.name, each.value]));
+  const state = {...START, figure: "year", scenario: "", run: ""};
+  const figures = {};
+  const drawn = {};
+  let charts = null;
+
+  // Elements
+  const byId = (id) => document.getElementById(id);
+
+  function element(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children.filter((each) => each !== null).map((each) => (each instanceof Node ? each : String(each))));
+    return made;
+  }
+
+  // Chart labels know a little markup; foreign text must not.
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+  function table(caption, head, rows) {
+    const body = rows.map((row) => element("tr", {}, ...row.map((cell, place) => (place === 0
+      ? element("th", {scope: "row"}, cell)
+      : element("td", typeof cell === "number" || /^[-~\d]/.test(cell) ? {class: "number"} : {}, cell)))));
+    return element("table", {}, element("caption", {}, caption),
+      element("thead", {}, element("tr", {}, ...head.map((each) => element("th", {scope: "col"}, each)))),
+      element("tbody", {}, ...body));
+  }
+
+  // Numbers
+  const short = (value) => Number(value.toPrecision(4)).toString().replace("e+", "e");
+  const count = (value) => Math.round(value).toLocaleString("en-GB");
+  const chance = (value) => (value === null ? "–" : `${Number((100 * value).toPrecision(4))} %`);
+  const percent = (value) => (value > 0.5 && value < 1 ? `${(100 - Number((100 - 100 * value).toPrecision(2)))
+    .toFixed(Math.min(6, Math.max(0, 1 - Math.floor(Math.log10(100 - 100 * value)))))} %` : chance(value));
+
+  function position(control, value) {
+    const {low, high, log} = control;
+    if (!log) return STEPS * (value - low) / (high - low);
+    if (low > 0) return STEPS * Math.log(value / low) / Math.log(high / low);
+    return value < 1 ? 0 : 1 + (STEPS - 1) * Math.log(value) / Math.log(high);
+  }
+
+  function valueAt(control, place) {
+    const {low, high, log, whole} = control;
+    const part = place / STEPS;
+    let value;
+    if (!log) value = low + part * (high - low);
+    else if (low > 0) value = low * (high / low) ** part;
+    else value = place < 1 ? 0 : high ** ((place - 1) / (STEPS - 1));
+    return whole ? Math.round(value) : Number(value.toPrecision(3));
+  }
+
+  const inside = (control, value) => Number.isFinite(value) && value >= control.low && value <= control.high
+    && (!control.whole || Number.isInteger(value));
+
+  // Commands that make the same
+  const shown = (value) => (value >= 1e15 ? value.toExponential() : String(value)).replace("e+", "e");
+
+  function commands(at, found) {
+    const run = `--flop ${shown(at.flop)} --chips ${shown(at.chips)} --days ${shown(at.days)} --period ${
+      shown(at.period)} --rate ${shown(at.rate)} --confidence ${shown(at.confidence)} --flop-per-day ${
+      shown(at.flop_per_day)}`;
+    if (at.chips < found.chips_needed) {
+      return "The run does not fit the registered chips, so `samples` refuses it.";
+    }
+    const hide = found.hidden > 0 ? `hide=${shown(found.hidden)}` : "";
+    const evasions = [hide || "declared", hide ? `${hide},refuse` : "refuse"];
+    return [
+      `chipwitness samples ${run}`,
+      `chipwitness alarms ${run} --samples ${found.draws} --refusals ${shown(at.refusals)} --prior ${
+        shown(at.prior)} ${evasions.map((each) => `--evasion ${each}`).join(" ")}`,
+    ].join("\n");
+  }
+
+  // Figures of closed forms: each returns title, note, axes and lines.
+  function spread(low, high) {
+    return Array.from({length: POINTS}, (_, place) => low * (high / low) ** (place / (POINTS - 1)));
+  }
+
+  const setting = (at) => `H = ${short(at.flop)} FLOP, C = ${count(at.chips)} chips, ${count(at.smuggled)} smuggled, T = ${
+    at.days} d, T_m = ${at.period} d, f = ${short(at.rate)} a day, p = ${at.confidence}`;
+
+  figures.year = {
+    name: "Chips to inspect a year, by compute",
+    draw(at) {
+      const least = Math.max(1e20, at.flop / 1e4);
+      const most = Math.min(at.chips * at.days * at.flop_per_day, at.flop * 1e4);
+      const work = spread(Math.min(least, most / 2), most);
+      const lines = [0.5, 0.9, 0.99].filter((each) => each !== at.confidence).concat(at.confidence).sort((one, other) => one - other);
+      return {
+        title: "Chips to inspect a year so that a run is caught (Eq. 1)",
+        x: "compute of the run, FLOP", y: "chips a year", log: ["x", "y"], mark: at.flop,
+        lines: lines.map((wanted) => ({
+          name: `${chance(wanted)} detection`,
+          x: work,
+          y: work.map((flop) => {
+            const with_ = {...at, flop, confidence: wanted, smuggled: 0};
+            return closedForms.perYear(closedForms.layout(with_).perPeriod, at.period);
+          }),
+        })),
+      };
+    },
+  };
+
+  figures.days = {
+    name: "When the run is caught",
+    draw(at) {
+      const {share, draws} = closedForms.layout(at);
+      const days = [0, ...closedForms.visitDays(at)];
+      const every = Math.ceil(days.length / 400);
+      const seen = days.filter((_, place) => place % every === 0 || place === days.length - 1);
+      const bare = closedForms.layout({...at, smuggled: 0}).share;
+      const line = (name, part) => ({name, step: true, x: seen,
+        y: seen.map((day) => closedForms.detection(closedForms.logMissByDay(day, part, draws, at)))});
+      const lines = [line(at.smuggled > 0 ? "with the smuggled chips" : "on registered chips", share)];
+      if (at.smuggled > 0) lines.push(line("without smuggled chips", bare));
+      return {title: "Probability of having been caught", x: "days since the run began", y: "probability", mark: at.days,
+        markText: "run ends", lines, range: [0, 1.02]};
+    },
+  };
+
+  figures.smuggled = {
+    name: "What smuggled chips hide",
+    draw(at) {
+      const {needed, draws} = closedForms.layout(at);
+      const most = Math.max(needed * 1.1, 10);
+      const stock = Array.from({length: POINTS}, (_, place) => most * place / (POINTS - 1));
+      const of = (smuggled) => closedForms.detectionTolerating(
+        Math.min(1, needed * (1 - Math.min(1, smuggled / needed)) / at.chips), draws,
+        closedForms.fewestTolerated(draws, at), at);
+      return {title: `Detection with ${count(draws)} chips drawn at a visit`, x: "smuggled chips", y: "probability",
+        mark: at.smuggled, lines: [{name: "detection", x: stock, y: stock.map(of)}], range: [0, 1.02]};
+    },
+  };
+
+  figures.alarms = {
+    name: "Detection and false alarms, by tolerated refusals",
+    draw(at) {
+      const {share, draws} = closedForms.layout(at);
+      const chosen = closedForms.fewestTolerated(draws, at);
+      const last = Math.min(draws, Math.max(8, 2 * chosen));
+      const every = Math.max(1, Math.floor(last / 100));
+      const allowed = Array.from({length: Math.floor(last / every) + 1}, (_, place) => place * every);
+      return {title: "What refusals that are tolerated cost", x: "refusals tolerated at a visit", y: "probability",
+        mark: chosen, markText: "fewest within the cap", range: [0, 1.02], lines: [
+          {name: "run caught", x: allowed,
+            y: allowed.map((each) => closedForms.detectionTolerating(share, draws, each, at))},
+          {name: "honest lab accused", x: allowed, y: allowed.map((each) => closedForms.falseAlarm(draws, each, at))},
+        ]};
+    },
+  };
+
+  figures.stretch = {
+    name: "Fewer chips for longer",
+    draw(at) {
+      const {declared} = closedForms.layout(at);
+      const factors = spread(1, 100);
+      const share = Math.min(declared, 1 - 1e-9);
+      return {title: "A run on 1/k of the chips for k times as long (App. C.1)", x: "k", y: "probability", log: ["x"],
+        range: [0, 1.02], lines: [{name: "detection", x: factors,
+          y: factors.map((k) => closedForms.stretchDetection(k, share, at.confidence))}]};
+    },
+  };
+
+  // Charts
+  function layoutOf(figure) {
+    const axis = (name, title) => ({title: {text: plain(title)}, type: (figure.log || []).includes(name) ? "log" : "linear",
+      gridcolor: "#dddddd", zeroline: false, exponentformat: "power"});
+    const shapes = figure.mark === undefined ? [] : [{type: "line", x0: figure.mark, x1: figure.mark, yref: "paper", y0: 0,
+      y1: 1, line: {color: "#666666", width: 1, dash: "dot"}}];
+    const annotations = figure.markText ? [{x: figure.mark, y: 0.03, yref: "paper", text: plain(figure.markText),
+      showarrow: false, xanchor: "right", font: {size: 11, color: "#555555"}}] : [];
+    return {margin: {t: 20, r: 20, b: 90, l: 70},
+      xaxis: {...axis("x", figure.x), ...(figure.xaxis || {})},
+      yaxis: {...axis("y", figure.y), ...(figure.range ? {range: figure.range} : {}), ...(figure.yaxis || {})},
+      shapes, annotations, legend: {orientation: "h", yref: "container", y: 0, yanchor: "bottom"}, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff",
+      font: {family: "system-ui, sans-serif", color: "#1b1f24"}, hovermode: "closest", showlegend: true};
+  }
+
+  function tracesOf(figure) {
+    return figure.lines.map((line, place) => ({x: line.x, y: line.y, name: plain(line.name), mode: line.mode || "lines",
+      line: {color: COLOURS[place % 6], dash: DASHES[place % 6], width: 2, shape: line.step ? "hv" : "linear"},
+      marker: {color: COLOURS[place % 6], symbol: SYMBOLS[place % 6], size: line.size || 9}, ...(line.more || {})}));
+  }
+
+  function draw(id, figure) {
+    drawn[id] = figure;
+    byId(`${id}-caption`).textContent = `${figure.title}. ${figure.note || ""}`;
+    if (!charts) return Promise.resolve();
+    return charts.react(byId(id), tracesOf(figure), layoutOf(figure),
+      {responsive: true, displayModeBar: false, displaylogo: false});
+  }
+
+  function save(name, type, content) {
+    const link = element("a", {download: name, href: URL.createObjectURL(new Blob([content], {type}))});
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  const quoted = (text) => (/[",\n]/.test(text) ? `"${String(text).replace(/"/g, '""')}"` : String(text));
+
+  function csvOf(figure) {
+    const rows = figure.lines.flatMap((line) => Array.from(line.x, (x, place) => [line.name, x, line.y[place]]));
+    return [["line", figure.x, figure.y || "value"], ...rows].map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+  }
+
+  async function saveFigure(id, format) {
+    const size = {width: 960, height: 600};
+    const layout = layoutOf(drawn[id]);
+    const title = {text: plain(drawn[id].title), x: 0.02, font: {size: 15}};
+    const picture = {data: tracesOf(drawn[id]), layout: {...layout, title, margin: {...layout.margin, t: 50}}};
+    const url = await charts.toImage(picture, {format, ...size, scale: format === "png" ? 2 : 1});
+    const [head, body] = [url.slice(0, url.indexOf(",")), url.slice(url.indexOf(",") + 1)];
+    const bytes = head.includes("base64") ? Uint8Array.from(atob(body), (each) => each.charCodeAt(0))
+      : decodeURIComponent(body);
+    save(`chipwitness-${id}.${format}`, format === "png" ? "image/png" : "image/svg+xml", bytes);
+  }
+
+  function actions(id) {
+    const made = [
+      ["Data (CSV)", () => save(`chipwitness-${id}.csv`, "text/csv", csvOf(drawn[id]))],
+      ["Figure (SVG)", () => saveFigure(id, "svg")],
+      ["Figure (PNG)", () => saveFigure(id, "png")],
+    ].map(([text, act]) => {
+      const button = element("button", {type: "button"}, text);
+      button.addEventListener("click", act);
+      return button;
+    });
+    byId(`${id}-actions`).append(...made);
+  }
+
+  // Closed forms
+  const NAMES = {
+    chips_needed: ["chips that the run needs", count], hidden: ["of it on smuggled chips", chance],
+    share: ["share of the registered chips that it uses", chance], hit: ["a drawn chip incriminates it", chance],
+    per_period: ["chips a visit by Eq. 1", short], draws: ["chips drawn at a visit", count],
+    per_year: ["chips a year", count], inspectors: ["inspectors, at 1,000 chips a year", count],
+    caught: ["caught, where no chip is refused", percent], caught_half: ["caught by half of the run", percent],
+    median_day: ["day by which half are caught", (value) => (value === null ? "never" : count(value))],
+    tolerated: ["refusals tolerated at a visit", count], detection: ["caught, worst evasion", percent],
+    false_alarm: ["honest lab accused", chance], excess: ["excess", chance],
+    ratio: ["odds of a violation after an accusation, times", (value) => (value === null ? "without bound" : short(value))],
+    posterior: ["chance of a violation after an accusation", percent],
+    pass_posterior: ["chance of a violation after a pass", percent],
+    stretch: ["detection if run four times as long", (value) => (value === null ? "–" : percent(value))],
+  };
+
+  function summary(at, found) {
+    const lines = [];
+    if (!found.fits) {
+      lines.push(`The run needs ${count(found.chips_needed)} chips, more than there are: it cannot be done like this. The ` +
+        "figures below are for a run that fills them.");
+    }
+    lines.push(`Drawing ${count(found.draws)} of ${count(at.chips)} chips every ${at.period} days (${
+      count(found.per_year)} a year, ${found.inspectors === 1 ? "1 inspector" : `${count(found.inspectors)} inspectors`
+      }) catches the run with ${percent(found.detection)}; an honest lab is accused with ${chance(found.false_alarm)}.`);
+    if (found.hidden > 0) lines.push(`${chance(found.hidden)} of the run hides on smuggled chips, which no draw reaches.`);
+    if (at.period >= at.days) {
+      lines.push(`Warning: a visit every ${at.period} days meets a run of ${at.days} days: it is over before it is ` +
+        "noticed.");
+    } else if (found.median_day !== null && found.median_day > at.days / 2) {
+      lines.push("Warning: half of such runs are noticed in their second half or later.");
+    }
+    return lines;
+  }
+
+  const settings = () => Object.fromEntries(CONTROLS.map((each) => [each.name, state[each.name]]));
+
+  function updateClosed() {
+    const at = settings();
+    const found = closedForms.answers(at);
+    byId("summary").replaceChildren(...summary(at, found).map((line) => element("p", {}, line)));
+    byId("answers").replaceChildren(table("Closed forms at this setting", ["answer", "value"],
+      Object.entries(NAMES).map(([key, [name, format]]) => [name, found[key] === null ? format(null) : format(found[key])])));
+    byId("answers").dataset.exact = JSON.stringify(found);
+    byId("commands").textContent = commands(at, found);
+    const figure = {note: setting(at), ...figures[state.figure].draw(at)};
+    const head = ["line", figure.x, figure.y];
+    const rows = () => figure.lines.flatMap((line) => Array.from(line.x, (x, place) => [line.name, short(x),
+      short(line.y[place])]));
+    const details = byId("plot-data").parentElement;
+    const fill = () => byId("plot-data").replaceChildren(table(figure.title, head, rows()));
+    details.ontoggle = () => details.open && fill();
+    if (details.open) fill();
+    return draw("plot", figure);
+  }
+
+  function makeControls() {
+    for (const control of CONTROLS) {
+      const slider = element("input", {type: "range", min: 0, max: STEPS, step: 1, id: `slider-${control.name}`,
+        "aria-label": `${control.label}, slider`});
+      const number = element("input", {type: "number", step: "any", min: control.low, max: control.high,
+        id: `number-${control.name}`});
+      slider.addEventListener("input", () => change(control, valueAt(control, Number(slider.value))));
+      number.addEventListener("input", () => {
+        const value = Number(number.value);
+        const fits = number.value !== "" && inside(control, value);
+        number.setAttribute("aria-invalid", String(!fits));
+        if (fits) change(control, value, number);
+      });
+      byId("controls").append(element("div", {class: "control"},
+        element("label", {for: number.id}, control.label, element("span", {class: "unit"}, control.unit ? ` (${control.unit})` : "")),
+        element("div", {class: "both"}, slider, number)));
+    }
+    byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  }
+
+  function showControls(except) {
+    for (const control of CONTROLS) {
+      const value = state[control.name];
+      const slider = byId(`slider-${control.name}`);
+      slider.value = position(control, value);
+      slider.setAttribute("aria-valuetext", `${short(value)} ${control.unit}`);
+      const number = byId(`number-${control.name}`);
+      if (number !== except) {
+        number.value = shown(value);
+        number.setAttribute("aria-invalid", "false");
+      }
+    }
+  }
+
+  function change(control, value, except) {
+    state[control.name] = value;
+    showControls(except);
+    updateLink();
+    return updateClosed();
+  }
+
+  // Links
+  function hashOf() {
+    const words = Object.entries(state).filter(([name, value]) => value !== "" && value !== START[name]);
+    return `#${new URLSearchParams([["view", "1"], ...words.map(([name, value]) => [name, shown(value)])])}`;
+  }
+
+  const updateLink = () => byId("view-link").setAttribute("href", hashOf());
+
+  function restore() {
+    const words = new URLSearchParams(location.hash.slice(1));
+    if (!words.has("view")) return false;
+    Object.assign(state, START);
+    for (const control of CONTROLS) {
+      const value = Number(words.get(control.name));
+      if (words.has(control.name) && inside(control, value)) state[control.name] = value;
+    }
+    for (const name of ["figure", "scenario", "run"]) {
+      const known = byId(name) ? Array.from(byId(name).options, (each) => each.value) : [];
+      if (known.includes(words.get(name))) state[name] = words.get(name);
+      if (byId(name)) byId(name).value = state[name];
+    }
+    return true;
+  }
+
+  // Campaigns
+  function updateCampaign() {
+    const {trials, seed} = DATA.campaigns;
+    const scenario = DATA.campaigns.scenarios.find((each) => each.name === state.scenario);
+    byId("campaign-about").textContent = `Precomputed: ${count(trials)} trials a cell, seed ${seed}. A detection is a closed ` +
+      "form where there is one, else simulated (~). Detection rates and costs are the scenario's assumptions.";
+    const cell = (each) => `${each.exact ? "" : "~"}${each.detection.toFixed(3)}${each.delay === null ? "" : `, day ${each.delay}`}`;
+    const rows = scenario.strategies.map((name, place) => [name, ...scenario.regimes.map((each) => cell(each.cells[place]))]);
+    rows.push(["worst case", ...scenario.regimes.map((each) => each.worst)],
+      ["honest labs accused", ...scenario.regimes.map((each) => each.false_alarm.toFixed(4))],
+      ["chips inspected a year", ...scenario.regimes.map((each) => count(each.samples_per_year))],
+      ["cost a year", ...scenario.regimes.map((each) => count(each.cost_per_year))]);
+    byId("campaign-table").replaceChildren(table(`${scenario.title}: detection, and the median day (precomputed)`,
+      ["strategy", ...scenario.regimes.map((each) => each.name)], rows));
+    byId("campaign-plot").style.height = `${Math.max(300, 140 + 24 * scenario.strategies.length)}px`;
+    byId("campaign-command").textContent = `chipwitness campaign ${scenario.name} --trials ${trials} --seed ${seed}`;
+    return draw("campaign-plot", {
+      title: `${scenario.title} (precomputed)`, x: "probability of being caught", y: "",
+      note: `Runs above ${short(scenario.threshold_flop)} FLOP, ${count(scenario.registered_chips)} registered chips, ${
+        scenario.days} days; ${count(trials)} trials a cell, seed ${seed}.`,
+      xaxis: {range: [-0.03, 1.03]}, yaxis: {autorange: "reversed", type: "category", dtick: 1, automargin: true},
+      lines: scenario.regimes.map((regime) => ({name: regime.name, mode: "markers", x: regime.cells.map((each) => each.detection),
+        y: scenario.strategies.map(plain), more: {error_x: {type: "data", symmetric: false, thickness: 1,
+          array: regime.cells.map((each) => each.high - each.detection),
+          arrayminus: regime.cells.map((each) => each.detection - each.low)}}})),
+    });
+  }
+
+  // Runs
+  const KINDS = {COMMIT: "step committed", SNAPSHOT: "snapshot", BEACON: "beacon", QUOTE: "quote", BOOT: "boot"};
+
+  function timeline(run) {
+    const unexplained = run.verdict ? run.verdict.unexplained : {};
+    const drawnChips = run.verdict ? run.verdict.drawn : [];
+    const lines = Object.entries(KINDS).map(([kind, name]) => {
+      const points = run.chips.flatMap((chip) => chip.events.filter((each) => each[1] === kind)
+        .map((each) => [each[0], chip.name, `boot ${each[2]}, tick ${each[3]}${each[4] === null ? "" : `, step ${each[4]}`}`]));
+      return {name, mode: "markers", size: kind === "COMMIT" ? 6 : 11, x: points.map((each) => each[0]),
+        y: points.map((each) => plain(each[1])), more: {text: points.map((each) => each[2]), hoverinfo: "text+name"}};
+    }).filter((line) => line.x.length);
+    const wrong = run.chips.flatMap((chip) => (unexplained[chip.name] || []).map((place) => chip.events[Number(place)])
+      .filter((each) => each !== undefined).map((each) => [each[0], chip.name]));
+    if (wrong.length) {
+      lines.push({name: "unexplained snapshot", mode: "markers", size: 17, x: wrong.map((each) => each[0]),
+        y: wrong.map((each) => plain(each[1])), more: {marker: {symbol: "circle-open", size: 17, color: "#a3271c",
+          line: {width: 3}}}});
+    }
+    const height = Math.max(300, 120 + 26 * run.chips.length);
+    byId("run-plot").style.height = `${height}px`;
+    return {title: `Time line of ${run.name}`, x: "tick, over all boots", y: "", lines,
+      note: `${drawnChips.length ? `Drawn by the inspector: ${drawnChips.join(", ")}. ` : ""}${
+        run.chips_left_out ? `${run.chips_left_out} more chips are not shown. ` : ""}${
+        run.chips.some((each) => each.left_out) ? "Of long logs the first records are shown." : ""}`,
+      yaxis: {type: "category", dtick: 1, automargin: true, categoryorder: "array", categoryarray: run.chips.map((each) => plain(each.name)).reverse()}};
+  }
+
+  function verdictOf(run) {
+    const verdict = run.verdict;
+    if (!verdict) return [element("p", {}, "No verdict was given: `inspect --json` makes one, `explore --verdict` shows it.")];
+    const known = ["ACCEPT", "REJECT"].includes(verdict.outcome) ? ` ${verdict.outcome}` : "";
+    const parts = [element("p", {}, "Verdict: ", element("span", {class: `badge${known}`}, verdict.outcome)),
+      element("ul", {}, ...verdict.reasons.map(([guard, text]) => element("li", {}, `[${guard}] ${text}`)))];
+    if (verdict.reasons_left_out) parts.push(element("p", {}, `${verdict.reasons_left_out} more reasons are left out.`));
+    if (verdict.replays.length) {
+      parts.push(table("Replays on other devices", ["device", "segments replayed", "of", "steps", "equal, bit for bit"],
+        verdict.replays.map((each) => [each.device, each.segments, each.segments_in_run, each.steps, each.equal])));
+    }
+    if (verdict.chances.length) {
+      parts.push(element("details", {}, element("summary", {}, "How likely each lie was to be caught"),
+        table("Closed forms of the inspection", ["lie", "probability"], verdict.chances)));
+    }
+    return parts;
+  }
+
+  function updateRun() {
+    const run = DATA.runs.runs.find((each) => each.name === state.run);
+    byId("verdict").replaceChildren(...verdictOf(run));
+    const rows = run.chips.flatMap((chip) => (chip.problem ? [[chip.name, "problem", "", "", chip.problem]] : [])
+      .concat(chip.events.slice(0, 500).map((each) => [chip.name, each[1], each[2], each[3], each[4] === null ? "" : each[4]])));
+    byId("run-data").replaceChildren(table("Records, at most 500 of each chip", ["chip", "kind", "boot", "tick", "step"], rows));
+    return draw("run-plot", timeline(run));
+  }
+
+  function showDispute() {
+    const dispute = DATA.runs.dispute;
+    if (!dispute) return;
+    byId("dispute").replaceChildren(element("h3", {}, "A dispute, and how the search ended"), element("p", {}, dispute.text),
+      table(`Outcome: ${dispute.outcome}`, ["found", "value"], dispute.found));
+  }
+
+  // The page
+  function choose(id, options, update) {
+    byId(id).append(...options.map(([value, name]) => element("option", {value}, name)));
+    state[id] = options.length ? options[0][0] : "";
+    START[id] = state[id];
+    byId(id).addEventListener("change", () => {
+      state[id] = byId(id).value;
+      updateLink();
+      update();
+    });
+  }
+
+  async function updateAll() {
+    showControls();
+    updateLink();
+    await updateClosed();
+    if (charts) performance.mark("picture");
+    await new Promise((next) => setTimeout(next));
+    if (DATA.campaigns.scenarios.length) await updateCampaign();
+    if (DATA.runs && DATA.runs.runs.length) await updateRun();
+  }
+
+  async function unpacked() {
+    const text = atob(byId("library").textContent);
+    const bytes = new Uint8Array(text.length);
+    for (let place = 0; place < text.length; place++) bytes[place] = text.charCodeAt(place);
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    document.head.append(element("script", {}, await new Response(stream).text()));
+    return window.Plotly;
+  }
+
+  async function start() {
+    makeControls();
+    choose("figure", Object.entries(figures).map(([key, each]) => [key, each.name]), updateClosed);
+    choose("scenario", DATA.campaigns.scenarios.map((each) => [each.name, each.title]), updateCampaign);
+    if (DATA.runs) choose("run", DATA.runs.runs.map((each) => [each.name, each.name]), updateRun);
+    actions("plot");
+    actions("campaign-plot");
+    if (DATA.runs) {
+      actions("run-plot");
+      showDispute();
+    }
+    byId("reset").addEventListener("click", () => {
+      CONTROLS.forEach((each) => { state[each.name] = START[each.name]; });
+      updateAll();
+    });
+    window.addEventListener("hashchange", () => restore() && updateAll());
+    restore();
+    await updateAll();
+    try {
+      charts = await unpacked();
+      await updateAll();
+    } catch (error) {
+      byId("plot").textContent = "This browser cannot draw the figures; the numbers beside them hold.";
+    }
+    document.documentElement.dataset.ready = "yes";
+  }
+
+  return {ready: start(), change, controls: CONTROLS};
+})();

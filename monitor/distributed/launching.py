@@ -1,0 +1,106 @@
+"""Starts the processes of a job on this machine, as ``torchrun --nproc-per-node`` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from firmware_sim.errors import CallerError
+
+__all__ = ["answer", "arguments", "join", "launch"]
+
+
+@contextmanager
+def join() -> Iterator[None]:
+    """Take part in the job that ``launch`` or ``torchrun`` started this process for."""
+    store = os.environ.get("CHIPWITNESS_STORE")
+    if store is None:
+        dist.init_process_group("gloo")
+    else:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def arguments() -> Any:
+    """What ``launch`` was given for this process."""
+    return json.loads(os.environ["CHIPWITNESS_JOB"])
+
+
+def answer(result: Any) -> None:
+    """Give ``launch`` a result as JSON; rank 0's counts."""
+    if os.environ["RANK"] == "0":
+        Path(os.environ["CHIPWITNESS_RESULT"]).write_text(json.dumps(result))
+
+
+def launch(
+    module: str, ranks: int, given: Any, *, timeout: float = 600.0, environment: Mapping[str, str] | None = None
+) -> Any:
+    """Run ``python -m module`` in ``ranks`` processes of one gloo job.
+
+    Each finds what it is given by ``arguments``, takes part by ``join``, and finds torchrun's variables. What rank 0
+    gives by ``answer`` is returned; None if it gives nothing.
+
+    Args:
+        given: JSON-able.
+        environment: further variables, such as those that choose a device's kernels.
+
+    Raises:
+        CallerError: a process failed; the others are ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        common = {
+            **os.environ,
+            **(environment or {}),
+            "CHIPWITNESS_JOB": json.dumps(given),
+            "CHIPWITNESS_RESULT": str(result),
+            "CHIPWITNESS_STORE": str(Path(folder) / "store"),
+            "WORLD_SIZE": str(ranks),
+        }
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-m", module],
+                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=(Path(folder) / f"{rank}.err").open("wb"),
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            codes = _wait(running, timeout)
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed:
+            texts = {rank: (Path(folder) / f"{rank}.err").read_text(errors="replace").strip() for rank in failed}
+            rank, text = next(((rank, text) for rank, text in texts.items() if text), (failed[0], ""))
+            raise CallerError(f"rank {rank} failed: {text.splitlines()[-1] if text else 'without a word'}")
+        return json.loads(result.read_text()) if result.exists() else None
+
+
+def _wait(running: list[subprocess.Popen[bytes]], timeout: float) -> list[int]:
+    """Exit codes; those that a failed rank leaves waiting are ended."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        codes = [process.poll() for process in running]
+        if any(codes) or all(code is not None for code in codes):
+            time.sleep(0.3 if any(codes) else 0)
+            return [process.poll() or 0 for process in running]
+        time.sleep(0.02)
+    raise CallerError(f"the job did not end within {timeout:.0f} seconds")

@@ -1,0 +1,200 @@
+"""One process of a distributed job: its micro-batches, its pieces of the gradients, its part of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import TensorKey
+from monitor.distributed.job import Job
+from monitor.distributed.layouts import LAYOUTS, Layout, local, whole
+from monitor.distributed.reduction import Chunk
+from monitor.distributed.session import rank_session
+from monitor.distributed.statements import Statements
+from monitor.environment import check_subnormals
+from monitor.programs.keys import RecordedKeys
+from monitor.recording.initialising import initialised
+from monitor.recording.micro_batches import micro_batch, total
+
+__all__ = ["Rank"]
+
+_BACKENDS = ("gloo", "nccl")
+
+
+class Rank:
+    """This process's part of a job, in the process group that is open; in none, all of it.
+
+    Args:
+        layout: ``fsdp2``, ``ddp``, or ``alone`` for one process.
+        seed: of the initial weights and of dropout.
+
+    Attributes:
+        statements: what this rank signs, where somebody wants it.
+        rank, ranks: this process's number, and how many there are.
+        steps: taken so far.
+
+    Raises:
+        CallerError: a layout or process group whose bits nobody vouches for.
+    """
+
+    def __init__(self, job: Job, layout: str, *, seed: int) -> None:
+        if layout not in LAYOUTS:
+            raise CallerError(
+                f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}: hybrid sharding, tensor and pipeline "
+                "parallelism are refused, their sums are others"
+            )
+        check_subnormals()
+        self.job, self.seed, self.steps = job, seed, 0
+        self.rank, self.ranks = _place()
+        model = initialised(job.model, seed=seed)
+        self._buffers = dict(model.named_buffers())
+        self.layout: Layout = LAYOUTS[layout](job, model, self.rank, self.ranks)
+        self.parameters = self.layout.parameters
+        self.optimizer = job.optimizer(iter(self.parameters.values()))
+        self.statements: Statements | None = None
+        self.layout.reduction.sent = self.sent
+
+    def step(self, batch: object) -> Tensor:
+        """Take this rank's part of the next step; returns the loss of all micro-batches, the same on every rank.
+
+        Args:
+            batch: the whole batch; this rank reads its micro-batches of it.
+        """
+        job, number = self.job, self.steps + 1
+        keys = RecordedKeys(self.seed, number)
+        versions = {name: buffer._version for name, buffer in self._buffers.items()}
+        losses = torch.zeros(job.micro_batches, dtype=torch.int32)
+        with rank_session("exact", keys, self.seed, number) as session:
+            self.optimizer.zero_grad()
+            rounds = -(-job.micro_batches // self.ranks)
+            for turn in range(rounds):
+                own = turn * self.ranks + self.rank
+                is_idle, micro = own >= job.micro_batches, min(own, job.micro_batches - 1)
+                self.layout.reduction.begin(session, micro, idle=is_idle, last=turn == rounds - 1)
+                with keys.stream(micro + 1):
+                    part = micro_batch(batch, micro, job.micro_batches)
+                    if not is_idle:
+                        with session.aside():
+                            part = self.read(part, micro)
+                    loss = job.loss(self.layout.model, part)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                if not is_idle:
+                    losses[micro] = loss.detach().view(torch.int32)
+                self.layout.settle()
+            if job.clip is not None:
+                self._clip(job)
+            self.optimizer.step()
+            with session.aside():
+                if self.ranks > 1:
+                    dist.all_reduce(losses)  # bits, each from one rank
+            loss = total(list(losses.view(torch.float32)))
+        for name, buffer in self._buffers.items():
+            if buffer._version != versions[name]:
+                raise CallerError(f"buffer {name} is written in each micro-batch; such a model has one order of them")
+        self.steps = number
+        self.close()
+        return loss
+
+    def read(self, part: Any, micro: int) -> Any:
+        """What this rank trains on as a micro-batch."""
+        if self.statements is not None:
+            self.statements.read(part, micro)
+        return part
+
+    def sent(self, chunk: Chunk) -> None:
+        """This rank is about to send a chunk, or to keep one as its own."""
+        if self.statements is not None:
+            self.statements.sent(chunk)
+
+    def norms(self) -> list[Tensor]:
+        """Norm of each whole gradient, as this rank takes it."""
+        return self.layout.norms()
+
+    def close(self) -> None:
+        """The step has ended."""
+        if self.statements is not None:
+            self.statements.close(self.steps, self.shards())
+
+    def _clip(self, job: Job) -> None:
+        gradients = [local(each.grad) for each in self.parameters.values() if each.grad is not None]
+        with torch.no_grad():
+            norms = self.norms()
+            if self.statements is not None:
+                with self.layout.reduction.session.aside():
+                    self.statements.norms(norms)
+            job.clipped(gradients, norms)
+
+    def shards(self) -> dict[TensorKey, tuple[int, Tensor]]:
+        """What lies on this rank of weights, gradients and optimizer state, and from which element on."""
+        found = {}
+        for key, tensor in self._tensors().items():
+            mine = local(tensor)
+            owner = key[1] if key[1] in self.parameters else key[1].rpartition("/")[0]
+            is_cut = mine.numel() != tensor.numel()
+            found[key] = (self.layout.reduction.pieces[owner][self.rank][0] if is_cut else 0, mine)
+        return found
+
+    def state(self) -> dict[TensorKey, Tensor]:
+        """The whole state, made of all ranks' parts, on rank 0; nothing on the others, which take part."""
+        found: dict[TensorKey, Tensor] = {}
+        with torch.no_grad():
+            for key, tensor in self._tensors().items():
+                value = whole(tensor)
+                if self.rank == 0:
+                    found[key] = value.detach().clone()
+        return found
+
+    def load(self, state: Mapping[TensorKey, Tensor], steps: int) -> None:
+        """Go on from a whole state, whatever number of ranks it comes from."""
+        self.steps = steps
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                self._fill(name, parameter, state["weight", name])
+                for (kind, place), value in state.items():
+                    owner, _, key = place.rpartition("/")
+                    if kind == "optimizer" and owner == name:
+                        is_alike = value.shape == parameter.shape
+                        held = torch.zeros_like(parameter, requires_grad=False) if is_alike else value.clone()
+                        self.optimizer.state[parameter][key] = held
+                        if is_alike:
+                            self._fill(name, held, value)
+            for name, buffer in self._buffers.items():
+                buffer.copy_(state["buffer", name])
+
+    def _fill(self, name: str, tensor: Tensor, value: Tensor) -> None:
+        mine, flat = local(tensor), value.reshape(-1)
+        if mine.numel() != flat.numel():
+            first, last = self.layout.reduction.pieces[name][self.rank]
+            flat = flat[first:last]
+        mine.copy_(flat.view(mine.shape))
+
+    def _tensors(self) -> dict[TensorKey, Tensor]:
+        found: dict[TensorKey, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            found["weight", name] = parameter.detach()
+            if parameter.requires_grad:
+                gradient = parameter.grad
+                found["gradient", name] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    found["optimizer", f"{name}/{key}"] = value.detach()
+        for name, buffer in self._buffers.items():
+            found["buffer", name] = buffer.detach()
+        return found
+
+
+def _place() -> tuple[int, int]:
+    if not dist.is_initialized():
+        return 0, 1
+    group = dist.group.WORLD
+    if type(group) is not dist.ProcessGroup or dist.get_backend() not in _BACKENDS:
+        raise CallerError(
+            f"a process group of {type(group).__name__} with backend {dist.get_backend()!a} is refused; "
+            f"use {' or '.join(_BACKENDS)}: one written in Python passes by all that is recorded"
+        )
+    return dist.get_rank(), dist.get_world_size()

@@ -1,0 +1,61 @@
+"""A rank's step under controlled numerics: the model's operators are the step's, everything of the job's is aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from monitor import numerics
+from monitor.programs.keys import RecordedKeys, step_seed
+
+__all__ = ["rank_session"]
+
+
+class _Aside(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands distributed tensors back, so that they become operators on local ones, and keeps collectives out.
+
+    Calls on tensors without values are those by which PyTorch finds out how results are sharded.
+    """
+
+    def __init__(self, session: numerics.Session) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._session = session
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace == "aten" and not any(map(_is_shape_alone, tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        with self._session.aside():
+            return func(*args, **kwargs)
+
+
+def _is_shape_alone(value: object) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "meta"
+    return isinstance(value, FakeTensor) or (isinstance(value, Tensor) and value.device.type == "meta")
+
+
+@contextmanager
+def rank_session(name: numerics.Numerics, keys: RecordedKeys, seed: int, step: int) -> Iterator[numerics.Session]:
+    """Control one rank's part of a step."""
+    random = torch.get_rng_state()
+    torch.default_generator.manual_seed(step_seed(seed, step))
+    session = numerics.recording(name, keys=keys)
+    try:
+        with session, _Aside(session):
+            yield session
+    finally:
+        torch.set_rng_state(random)

@@ -1,0 +1,142 @@
+"""What each rank signs of a step: what it read, what it sent to whom, the norms it took, and what lies on it after.
+
+Digests alone, so that a replay by one process can say which rank departed from it. They lie in ``RUN.ranks``, one file
+for each step and rank, beside the ranks' keys under the lab's signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import SigningKey, TensorKey, VerifyingKey, open_sealed, seal
+from monitor.distributed.reduction import Chunk
+from monitor.programs.batches import flatten_batch
+from monitor.programs.trace import tensor_digest
+
+__all__ = [
+    "Statements",
+    "batch_digest",
+    "flat_digest",
+    "rank_key",
+    "ranks_path",
+    "read_keys",
+    "read_step",
+    "write_keys",
+]
+
+_KEYS = "application/vnd.chipwitness.rank-keys+json"
+_STEP = "application/vnd.chipwitness.rank-step+json"
+_PARTS = {"run", "step", "rank", "batches", "chunks", "norms", "shards"}
+
+
+def ranks_path(run: Path) -> Path:
+    """The folder of ranks' statements beside a run folder."""
+    return run.with_name(f"{run.name}.ranks")
+
+
+def rank_key(secret: str, rank: int) -> SigningKey:
+    """Key of one rank of a simulated lab."""
+    return SigningKey.generate(hashlib.sha256(f"chipwitness/rank-key/{secret}/{rank}".encode()).digest())
+
+
+def flat_digest(tensor: Tensor) -> str:
+    """Digest of a tensor's type and elements in order, whatever its shape."""
+    return tensor_digest(tensor.reshape(-1))
+
+
+def batch_digest(part: object) -> str:
+    """Digest of a micro-batch: its tensors by name, each with its type and shape."""
+    named = sorted((name, tensor_digest(tensor)) for name, tensor in flatten_batch(part).items())
+    return hashlib.sha256(repr(named).encode()).hexdigest()
+
+
+class Statements:
+    """Gathers and signs what one rank says of each step.
+
+    Args:
+        run: run folder beside which they are written.
+    """
+
+    def __init__(self, run: Path, run_id: str, rank: int, key: SigningKey) -> None:
+        self._folder, self._run_id, self._rank, self._key = ranks_path(run), run_id, rank, key
+        self._folder.mkdir(exist_ok=True)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._batches: dict[str, str] = {}
+        self._chunks: list[list[Any]] = []
+        self._norms: list[str] = []
+
+    def read(self, part: object, micro: int) -> None:
+        """The rank trains on this micro-batch."""
+        self._batches[str(micro)] = batch_digest(part)
+
+    def sent(self, chunk: Chunk) -> None:
+        """The rank sends these pieces of a micro-batch's gradients to another rank, or keeps them as its own."""
+        self._chunks.append([chunk.micro, list(chunk.names), chunk.destination, flat_digest(chunk.data)])
+
+    def norms(self, norms: Sequence[Tensor]) -> None:
+        """The rank scales gradients by these norms."""
+        self._norms = [flat_digest(norm) for norm in norms]
+
+    def close(self, step: int, shards: Mapping[TensorKey, tuple[int, Tensor]]) -> None:
+        """The step has ended; of each tensor the rank holds what it holds from an element on."""
+        payload = {
+            "run": self._run_id,
+            "step": step,
+            "rank": self._rank,
+            "batches": self._batches,
+            "chunks": self._chunks,
+            "norms": self._norms,
+            "shards": {
+                f"{kind}/{name}": [first, first + held.numel(), flat_digest(held)]
+                for (kind, name), (first, held) in shards.items()
+            },
+        }
+        (self._folder / _name(step, self._rank)).write_bytes(seal(_STEP, payload, self._key))
+        self._forget()
+
+
+def write_keys(run: Path, run_id: str, keys: Sequence[VerifyingKey], lab: SigningKey) -> None:
+    """Say which keys the ranks of a run sign with."""
+    ranks_path(run).mkdir(exist_ok=True)
+    payload = {"run": run_id, "keys": [key.raw.hex() for key in keys]}
+    (ranks_path(run) / "keys.json").write_bytes(seal(_KEYS, payload, lab))
+
+
+def read_keys(run: Path, run_id: str, lab: VerifyingKey) -> list[VerifyingKey]:
+    """The ranks' keys, in order; EvidenceError where the lab did not sign them for this run."""
+    payload = open_sealed(_read(ranks_path(run) / "keys.json"), _KEYS, lab)
+    if not isinstance(payload, dict) or set(payload) != {"run", "keys"} or payload["run"] != run_id:
+        raise EvidenceError("the ranks' keys are of another run or malformed")
+    try:
+        return [VerifyingKey(bytes.fromhex(text)) for text in payload["keys"]]
+    except (TypeError, ValueError):
+        raise EvidenceError("the ranks' keys are malformed") from None
+
+
+def read_step(run: Path, run_id: str, step: int, rank: int, key: VerifyingKey) -> dict[str, Any]:
+    """What a rank signed of a step; EvidenceError where it is missing, not signed, or of another step."""
+    payload = open_sealed(_read(ranks_path(run) / _name(step, rank)), _STEP, key)
+    if not isinstance(payload, dict) or set(payload) != _PARTS:
+        raise EvidenceError("a rank's statement has missing or extra keys")
+    if (payload["run"], payload["step"], payload["rank"]) != (run_id, step, rank):
+        raise EvidenceError("a rank's statement is of another run, step or rank")
+    return payload
+
+
+def _name(step: int, rank: int) -> str:
+    return f"{step:08d}-{rank:04d}.json"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EvidenceError(f"cannot read {path.name}: {error.strerror}") from None

@@ -1,0 +1,115 @@
+"""A job of many processes is recorded as the run of one, and a rank that departs is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from analysis.cli import main
+from analysis.examples.train_on_two_processes import MODULE, gpt_job, judge, train
+from firmware_sim.errors import CallerError
+from inspector import Outcome, Trust
+from monitor import RunFolder
+from monitor.distributed.attribution import departures
+from monitor.distributed.job import Job
+from monitor.distributed.launching import launch
+from monitor.distributed.rank import Rank
+from monitor.distributed.reduction import even_pieces, row_pieces
+
+WRONG = 3
+
+
+def lab_of(run):
+    return Trust.load([run.with_name(f"{run.name}.trust.json")], [run]).labs["lab-1"]
+
+
+def opened(run):
+    return RunFolder(run, lab_of(run))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    run = tmp_path_factory.mktemp("alone") / "run"
+    train(run, "alone")
+    return run
+
+
+def test_two_processes_leave_the_run_of_one(tmp_path, alone):
+    run = tmp_path / "run"
+    launch(MODULE, 2, {"run": str(run), "layout": "fsdp2"})
+    one, two = opened(alone), opened(run)
+    assert [two.leaf(step) for step in range(5)] == [one.leaf(step) for step in range(5)]
+    assert departures(two, lab_of(run)) == []
+
+
+def test_a_wrong_chunk_is_rejected_and_named(tmp_path, capsys):
+    run = tmp_path / "run"
+    launch(MODULE, 2, {"run": str(run), "layout": "ddp", "lie": ["chunk", 1, WRONG]})
+    assert judge(run).outcome is Outcome.REJECT
+    found = departures(opened(run), lab_of(run))
+    assert {(each.step, each.rank, each.kind) for each in found} == {(WRONG, 1, "chunk")}
+    assert main(["ranks", str(run), "--trust", str(run.with_name("run.trust.json"))]) == 1
+    assert f"step {WRONG}, rank 1: micro-batch 1: it sent rank 1 other gradients" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["batch", "norm", "shard"])
+def test_what_a_rank_alters_is_named(tmp_path, kind):
+    run = tmp_path / "run"
+    train(run, "alone", (kind, 0, WRONG))
+    assert {(each.step, each.rank, each.kind) for each in departures(opened(run), lab_of(run))} == {(WRONG, 0, kind)}
+
+
+def test_a_statement_that_is_missing_or_forged_is_told(alone):
+    assert departures(opened(alone), lab_of(alone)) == []
+    path = alone.with_name("run.ranks") / "00000002-0000.json"
+    content = path.read_bytes()
+    for forged in (content.replace(b"payload", b"Payload", 1), path.with_name("00000001-0000.json").read_bytes()):
+        path.write_bytes(forged)
+        assert [(each.step, each.kind) for each in departures(opened(alone), lab_of(alone))] == [(2, "statement")]
+    path.unlink()
+    assert "cannot read" in departures(opened(alone), lab_of(alone))[0].text
+    path.write_bytes(content)
+
+
+def test_a_run_goes_on_on_another_number_of_processes():
+    job = gpt_job(2, layers=1)
+    whole, first = Rank(job, "alone", seed=1), Rank(job, "alone", seed=1)
+    tokens = torch.randint(0, 9, (2, 4, 7), generator=torch.Generator().manual_seed(2))
+    for batch in tokens:
+        whole.step(batch)
+    first.step(tokens[0])
+    second = Rank(job, "alone", seed=1)
+    second.load(first.state(), 1)
+    second.step(tokens[1])
+    for key, value in whole.state().items():
+        assert torch.equal(second.state()[key], value), key
+
+
+def test_pieces_cover_each_element_once():
+    for cut in (even_pieces, row_pieces):
+        for shape in ((1,), (7,), (5, 3), (2, 0)):
+            for ranks in (1, 2, 3, 8):
+                pieces = cut(shape, ranks)
+                assert len(pieces) == ranks
+                assert [place for first, last in pieces for place in range(first, last)] == list(
+                    range(torch.Size(shape).numel())
+                )
+
+
+def test_other_parallelism_and_written_buffers_are_refused():
+    with pytest.raises(CallerError, match="hybrid sharding, tensor and pipeline"):
+        Rank(gpt_job(), "hsdp", seed=1)
+    job = Job(
+        model=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)),
+        optimizer=lambda parameters: torch.optim.SGD(parameters),
+        loss=lambda model, part: model(part).sum(),
+        micro_batches=2,
+    )
+    with pytest.raises(CallerError, match="is written in each micro-batch"):
+        Rank(job, "alone", seed=1).step(torch.ones(4, 3))
+
+
+def test_a_rank_that_fails_ends_the_job(tmp_path):
+    with pytest.raises(CallerError, match=r"rank \d failed: .*unknown layout"):
+        launch(MODULE, 2, {"run": str(tmp_path / "run"), "layout": "hsdp"})
