@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,15 +16,19 @@ from typing import Any
 from analysis.registration import registered_trust
 from analysis.version import version
 from firmware_sim.errors import CallerError
+from inspector.bundle.checking import check_bundle
 from inspector.dispute.dispute import Claim, settle
 from inspector.inspection.drift import drift, drift_text
-from inspector.inspection.guards import Settings
+from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import hidden_training_detection
+from inspector.probability.odds import Violation
 from inspector.replay.pool import DevicePool
+from inspector.rounds import steps
+from inspector.rounds.world import World
 from monitor.environment import processor
 from monitor.lab.prover import LabProver
 from monitor.lab.simulated import LabConfig, SimulatedLab, new_lab_config
@@ -61,6 +66,7 @@ SNAPSHOT_RATE = Fraction(1, 3)
 HELD_TICKS = 1
 """For how long a lab keeps another model in its chips' memory, in the case whose odds the report draws."""
 REPLAY_DEVICES = ("sse41", "mkl-compatible")
+SAMPLING = Sampling(confidence=0.9, against=Violation.parse("data:0.05"))
 CONTROL_DEVICES = (*REPLAY_DEVICES, "emulated-split-k")
 """Tried in turn until one rounds otherwise: kernel families of some processors add products in the same order."""
 DISPUTE_STEPS = 6
@@ -90,7 +96,7 @@ def run_demo(out: Path, *, say: Say, advance: Callable[[], None], seed: int = SE
     Args:
         seed: of the labs' training, their secrets and the inspector's draws; at least 0.
         say: called with a line for the person who watches.
-        advance: called after each of ``len(LABS)`` + 3 parts.
+        advance: called after each of ``len(LABS)`` + 4 parts.
     Raises:
         CallerError: ``out`` exists and is not empty, or the seed is negative.
     """
@@ -120,6 +126,10 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
     control = _control(demo, honest, trusts[LABS[0].name], labs[0])
     say(f"  {control['text']}")
     advance()
+    say("rounds: the honest lab again, among parties that do not trust each other")
+    rounds = _rounds(demo, honest, trusts[LABS[0].name])
+    say(f"  {rounds['outcome']}, and its bundle without lab and cluster: {rounds['shown']}")
+    advance()
     say("a dispute: two labs, one task, one wrong operator result")
     dispute = _dispute(demo, runs, inspectorate)
     say(f"  {dispute['reasons'][0]['text']}")
@@ -132,6 +142,7 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
         "replay_devices": [{"name": each["device"], "fingerprint": each["fingerprint"]} for each in replays],
         "equal_on": [each["device"] for each in replays if each["equal"]],
         "control": control,
+        "rounds": rounds,
         "dispute": dispute,
         "detection": _detection(),
     }
@@ -169,7 +180,9 @@ def as_expected(summary: dict[str, Any]) -> bool:
     outcomes = all(
         row["outcome"] == (Outcome.ACCEPT if row["lie"] is None else Outcome.REJECT).value for row in summary["labs"]
     )
-    return outcomes and len(summary["equal_on"]) >= 2 and summary["dispute"]["evidence"]["guilty"] == "wrong-operator"
+    rounds = summary["rounds"]["outcome"] == summary["rounds"]["shown"] == Outcome.ACCEPT.value
+    guilty = summary["dispute"]["evidence"]["guilty"] == "wrong-operator"
+    return outcomes and rounds and guilty and len(summary["equal_on"]) >= 2
 
 
 def _train(demo: Demo, run: Path, inspectorate: Path, lab: Lab) -> Trust:
@@ -198,7 +211,7 @@ def _train_task(task: Task, run: Path, inspectorate: Path, lab: Lab, lie_step: i
 
 
 def _inspect(demo: Demo, run: Path, trust: Trust, lab: Lab) -> dict[str, Any]:
-    settings = Settings(samples=SAMPLES, seed=f"inspection {demo.seed}", devices=REPLAY_DEVICES)
+    settings = Settings(samples=SAMPLES, seed=f"inspection {demo.seed}", devices=REPLAY_DEVICES, sampling=SAMPLING)
     with demo.timed("inspection with replay"):
         verdict = inspect([run], trust, settings, now=datetime.now(UTC), worker=demo.devices.run)
     return {"lab": lab.name, "lie": lab.lie, "story": lab.story, **verdict.to_json()}
@@ -216,6 +229,34 @@ def _control(demo: Demo, folder: Path, trust: Trust, honest: dict[str, Any]) -> 
         "rounded_logged_decisions": replays[0]["logged_decisions"],
         "rounded_turned_decisions": replays[0]["turned_decisions"],
         "text": drift_text(row),
+    }
+
+
+def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
+    """A round among parties, as a time line; its bundle is checked once labs' and cluster's folders are gone."""
+    settings = Settings(samples=SAMPLES, seed=None, devices=REPLAY_DEVICES[:1], sampling=SAMPLING)
+    with demo.timed("rounds"):
+        world = World.create(demo.out / "parties")
+        labs, now = world.join(trust, {run.name: run}), datetime.now(UTC)
+        steps.announce(world, settings, minutes=60, refusals=0, now=now)
+        for lab in labs:
+            steps.hand(world, lab, now=now)
+        steps.reveal(world, now=now)
+        for lab in labs:
+            steps.answer(world, lab, now=now)
+        steps.order(world, now=now)
+        steps.replay(world, now=now, worker=demo.devices.run)
+        decided = steps.decide(world, now=now)
+        timeline, known = world.timeline(), world.trust()
+        for party in ("labs", "cluster"):
+            shutil.rmtree(world.folder / party)
+        shown = check_bundle(decided.bundle.read_bytes(), known)
+    return {
+        "outcome": decided.verdict.outcome.value,
+        "shown": shown.outcome.value,
+        "bundle": str(decided.bundle.relative_to(demo.out)),
+        "text": shown.reasons[0].text,
+        "timeline": [{"kind": kind, "sender": sender, "to": to} for _, _, kind, sender, to in timeline],
     }
 
 

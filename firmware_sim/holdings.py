@@ -19,42 +19,27 @@ class Holdings:
     a simulated device are not counted.
     """
 
-    __slots__ = ("_held",)
+    __slots__ = ("_forget", "_held")
 
     def __init__(self) -> None:
-        self._held: dict[int, _Held] = {}
+        held: dict[weakref.ref[Any], int] = {}
+        self._held = held
+        self._forget = lambda gone: held.pop(gone, None)
 
     def note(self, made: Any) -> None:
-        """Count what an operator returned: a tensor, or any in a tuple or list; anything else is no memory."""
+        """Count what an operator returned: a tensor, or any in a tuple or list; anything else is no memory.
+
+        PyTorch keeps the object of a storage, and so the reference to it, as long as anything holds the memory.
+        """
         if isinstance(made, (tuple, list)):
             for each in made:
                 self.note(each)
             return
         torch: Any = sys.modules.get("torch")  # without it there is no tensor
         if torch is not None and type(made) is torch.Tensor:
-            storage = torch.Tensor.untyped_storage(made)
-            if id(storage) not in self._held:
-                count = torch.Tensor.numel(made) * torch.Tensor.element_size(made)
-                self._held[id(storage)] = _Held(storage, count, self._held)
+            self._held.setdefault(weakref.ref(torch.Tensor.untyped_storage(made), self._forget), made.nbytes)
 
     @property
     def byte_count(self) -> int:
         """Bytes that are held now."""
-        return sum(each.bytes for each in list(self._held.values()))
-
-
-class _Held(weakref.ref[Any]):
-    """One storage: PyTorch keeps its object, and so the reference, as long as anything holds the memory."""
-
-    __slots__ = ("bytes", "key")
-    bytes: int
-    key: int
-
-    def __new__(cls, storage: Any, count: int, held: dict[int, _Held]) -> _Held:
-        key = id(storage)
-        reference = super().__new__(cls, storage, lambda _: held.pop(key, None))
-        reference.bytes, reference.key = count, key
-        return reference
-
-    def __init__(self, *_: object) -> None:
-        """A reference is whole when it is made."""
+        return sum(list(self._held.values()))

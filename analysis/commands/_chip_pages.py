@@ -22,7 +22,7 @@ _SAYS = {
     RecordKind.POWER_GAP: "epoch {step} lost its power{cut}",
     RecordKind.REGIONS: "memory of run {run} from step {step} on: table {digest}",
     RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}; {op} bytes are held beside the state",
-    RecordKind.SNAPSHOT: "snapshot {digest}, {operators}as the host says behind {where}",
+    RecordKind.SNAPSHOT: "snapshot {digest}, {operators}after {where}, as the host says",
     RecordKind.BEACON: "the verifier's time is {step}: beacon {digest}",
     RecordKind.QUOTE: "a quote is asked for: request {digest}",
     RecordKind.SPENT: "the log is full for good",

@@ -27,7 +27,14 @@ _SIMPLE = {
     "registry": "imports and censuses of a large registry",
 }
 _ON_NATIVE = ("demo", "accuracy", "replay")
-_UNITS = {"distributed": "job", "adversary": "sequence", "storage": "step", "faults": "life", "chip": "part"}
+_UNITS = {
+    "distributed": "job",
+    "adversary": "sequence",
+    "storage": "step",
+    "faults": "life",
+    "chip": "part",
+    "snapshots": "run",
+}
 """Works whose progress is a number of these."""
 
 
@@ -128,6 +135,18 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--samples", type=int, metavar="S", help="chips that an inspection draws, of six (default: 2)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
     one.add_argument("--rates", type=Path, metavar="FILE", help="write rates for campaign; needs --samples 6")
+
+    one = _add(
+        works,
+        "snapshots",
+        "snapshots in every step: replays on devices that differ must pass through each of them",
+        f"{_ROWS}: mode (numerics), chips, steps, snapshots, inside (of steps), in_updates (of these, inside of an "
+        "optimizer's update), operators, compared (by device), outcome; exit code 1 where one is not explained",
+    )
+    _add_presets(one, "tiny-gpt, digits-cnn and llama-small")
+    one.add_argument("--chips", type=int, metavar="N", help="chips of each run (default: 16)")
+    one.add_argument("--steps", type=int, metavar="N", help="steps of each run (default: 12)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
         works,

@@ -35,7 +35,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     from analysis.demo import LABS, SEED, as_expected, run_demo
 
-    with tqdm(total=len(LABS) + 3, desc="demo", disable=not sys.stderr.isatty(), leave=False) as bar:
+    with tqdm(total=len(LABS) + 4, desc="demo", disable=not sys.stderr.isatty(), leave=False) as bar:
 
         def say(line: str) -> None:
             if not arguments.json:

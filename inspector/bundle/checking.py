@@ -29,6 +29,7 @@ from inspector.inspection.answers import Source
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Sampling, Settings
+from inspector.inspection.inside import committed_after
 from inspector.inspection.provenance import is_listed, is_sound, open_case
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust
@@ -36,6 +37,7 @@ from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
 from inspector.replay.segment import segments_of
 from monitor.declaration.statement import Declaration
+from monitor.sharding import StateDigest
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata
 
@@ -133,7 +135,7 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         run = next((each for each in runs if each.head_digest == result.head), None)
         if run is None:
             raise EvidenceError("a replay is about a run that the bundle does not hold")
-        found = _difference(result, run)
+        found = _difference(result, run) or _inside(result, run, chips)
         steps += sum(len(each.leaves) for each in result.replays)
         cluster = key.key_id
         if found:
@@ -262,7 +264,7 @@ def _chip_grounds(chips: Iterable[_Chip], runs: Iterable[_Run]) -> list[str]:
                 if record.run_id.hex() != run.run_id:
                     continue
                 where = f"chip {entry.chip}, record {record.counter}: its "
-                if record.kind is RecordKind.SNAPSHOT and record.op == 0 and record.step in run.opened.leaves:
+                if record.kind is RecordKind.SNAPSHOT and not record.operators and record.step in run.opened.leaves:
                     leaf, _ = run.opened.leaves[record.step]
                     if record.digest != leaf.state.shard(shard).value:
                         found.append(f"{where}snapshot is not shard {shard} of the state of step {record.step}")
@@ -289,10 +291,11 @@ def _draws(
         raise EvidenceError("the drawn chips are not those that the secret gives")
     taken: dict[str, set[int]] = {}
     recorded = {
-        (entry.chip, record.run_id.hex(), record.step)
+        (entry.chip, record.run_id.hex(), step)
         for entry in chips
         for record in entry.case.records
         if record.kind is RecordKind.SNAPSHOT
+        for step in (record.step, record.step + bool(record.operators))  # inside of the step that comes next
     }
     for report in evidence.get("chips", []):
         for told in report["snapshots"]:
@@ -344,6 +347,27 @@ def _difference(result: SignedReplay, run: _Run) -> str:
             return f"step {replay.contradicted_step}: cannot be replayed as the lab recorded it"
         if len(replay.leaves) != stop - start:
             raise EvidenceError("a replay is not complete")
+    return ""
+
+
+def _inside(result: SignedReplay, run: _Run, chips: Iterable[_Chip]) -> str:
+    """A snapshot inside of a step that is not what the replay passed through, in words; empty where there is none."""
+    states = {
+        (step, count): StateDigest.from_json(state, run.declared.layout)
+        for replay in result.replays
+        for step, count, state in replay.inside
+    }
+    for entry in chips:
+        if entry.chip not in run.metadata.chips or entry.lab != run.lab:
+            continue
+        shard, followed = run.metadata.chips.index(entry.chip), committed_after(entry.case.records)
+        for record in entry.case.records:
+            if record.kind is not RecordKind.SNAPSHOT or record.run_id.hex() != run.run_id or not record.operators:
+                continue
+            state = states.get((record.step + 1, record.operators))
+            if state is not None and followed[record.counter] and state.shard(shard).value != record.digest:
+                where = f"chip {entry.chip}, record {record.counter}: its snapshot inside of step {record.step + 1}"
+                return f"{where} is not what shard {shard} then holds"
     return ""
 
 

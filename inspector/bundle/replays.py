@@ -31,7 +31,7 @@ REPLAY = "application/vnd.chipwitness.replay.v1+json"
 REPLAY_PREDICATE = "https://chipwitness.org/replay/v1"
 _SUBJECT = "head"
 _KEYS = {"device", "fingerprint", "readable", "replays"}
-_REPLAY_KEYS = {"segment", "start_state", "initial_state", "leaves", "contradicted_step"}
+_REPLAY_KEYS = {"segment", "start_state", "initial_state", "leaves", "inside", "contradicted_step"}
 
 Worker = Callable[[str, dict[str, Any]], dict[str, Any]]
 
@@ -45,6 +45,7 @@ class Replayed:
         start_state: ``state_digest`` of the state that the replay began with.
         initial_state: of what the declared initialisation gives; None where none was executed.
         leaves: RFC 9162 hash of the leaf of each step that was taken.
+        inside: step, operators that had run, and opened root of each state inside of a step that was asked for.
         contradicted_step: the step that could not be taken as recorded; None if all could.
     """
 
@@ -52,6 +53,7 @@ class Replayed:
     start_state: str
     initial_state: str | None
     leaves: tuple[bytes, ...]
+    inside: tuple[tuple[int, int, str], ...]
     contradicted_step: int | None
 
     @classmethod
@@ -64,6 +66,7 @@ class Replayed:
             start_state=state_digest(replay["start_state"]),
             initial_state=None if initial is None else state_digest(initial),
             leaves=tuple(leaf_hash(canonical.encode(leaf)) for leaf in replay["leaves"]),
+            inside=tuple((int(step), int(count), str(state)) for step, count, state in replay["inside"]),
             contradicted_step=None if contradiction is None else int(contradiction["step"]),
         )
 
@@ -74,6 +77,7 @@ class Replayed:
             "start_state": self.start_state,
             "initial_state": self.initial_state,
             "leaves": [each.hex() for each in self.leaves],
+            "inside": [list(each) for each in self.inside],
             "contradicted_step": self.contradicted_step,
         }
 
@@ -88,6 +92,8 @@ class Replayed:
             raise EvidenceError("a replayed segment's numbers are malformed")
         if not isinstance(leaves, list) or not all(_is_hash(each) for each in leaves):
             raise EvidenceError("a replayed segment's leaves are malformed")
+        if not isinstance(data["inside"], list) or not all(map(_is_inside, data["inside"])):
+            raise EvidenceError("a replayed segment's states inside of steps are malformed")
         for state in (data["start_state"], data["initial_state"] or data["start_state"]):
             if not _is_hash(state):
                 raise EvidenceError("a replayed segment's states are malformed")
@@ -96,6 +102,7 @@ class Replayed:
             start_state=data["start_state"],
             initial_state=data["initial_state"],
             leaves=tuple(bytes.fromhex(each) for each in leaves),
+            inside=tuple((at, count, state) for at, count, state in data["inside"]),
             contradicted_step=step,
         )
 
@@ -184,6 +191,13 @@ def signing(worker: Worker, key: SigningKey) -> Worker:
         return {**result, "signed": sign_replay(name, job, result, key).decode()}
 
     return run
+
+
+def _is_inside(entry: object) -> bool:
+    if not isinstance(entry, list) or len(entry) != 3:
+        return False
+    step, count, state = entry
+    return all(type(each) is int and each > 0 for each in (step, count)) and isinstance(state, str)
 
 
 def _is_hash(text: object) -> bool:

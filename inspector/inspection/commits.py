@@ -244,16 +244,16 @@ class HeldResults:
     def __init__(self, chip: str, runs: Mapping[bytes, Needs]) -> None:
         self._chip = chip
         self._runs = runs
-        self._most = 0
+        self._most: int | None = None  # of memory that no declared run explains, other laws tell
 
     def take(self, record: LogRecord) -> None:
         """Check one record; EvidenceError says how much is held."""
-        needs = self._runs.get(record.run_id)
-        if needs is not None and record.kind in (RecordKind.REGIONS, RecordKind.COMMIT):
-            made = needs.made(record.step) if record.kind is RecordKind.COMMIT else 0
-            part, whole = needs.share
-            self._most = (made + KEPT_BYTES) * part // whole
-        if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE) and record.op > self._most:
+        if record.kind in (RecordKind.REGIONS, RecordKind.COMMIT):
+            needs = self._runs.get(record.run_id)
+            made = 0 if needs is None or record.kind is RecordKind.REGIONS else needs.made(record.step)
+            self._most = None if needs is None else (made + KEPT_BYTES) * needs.share[0] // needs.share[1]
+        seen = record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)
+        if seen and self._most is not None and record.op > self._most:
             what = f"{record.op} bytes of results are held beside the state, more than the {self._most} that a step may"
             raise _error(self._chip, record, what)
 

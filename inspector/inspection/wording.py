@@ -85,9 +85,9 @@ def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: boo
     """
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
-    return "not covered: " + "; ".join(
-        [_UNMETERED, _KEPT, *old, _UNSEEN, *(() if every else (_SILENT,)), *(() if derived else NOT_REVIEWED)]
-    )
+    silent = () if every else (_SILENT,)
+    parts = [_UNMETERED, _KEPT, *old, _UNSEEN, *silent, *(() if derived else NOT_REVIEWED)]
+    return "not covered: " + "; ".join(parts)
 
 
 def outcomes_by_lab(

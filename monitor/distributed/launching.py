@@ -71,15 +71,12 @@ def launch(
             "CHIPWITNESS_STORE": str(Path(folder) / "store"),
             "WORLD_SIZE": str(ranks),
         }
-        running = [
-            subprocess.Popen(
-                [sys.executable, "-m", module],
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stderr=(Path(folder) / f"{rank}.err").open("wb"),
-            )
-            for rank in range(ranks)
-        ]
+        running = []
         try:
+            for rank in range(ranks):
+                own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                with (Path(folder) / f"{rank}.err").open("wb") as errors:
+                    running.append(subprocess.Popen([sys.executable, "-m", module], env=own, stderr=errors))
             codes = _wait(running, timeout)
         finally:
             for process in running:

@@ -65,7 +65,7 @@ class DistributedRecorder:
             model = initialised(job.model, seed=seed)
             optimizer = job.optimizer(iter(dict(model.named_parameters()).values()))
             self._recorder = Recorder(model, optimizer, out=out, numerics="exact", seed=seed, **options)
-            self._shadow = Shadow(job, seed, self._recorder.meter)
+            self._shadow = Shadow(job, seed)
         secret = simulated_secret(seed)
         run_id = self._run_id()
         if self._recorder is not None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from firmware_sim import Meter
 from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.distributed.job import Job
@@ -48,14 +47,10 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Shadow:
-    """A job's model and optimizer on the meta device.
+    """A job's model and optimizer on the meta device."""
 
-    Args:
-        meter: counts the work of the steps' operators, as if they ran here.
-    """
-
-    def __init__(self, job: Job, seed: int, meter: Meter) -> None:
-        self._job, self._seed, self._meter = job, seed, meter
+    def __init__(self, job: Job, seed: int) -> None:
+        self._job, self._seed = job, seed
         with torch.device("meta"):
             model = job.model()
         self._model, self._optimizer = model, job.optimizer(iter(dict(model.named_parameters()).values()))
@@ -69,7 +64,7 @@ class Shadow:
             CallerError: the step reads values that only arithmetic gives, or a batch whose tensors share memory.
         """
         keys = RecordedKeys(self._seed, step)
-        capture = Capture(keys, WriteWatch(step), meter=self._meter)
+        capture = Capture(keys, WriteWatch(step))
         shapes = _without_values(batch)
         present = {name: tensor for name, tensor in self._loop.current().items() if tensor is not None}
         capture.declare_inputs({name: each.detach() for name, each in present.items()}, _entries(batch, shapes))

@@ -33,8 +33,8 @@ from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_con
 from monitor.presets.task import Task
 from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
-from monitor.programs.interpreter import loss_bits
-from monitor.programs.keys import RecordedKeys, step_seed
+from monitor.programs.interpreter import Prepared, loss_bits
+from monitor.programs.keys import RecordedKeys, RepeatedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.checkpoints import Checkpoints
@@ -56,6 +56,7 @@ from monitor.recording.step import OpenStep, RecordedStep, TakenElsewhere, excha
 from monitor.recording.step_programs import StepPrograms
 from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.moment import Moment
+from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
 from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.layout import log_path, program_path
@@ -338,11 +339,6 @@ class Recorder:
     def refusals(self) -> Sequence[Refusal]:
         """What a dry run has found so far that cannot be recorded."""
         return () if self._rehearsal is None else tuple(self._rehearsal.refusals)
-
-    @property
-    def meter(self) -> Meter:
-        """What counts the operators that run on the chips' memory."""
-        return self._loop.memory.meter
 
     @property
     def run_id(self) -> str:
@@ -666,12 +662,27 @@ class Recorder:
                 step, taken.observed, taken.updates, taken.state, batch, taken.loss
             )
             taken.settle()
+            self._count(step, program, execution, batch)
             self._loop.memory.load(reached)
             self._commit(program, execution, batch, encode_state(batch), b"", loss_bits(loss))
             self._state = "ready"
         finally:
             if self._state == "failed":
                 self._lab.cut_power()
+
+    def _count(self, step: int, program: Program, execution: Execution, batch: Mapping[str, Tensor]) -> None:
+        """Have the chips' meter count a step that others took.
+
+        Where a chip waits for one of its operators, the memory goes through them one by one, as one process would.
+        """
+        memory = self._loop.memory
+        if memory.meter.is_awaited(len(program.calls)):
+            keys = RepeatedKeys(self._declared.seed, step)
+            session = numerics.recording(self._declared.numerics, keys=keys)
+            Prepared(program, memory).run(batch, scalars_of(program, execution), session, keys)
+            return
+        for work in program.works:
+            memory.meter.charge(work)
 
     def _commit(
         self,

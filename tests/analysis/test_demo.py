@@ -44,6 +44,10 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(out, monkeypatch, capsys
     assert summary["dispute"]["evidence"]["operators_executed"] == 1
     assert 0.5 < summary["detection"]["predicted_probability"] < 0.95
     assert summary["made"]["seed"] == 2026
+    kinds = ["announcement", "heads", "draw", "answers", "order", "results"]
+    assert [row["kind"] for row in summary["rounds"]["timeline"]] == kinds
+    assert {entry.name for entry in (out / "parties").iterdir()} == {"inspectorate", "registry"}
+    assert summary["labs"][0]["evidence"]["odds"][0]["coverage"] == 1.0
     report = (out / "report.html").read_text()
     assert report.count("<svg") == 3
     assert all(lab.name in report for lab in LABS)
@@ -108,8 +112,10 @@ def test_reasons_are_said_plainly_and_digests_do_not_widen_the_page():
 def test_a_wrong_verdict_is_noticed():
     rows = [{"lie": None, "outcome": "ACCEPT"}, {"lie": "x", "outcome": "REJECT"}]
     good = {"labs": rows, "equal_on": ["a", "b"], "dispute": {"evidence": {"guilty": "wrong-operator"}}}
+    good["rounds"] = {"outcome": "ACCEPT", "shown": "ACCEPT"}
     assert as_expected(good)
     assert not as_expected({**good, "labs": [rows[0], {"lie": "x", "outcome": "ACCEPT"}]})
     assert not as_expected({**good, "labs": [{"lie": None, "outcome": "INCONCLUSIVE"}, rows[1]]})
     assert not as_expected({**good, "equal_on": ["a"]})
+    assert not as_expected({**good, "rounds": {"outcome": "ACCEPT", "shown": "REJECT"}})
     assert not as_expected({**good, "dispute": {"evidence": {"guilty": "right-operator"}}})

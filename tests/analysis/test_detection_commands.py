@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from analysis.cli import main
+from analysis.commands._evasions import parse_evasion, spoken
 from analysis.report import tables
 from analysis.scenarios import public_catalogue
+from firmware_sim.errors import CallerError
 from inspector.probability import detection as closed
 
 KINDS = ("stretch", "chips", "rate", "samples", "time", "cost", "evasion", "leakage")
@@ -511,3 +513,13 @@ def test_plan_says_whether_a_violation_pays(capsys):
     assert "if caught pays" in capsys.readouterr().out
     assert main([*words, "--gain", "10"]) == 2
     assert main([*words, "--gain", "-1", "--penalty", "1"]) == 2
+
+
+def test_evasions_are_joined_by_commas() -> None:
+    found = parse_evasion("stretch=2,hide=0.2,tamper=0.5,refuse,only=a,b")
+    assert (found.stretch, found.visible, found.readout, found.refuses, found.sites) == (2, 0.8, 0.5, True, ("a,b",))
+    assert parse_evasion("rush=4").stretch == 0.25
+    assert spoken("hide=0.2,refuse") == "20% of its chips undeclared and refuses to show chips with evidence"
+    for wrong in ("", "refuse,", "refuse=1", "hide", "hide=2", "stretch=0.5", "hide=0.1,,refuse", "only=", "sneak=1"):
+        with pytest.raises(CallerError):
+            parse_evasion(wrong)
