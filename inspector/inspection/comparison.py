@@ -16,8 +16,10 @@ __all__ = ["compare_replay"]
 
 def compare_replay(
     transcript: Transcript, segment: Segment, replay: dict[str, Any], device: str, findings: Findings
-) -> None:
+) -> int:
     """Every recomputed leaf must equal the committed one; the first that does not is the finding.
+
+    Returns the last step up to which replay and run agree.
 
     Raises:
         EvidenceError, KeyError, ValueError: the replay's own answer is malformed: the device's fault.
@@ -33,14 +35,14 @@ def compare_replay(
             step=segment.start,
             **where,
         )
-        return
+        return segment.start - 1
     check_initialised(transcript, segment, replay["initial_state"], device, findings)
     steps = range(segment.start + 1, segment.stop + 1)
     for step, leaf in zip(steps, leaves, strict=False):
         committed = transcript.leaves[step]
         if leaf != committed:
             findings.add(Guard.REPLAY, _difference(transcript, committed, leaf, device), step=step, **where)
-            return
+            return step - 1
     contradiction = replay["contradiction"]
     if contradiction is not None:
         step = contradiction["step"]
@@ -56,6 +58,7 @@ def compare_replay(
         findings.add(guard, f"step {step}: {what}: {contradiction['text']}", **place, **where)
     elif len(leaves) != len(steps):
         raise ValueError(f"{len(leaves)} steps were replayed, not {len(steps)}")
+    return segment.start + len(leaves)
 
 
 def check_initialised(

@@ -404,8 +404,8 @@ def judge(
     try:
         before, compared = len(findings.found), 0
         for segment, replay in zip(chosen, result["replays"], strict=True):
-            compare_replay(transcript, segment, replay, name, findings)
-            shown = [snapshot for snapshot in inside if snapshot.step in segment]
+            agreed = compare_replay(transcript, segment, replay, name, findings)
+            shown = [snapshot for snapshot in inside if snapshot.step in segment and snapshot.step <= agreed]
             compared += compare_inside(transcript, shown, replay, name, findings)
         replays = result["replays"]
         described["snapshots_inside_steps"] = compared

@@ -48,7 +48,7 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
     run = open_job_run(job)
     require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
-    inside = [(step, operators) for step, operators in job["inside"]]
+    inside = [(step, operators) for step, operators in job.get("inside", ())]
     replays = [replay_segment(run, i, check_rounding=check, inside=inside).to_json() for i in job["segments"]]
     return {"replays": replays}
 

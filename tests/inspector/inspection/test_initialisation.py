@@ -382,7 +382,7 @@ def test_an_initialised_run_goes_on_after_a_crash(record, judge, tmp_path):
                 recorder._lab.cut_power()
                 raise KeyboardInterrupt
             with recorder.step(batch):
-                body(recorder._loop._model, recorder._optimizer, batch)
+                body(recorder._loop.model, recorder._optimizer, batch)
 
     with pytest.raises(KeyboardInterrupt):
         record(name="cut", prepare=cut)
