@@ -300,7 +300,7 @@ def _read_trust(path: Path) -> object:
     return trust
 
 
-_POSITIONS = {"format": "chipwitness/memory/1", "chips": {"c": {"counter": 1, "size": 1, "head": "00" * 32}}}
+_POSITIONS = {"format": "chipwitness/memory/2", "chips": {"c": {"counter": 1, "size": 1, "time": 0, "head": "00" * 32}}}
 
 
 def targets(world: World) -> dict[str, Target]:
