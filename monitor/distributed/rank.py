@@ -21,7 +21,7 @@ from monitor.programs.keys import RecordedKeys
 from monitor.recording.initialising import initialised
 from monitor.recording.micro_batches import micro_batch, total
 
-__all__ = ["Rank"]
+__all__ = ["Rank", "place"]
 
 _BACKENDS = ("gloo", "nccl")
 
@@ -50,7 +50,7 @@ class Rank:
             )
         check_subnormals()
         self.job, self.seed, self.steps = job, seed, 0
-        self.rank, self.ranks = _place()
+        self.rank, self.ranks = place()
         model = initialised(job.model, seed=seed)
         self._buffers = dict(model.named_buffers())
         self.layout: Layout = LAYOUTS[layout](job, model, self.rank, self.ranks)
@@ -188,7 +188,8 @@ class Rank:
         return found
 
 
-def _place() -> tuple[int, int]:
+def place() -> tuple[int, int]:
+    """This process's number, and how many there are; CallerError for a process group whose bits nobody vouches for."""
     if not dist.is_initialized():
         return 0, 1
     group = dist.group.WORLD

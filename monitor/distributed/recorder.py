@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monitor.distributed.job import Job
 from monitor.distributed.lies import lying_rank
-from monitor.distributed.rank import Rank
+from monitor.distributed.rank import Rank, place
 from monitor.distributed.shadow import Shadow
 from monitor.distributed.statements import Statements, rank_key, write_keys
 from monitor.lab.simulated import SimulatedLab, lab_path, simulated_secret
@@ -57,9 +57,10 @@ class DistributedRecorder:
         lie: tuple[str, int, int] | None = None,
         **options: Any,
     ) -> None:
-        self.rank = Rank(job, layout, seed=seed)
-        if lie is not None and lie[1] == self.rank.rank:
+        if lie is not None and lie[1] == place()[0]:
             self.rank = lying_rank(lie[0], job, layout, seed=seed, step=lie[2])
+        else:
+            self.rank = Rank(job, layout, seed=seed)
         self._recorder: Recorder | None = None
         if self.rank.rank == 0:
             model = initialised(job.model, seed=seed)

@@ -50,7 +50,7 @@ def test_a_wrong_chunk_is_rejected_and_named(tmp_path, capsys):
     found = departures(opened(run), lab_of(run))
     assert {(each.step, each.rank, each.kind) for each in found} == {(WRONG, 1, "chunk")}
     assert main(["ranks", str(run), "--trust", str(run.with_name("run.trust.json"))]) == 1
-    assert f"step {WRONG}, rank 1: micro-batch 1: it sent rank 1 other gradients" in capsys.readouterr().out
+    assert f"step {WRONG}, rank 1: of micro-batch 1 it sent rank 1 other gradients" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["batch", "norm", "shard"])
