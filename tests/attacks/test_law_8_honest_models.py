@@ -185,7 +185,8 @@ def test_c2_a_write_beside_operators_is_named_before_the_step_is_committed(tmp_p
     assert loop.recorder.steps == 2
 
 
-def test_c2_a_lab_that_heard_of_it_goes_on_and_is_accepted(tmp_path, capsys):
+def test_c2_a_lab_that_heard_of_it_goes_on(tmp_path, capsys):
+    """It is accepted, but for a snapshot that fell into the refused step: that one shows what the write did."""
     run = tmp_path / "run"
     loop = Loop(run)
     loop.step()
@@ -197,7 +198,9 @@ def test_c2_a_lab_that_heard_of_it_goes_on_and_is_accepted(tmp_path, capsys):
     loop.step()
     loop.recorder.finish()
     code, words = inspected(run, capsys, "sse41")
-    assert code == 0, words
+    assert code == 3, words
+    assert words.count("[evidence]") == words.count("inside of step 3") == 1, words
+    assert "the power went in that step, and it was committed later" in words
 
 
 def test_c2_guard_off_it_is_recorded_in_silence_and_rejected(tmp_path, capsys):
