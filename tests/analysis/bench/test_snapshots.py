@@ -1,0 +1,32 @@
+"""``bench snapshots`` on a small run, and the figures that come with the program."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from analysis.bench import snapshots
+from analysis.bench._origin import DATA
+from firmware_sim.errors import CallerError
+
+
+def test_each_snapshot_inside_of_a_step_is_compared_on_both_devices():
+    told = []
+    [row] = snapshots.run(presets=["digits-cnn"], chips=3, steps=3, progress=told.append)
+    assert told == [1]
+    assert (row["snapshots"], row["inside"]) == (12, 6), "at the first tick nothing had run, at the last nothing came"
+    assert row["compared"] == dict.fromkeys(snapshots.DEVICES, 6)
+    assert snapshots.verdict([row]) is None
+    assert snapshots.verdict([{**row, "compared": {"sse41": 5, "mkl-compatible": 6}}]) is not None
+    assert snapshots.verdict([{**row, "outcome": "INCONCLUSIVE"}]) is not None
+    with pytest.raises(CallerError, match="take at least two"):
+        snapshots.run(presets=["digits-cnn"], steps=1)
+
+
+def test_what_comes_with_the_program_explains_a_thousand_snapshots():
+    rows = json.loads((DATA / "snapshots.json").read_text())["rows"]
+    assert {row["work"] for row in rows} == {"tiny-gpt", "digits-cnn", "llama-small"}
+    assert sum(row["inside"] for row in rows) >= 1000
+    assert sum(row["in_updates"] for row in rows) >= 200
+    assert snapshots.verdict(rows) is None
