@@ -37,10 +37,11 @@ def _controlled(given: dict[str, Any], job: Job) -> list[str]:
     rank, roots = Rank(job, given["layout"], seed=SEED), []
     first, last = given["steps"]
     if given["start"]:
-        found = decode_state(Path(given["start"]).read_bytes(), "the state")
-        rank.load(
-            {(kind, name): each for (kind, _, name), each in ((k.partition("/"), v) for k, v in found.items())}, first
-        )
+        start: dict[TensorKey, Tensor] = {}
+        if rank.rank == 0:
+            found = decode_state(Path(given["start"]).read_bytes(), "the state")
+            start = {(name.split("/")[0], name.partition("/")[2]): each for name, each in found.items()}
+        rank.load(start, first)
     state: dict[TensorKey, Tensor] = {}
     for number, batch in enumerate(batches(last, job.micro_batches)):
         if number >= first:
