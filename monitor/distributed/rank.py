@@ -39,6 +39,7 @@ class Rank:
         statements: what this rank signs, where somebody wants it.
         rank, ranks: this process's number, and how many there are.
         steps: taken so far.
+        norm: of all gradients together, by which the last step clipped them; None without clipping.
 
     Raises:
         CallerError: a layout or process group whose bits nobody vouches for.
@@ -53,6 +54,7 @@ class Rank:
         check_subnormals()
         self.job, self.seed, self.steps = job, seed, 0
         self.rank, self.ranks = place()
+        self.norm: Tensor | None = None
         model = initialised(job.model, seed=seed)
         self._buffers = dict(model.named_buffers())
         self.layout: Layout = LAYOUTS[layout](job, model, self.rank, self.ranks)
@@ -129,7 +131,7 @@ class Rank:
             if self.statements is not None:
                 with self.layout.reduction.session.aside():
                     self.statements.norms(norms)
-            job.clipped(gradients, norms)
+            self.norm = job.clipped(gradients, norms)
 
     def shards(self) -> dict[TensorKey, tuple[int, Tensor]]:
         """What lies on this rank of weights, gradients and optimizer state, and from which element on."""
