@@ -15,6 +15,7 @@ other runs than it handed over, counts as a refusal; so does each drawn chip tha
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import shutil
@@ -24,6 +25,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
@@ -231,7 +233,7 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
             raise EvidenceError("no answer came by the deadline")
         return {name: decode_base64(text) for name, text in answers[chip].items()}
 
-    opened = {_digest((path / MANIFEST).read_bytes()): path for path in sorted(_openings(world).iterdir())}
+    opened = _opened(world)
     missing = [head for head in heads if _digest(head) not in opened]
     text = "handed over no heads by the deadline"
     refusals = [Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab}) for lab in silent]
@@ -314,10 +316,21 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
         if found is None:
             silent.append(lab)
             continue
-        for text in found.predicate["heads"]:
-            if signer_of(text.encode(), trust)[0] == lab:
-                heads.append(text.encode())
+        try:
+            handed = [text.encode() for text in found.predicate["heads"]]
+            heads += [head for head in handed if signer_of(head, trust)[0] == lab]
+        except (EvidenceError, UnicodeEncodeError):
+            silent.append(lab)  # a head that is none hides a run as well as silence does
     return heads, silent
+
+
+def _opened(world: World) -> dict[str, Path]:
+    """Runs that labs have opened to the cluster, by the digest of their heads; what holds no head is none."""
+    found = {}
+    for path in sorted(_openings(world).iterdir()):
+        with contextlib.suppress(OSError, EvidenceError):
+            found[_digest(limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES))] = path
+    return found
 
 
 def _settings(world: World, announced: Message) -> Settings:
