@@ -34,7 +34,7 @@ class Killed(BaseException):
 
 def leaves_of(recorded):
     leaves, _ = open_run(recorded.run, recorded.trust).load_steps()
-    return leaves
+    return list(leaves)
 
 
 def power_cut(monkeypatch):
@@ -165,7 +165,7 @@ def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics, mon
     merged = Trust.load([trust])
     mine, _ = open_run(run, merged).load_steps()
     theirs, _ = open_run(tmp_path / "whole", merged).load_steps()
-    assert mine == theirs
+    assert list(mine) == list(theirs)
     code, verdict = here("verify", run, "--trust", trust)
     # A kill may hit a chip in the middle of a snapshot, which nothing can tell from a cut that spares it one.
     cut = code == 3 and "in the middle of a snapshot" in verdict
