@@ -33,9 +33,11 @@ def run(*, steps: int = 3, progress: Callable[[int], object] | None = None) -> l
     """Train on every layout.
 
     Rows hold ``work``, ``mode`` (layout and number of processes), ``numerics``, ``device``, ``foreach``,
-    ``micro_batches``, ``seconds`` of the steps, ``ratio`` (of memory at 48 micro-batches to that at 12, or None),
-    ``peak_mib`` (resident memory of rank 0) and ``roots`` (the state root after each step; of weights alone for
-    native).
+    ``micro_batches``, ``seconds`` of the job, ``step_mib`` (the most that a rank's memory grows by in a step
+    after the first; None where there is none, and for native), ``ratio`` (of that at 48 micro-batches to that at 12, or
+    None), ``freed`` (storages of whole parameters that FSDP2 let go on rank 0), ``uneven`` (tensors of which ranks hold
+    pieces of different lengths; None for native), ``norms`` (of all gradients, in each step), ``clip`` (the most that
+    is left of them) and ``roots`` (the state root after each step; of weights alone for native).
     """
     rows: list[Row] = []
 
@@ -54,14 +56,14 @@ def run(*, steps: int = 3, progress: Callable[[int], object] | None = None) -> l
         for number, (layout, processes) in enumerate(_ELASTIC):
             end = str(Path(folder) / f"{number}.safetensors")
             part = (steps * number // len(_ELASTIC), steps * (number + 1) // len(_ELASTIC))
-            take(layout, processes, steps=part, start=start, end=end, work="elastic")
+            take(layout, processes, steps=part, start=start, end=end, family=_FAMILIES[number % 2], work="elastic")
             start = end
     for layout, processes in (("alone", 1), ("fsdp2", 2), ("fsdp2", 4), ("ddp", 2)):
         take(layout, processes, numerics="native")
-    sizes = {"width": 120, "layers": 4}
-    few = take("fsdp2", 2, sizes=sizes, steps=(0, 1), work="memory")
-    many = take("fsdp2", 2, sizes=sizes, steps=(0, 1), work="memory", micro_batches=_MANY)
-    many["ratio"] = many["peak_mib"] / few["peak_mib"]
+    sizes = {"width": 120}
+    few = take("fsdp2", 2, sizes=sizes, steps=(0, 2), work="memory")
+    many = take("fsdp2", 2, sizes=sizes, steps=(0, 2), work="memory", micro_batches=_MANY)
+    many["ratio"] = many["step_mib"] / few["step_mib"]
     return rows
 
 
@@ -98,10 +100,8 @@ def _trained(
         "device": family,
         "foreach": foreach,
         "micro_batches": micro_batches,
-        "seconds": found["seconds"],
         "ratio": None,
-        "peak_mib": found["peak_mib"],
-        "roots": found["roots"],
+        **found,
     }
 
 
@@ -114,6 +114,15 @@ def verdict(rows: Sequence[Row]) -> str | None:
             return f"{row['mode']} on {row['device']} ends in other bits than {exact[0]['mode']}"
     if [root for row in rows if row["work"] == "elastic" for root in row["roots"]] != expected:
         return "a run whose number of processes changes ends in other bits"
+    for row in rows:
+        if row["clip"] is None or min(row["norms"]) <= row["clip"]:
+            return f"{row['mode']} has a step without clipping, so that this table does not show it"
+        if row["work"] == "equality" and row["mode"].startswith("fsdp2") and row["uneven"] == 0:
+            return f"{row['mode']} has even shards alone, so that this table does not show others"
+    counts = {row["mode"]: row["freed"] for row in rows if row["numerics"] == "native"}
+    for row in exact:
+        if row["freed"] != counts.get(row["mode"], row["freed"]):
+            return f"{row['mode']} lets {row['freed']} storages go, and native FSDP2 {counts[row['mode']]}"
     native = [row["roots"][-1] for row in rows if row["numerics"] == "native"]
     if len(set(native)) == 1:
         return "native arithmetic ends in one state on every layout, so that this table shows nothing"
@@ -125,11 +134,13 @@ def verdict(rows: Sequence[Row]) -> str | None:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines for a person."""
-    lines = [f"{'work':9} {'layout':8} {'numerics':8} {'device':15} {'foreach':7} {'parts':>5} {'MiB':>6}  roots"]
+    names = f"{'work':9} {'layout':8} {'numerics':8} {'device':15} {'foreach':7} {'parts':>5}"
+    lines = [f"{names} {'MiB':>6} {'freed':>5}  roots"]
     for row in rows:
         roots = " ".join(root[:8] for root in row["roots"])
+        step = "" if row["step_mib"] is None else f"{row['step_mib']:.1f}"
         lines.append(
             f"{row['work']:9} {row['mode']:8} {row['numerics']:8} {row['device']:15} {row['foreach']!s:7} "
-            f"{row['micro_batches']:5} {row['peak_mib']:6.0f}  {roots}"
+            f"{row['micro_batches']:5} {step:>6} {row['freed']:5}  {roots}"
         )
     return lines

@@ -80,7 +80,7 @@ def gpt_job(micro_batches: int = MICRO_BATCHES, *, foreach: bool = False, **size
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, foreach=foreach),
         loss=loss,
         micro_batches=micro_batches,
-        clip=0.5,
+        clip=0.25,
         units=lambda model: list(model.blocks),  # type: ignore[arg-type]
     )
 

@@ -50,7 +50,7 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         EvidenceError: the run or the ranks' keys cannot be read.
     """
     folder, run_id = run.folder, run.metadata.run_id.hex()
-    keys = read_keys(folder, run_id, lab)
+    signers = read_keys(folder, run_id, lab)
     steps, batches = ProgramSteps(run, 0), run.batches()
     names = [entry.name for entry in run.declared.state if entry.kind == "gradient"]
     for step in range(1, run.committed + 1):
@@ -59,6 +59,7 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         steps.take(watch=watch)
         truth = _Truth(watch, batches.batch(step), steps.training.memory.tensors)
         found: list[Departure] = []
+        keys = signers[max(first for first in signers if first <= step)]
         for rank, key in enumerate(keys):
             try:
                 said = read_step(folder, run_id, step, rank, key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
+from monitor.distributed.holding import held, owner, require_one_order
 from monitor.distributed.job import Job
 from monitor.distributed.layouts import LAYOUTS, Layout, local, whole
 from monitor.distributed.reduction import Chunk
@@ -24,6 +25,7 @@ from monitor.recording.micro_batches import micro_batch, total
 __all__ = ["Rank", "place"]
 
 _BACKENDS = ("gloo", "nccl")
+_OF_PARAMETER = ("weight", "gradient", "optimizer")
 
 
 class Rank:
@@ -37,6 +39,7 @@ class Rank:
         statements: what this rank signs, where somebody wants it.
         rank, ranks: this process's number, and how many there are.
         steps: taken so far.
+        norm: of all gradients together, by which the last step clipped them; None without clipping.
 
     Raises:
         CallerError: a layout or process group whose bits nobody vouches for.
@@ -51,6 +54,7 @@ class Rank:
         check_subnormals()
         self.job, self.seed, self.steps = job, seed, 0
         self.rank, self.ranks = place()
+        self.norm: Tensor | None = None
         model = initialised(job.model, seed=seed)
         self._buffers = dict(model.named_buffers())
         self.layout: Layout = LAYOUTS[layout](job, model, self.rank, self.ranks)
@@ -127,44 +131,92 @@ class Rank:
             if self.statements is not None:
                 with self.layout.reduction.session.aside():
                     self.statements.norms(norms)
-            job.clipped(gradients, norms)
+            self.norm = job.clipped(gradients, norms)
 
     def shards(self) -> dict[TensorKey, tuple[int, Tensor]]:
         """What lies on this rank of weights, gradients and optimizer state, and from which element on."""
         found = {}
         for key, tensor in self._tensors().items():
             mine = local(tensor)
-            owner = key[1] if key[1] in self.parameters else key[1].rpartition("/")[0]
             is_cut = mine.numel() != tensor.numel()
-            found[key] = (self.layout.reduction.pieces[owner][self.rank][0] if is_cut else 0, mine)
+            found[key] = (self.layout.reduction.pieces[owner(*key)][self.rank][0] if is_cut else 0, mine)
         return found
 
     def state(self) -> dict[TensorKey, Tensor]:
         """The whole state, made of all ranks' parts, on rank 0; nothing on the others, which take part."""
         found: dict[TensorKey, Tensor] = {}
         with torch.no_grad():
-            for key, tensor in self._tensors().items():
+            tensors = self._tensors()
+            if self.ranks > 1:
+                require_one_order(tensors.items(), self._device)
+            for key, tensor in tensors.items():
                 value = whole(tensor)
                 if self.rank == 0:
                     found[key] = value.detach().clone()
         return found
 
     def load(self, state: Mapping[TensorKey, Tensor], steps: int) -> None:
-        """Go on from a whole state, whatever number of ranks it comes from."""
-        self.steps = steps
+        """Go on from a whole state, whatever number of ranks it comes from: that of rank 0; the others may give none.
+
+        Args:
+            state: as ``state`` gives it; without the gradients and optimizer state that nobody made yet.
+
+        Raises:
+            CallerError: the state of another job.
+        """
+        told: list[Any] = [[(*key, tuple(each.shape), each.dtype) for key, each in state.items()], steps]
+        if self.ranks > 1:
+            dist.broadcast_object_list(told)
+        entries, self.steps = told
+        self._require_mine({(kind, name) for kind, name, _, _ in entries})
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad()
+        device = self._device
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                self._fill(name, parameter, state["weight", name])
-                for (kind, place), value in state.items():
-                    owner, _, key = place.rpartition("/")
-                    if kind == "optimizer" and owner == name:
-                        is_alike = value.shape == parameter.shape
-                        held = torch.zeros_like(parameter, requires_grad=False) if is_alike else value.clone()
-                        self.optimizer.state[parameter][key] = held
-                        if is_alike:
-                            self._fill(name, held, value)
-            for name, buffer in self._buffers.items():
-                buffer.copy_(state["buffer", name])
+            for kind, name, shape, dtype in entries:
+                is_given = self.rank == 0
+                value = state[kind, name].to(device) if is_given else torch.empty(shape, dtype=dtype, device=device)
+                value = value.contiguous()
+                if self.ranks > 1:
+                    dist.broadcast(value, 0)
+                self._put(kind, name, value)
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = next(iter(self.parameters.values())).device
+        return device
+
+    def _require_mine(self, keys: Set[TensorKey]) -> None:
+        """CallerError unless a state has these parameters and buffers, and nothing for any others."""
+        needed = {("weight", name) for name in self.parameters} | {("buffer", name) for name in self._buffers}
+        others = needed - keys
+        for kind, name in keys - needed:
+            if kind not in _OF_PARAMETER or owner(kind, name) not in self.parameters:
+                others.add((kind, name))
+        if others:
+            raise CallerError(f"the state is another job's: {'/'.join(min(others))!a:.80}")
+
+    def _put(self, kind: str, name: str, value: Tensor) -> None:
+        """Take what lies here of one tensor."""
+        if kind == "buffer":
+            self._buffers[name].copy_(value)
+            return
+        member = owner(kind, name)
+        parameter = self.parameters[member]
+        is_alike = value.shape == parameter.shape
+        if kind != "optimizer" and not is_alike:
+            raise CallerError(f"the state is another job's: {kind} {name!a:.80} has the shape {tuple(value.shape)}")
+        if kind == "weight":
+            self._fill(member, parameter, value)
+        elif not is_alike:
+            self.optimizer.state[parameter][name.rpartition("/")[2]] = value.clone()
+        else:
+            mine = torch.zeros_like(parameter, requires_grad=False, dtype=value.dtype)
+            self._fill(member, mine, value)
+            if kind == "gradient":
+                parameter.grad = mine
+            else:
+                self.optimizer.state[parameter][name.rpartition("/")[2]] = mine
 
     def _fill(self, name: str, tensor: Tensor, value: Tensor) -> None:
         mine, flat = local(tensor), value.reshape(-1)
@@ -174,18 +226,13 @@ class Rank:
         mine.copy_(flat.view(mine.shape))
 
     def _tensors(self) -> dict[TensorKey, Tensor]:
-        found: dict[TensorKey, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            found["weight", name] = parameter.detach()
-            if parameter.requires_grad:
-                gradient = parameter.grad
-                found["gradient", name] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    found["optimizer", f"{name}/{key}"] = value.detach()
-        for name, buffer in self._buffers.items():
-            found["buffer", name] = buffer.detach()
-        return found
+        """What of the state's tensors lies here, each whole or a shard; zeros for gradients that are not there."""
+        found = {
+            ("gradient", name): torch.zeros_like(parameter, requires_grad=False)
+            for name, parameter in self.parameters.items()
+            if parameter.requires_grad and parameter.grad is None
+        }
+        return dict(sorted({**found, **held(self.parameters, self._buffers, self.optimizer)}.items()))
 
 
 def place() -> tuple[int, int]:
