@@ -23,6 +23,7 @@ from analysis.commands._common import (
     write_new,
 )
 from analysis.commands.odds import add_sampling, violation
+from analysis.commands.rules import add_rules
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
         "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
     )
+    add_rules(parser)
     parser.add_argument(
         "--every-lab",
         action="store_true",
@@ -126,7 +128,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
-        "each violation's chance of escape is, as `chipwitness odds` says), replays)"
+        "each violation's chance of escape is, as `chipwitness odds` says), replays, and with --rules also rules: "
+        "digest, rules, require, found, results and labs)"
     )
     parser.set_defaults(handler=_inspect)
 
@@ -368,6 +371,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_private
     from inspector.replay.pool import run_worker
+    from inspector.rules.judging import apply_rules
+    from inspector.rules.reading import read_rules
     from monitor.lab.evidence import LiveChips
 
     now = parse_now(arguments.now)
@@ -379,6 +384,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     key = None if arguments.key is None else load_private(arguments.key)
     worker = run_worker if key is None else signing(run_worker, load_private(arguments.cluster_key))
     earlier = [head for path in arguments.earlier for head in heads_in(read_bundle(path))]
+    rules = None if arguments.rules is None else read_rules(arguments.rules)
     trust = Trust.load(arguments.trust, arguments.runs)
     settings = Settings(
         samples=arguments.samples,
@@ -405,6 +411,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
         earlier=earlier,
         case=case,
     )
+    if rules is not None:
+        verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
     if key is not None:
         write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
     code = show_verdict(arguments, verdict)

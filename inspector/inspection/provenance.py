@@ -84,6 +84,7 @@ class ChipReport:
             after so many operators of the step, or where that is 0 after the whole of it.
         inside: those of them that only a replay of the step can compare.
         gaps: power gaps, as record numbers.
+        boots: how often it was started.
     """
 
     chip: str
@@ -103,6 +104,7 @@ class ChipReport:
     inside: list[InsideStep] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
+    boots: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -125,6 +127,7 @@ class ChipReport:
             ],
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
+            "boots": self.boots,
         }
 
 
@@ -173,6 +176,7 @@ def examine_chip(
         (record.op for record in case.records if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)), default=0
     )
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
+    report.boots = sum(record.kind is RecordKind.BOOT for record in case.records)
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)

@@ -260,21 +260,9 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
 
 def _with_refusals(verdict: Verdict, refusals: Sequence[Reason], announced: Message) -> Verdict:
     """Count refusals against their labs, within the budget that was announced."""
-    evidence = {**verdict.evidence, "round": {**announced.predicate, "announcement": announced.digest.hex()}}
-    if not refusals:
-        return replace(verdict, evidence=evidence)
     worse = Outcome.INCONCLUSIVE if len(refusals) <= announced.predicate["refusals"] else Outcome.REJECT
-    order = (Outcome.ACCEPT, Outcome.INCONCLUSIVE, Outcome.REJECT)
-    labs = dict(verdict.evidence.get("labs", {}))
-    for each in refusals:
-        lab = each.where["lab"]
-        labs[lab] = max(Outcome(labs.get(lab, "ACCEPT")), worse, key=order.index).value
-    kept = verdict.reasons if verdict.outcome is not Outcome.ACCEPT else ()
-    return Verdict(
-        outcome=max(verdict.outcome, worse, key=order.index),
-        reasons=(*refusals, *kept),
-        evidence={**evidence, "labs": labs},
-    )
+    evidence = {"round": {**announced.predicate, "announcement": announced.digest.hex()}}
+    return verdict.joined(refusals, {each.where["lab"]: worse for each in refusals}, evidence)
 
 
 def _announced(world: World, party: str) -> Message:
