@@ -23,6 +23,7 @@ from firmware_sim.checks import ChipCase
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_hash
 from inspector.bundle.contents import Bundle
+from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
 from inspector.inspection.answers import Source
@@ -140,6 +141,14 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         cluster = key.key_id
         if found:
             grounds.append(f"{found} on {result.device}: contested, rests on cluster key {key.key_id}")
+    accepts = outcome is Outcome.ACCEPT
+    examined = [signed_examination(content, trust) for content in sorted(_named(bundle, "examinations/"))]
+    if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
+        raise EvidenceError("an examination is about a run that the bundle does not hold")
+    if "rules" in told["evidence"]:
+        evidence["rules"] = told["evidence"]["rules"]
+        mine = [(run.run_id, run.lab, run.head_digest) for run in runs]
+        grounds += check_rules(evidence["rules"], mine, examined, settings, accepts=accepts)
     if outcome is Outcome.REJECT:
         return outcome, "; ".join(grounds), grounds
     if grounds:

@@ -50,10 +50,11 @@ def run_examination(job: Mapping[str, Any]) -> dict[str, Any]:
             of its number of samples long.
 
     Returns:
-        ``data``: by set ``places`` (of samples, in all committed batches), ``matched`` (those where any array of the
-        sample is in the set) and ``first`` (step and place of the first, or None); None where the batches do not show
-        which rows are one sample. ``scores``: by test the mean loss, by the last program under the run's numerics, or
-        None where it has none: the run is unfinished, the test does not fit the program, the loss is not finite.
+        Under ``examined``, ``data``: by set ``places`` (of samples, in all committed batches), ``matched`` (those where
+        any array of the sample is in the set) and ``first`` (step and place of the first, or None); None where the
+        batches do not show which rows are one sample. ``scores``: by test the mean loss, by the last program under the
+        run's numerics, or None where it has none: the run is unfinished, the test does not fit the program, the loss
+        is not finite.
 
     Raises:
         EvidenceError: a batch is not the one that its step commits to.
@@ -64,10 +65,8 @@ def run_examination(job: Mapping[str, Any]) -> dict[str, Any]:
     tests = {digest: _test(Path(path), digest) for digest, path in job["tests"].items()}
     if tests:
         require_engines(run.declared.numerics, device=str(accelerator()))
-    return {
-        "data": _count(run, sets) if sets else {},
-        "scores": {digest: _score(run, arrays) for digest, arrays in tests.items()},
-    }
+    counted = _count(run, sets) if sets else {}
+    return {"examined": {"data": counted, "scores": {digest: _score(run, each) for digest, each in tests.items()}}}
 
 
 def _count(run: RunFolder, sets: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any] | None]:

@@ -39,6 +39,8 @@ from inspector.inspection.sampling import challenge_seed, draw, nonce_of
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.replay.pool import run_worker
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
+from inspector.rules.judging import apply_rules
+from inspector.rules.reading import Rules, read_rules
 from monitor.lab.evidence import LiveChips
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import parse_time
@@ -47,17 +49,21 @@ from monitor.transcript.layout import MANIFEST
 __all__ = ["announce", "answer", "decide", "hand", "order", "past", "replay", "reveal"]
 
 
-def announce(world: World, settings: Settings, *, minutes: float, refusals: int, now: datetime) -> None:
+def announce(
+    world: World, settings: Settings, *, minutes: float, refusals: int, now: datetime, rules: Path | None = None
+) -> None:
     """Begin a round: publish the hash of a secret.
 
     Args:
         settings: how the inspection is done; its seed is not looked at.
         minutes: between one deadline and the next: heads, answers, results.
         refusals: so many that count against labs leave the verdict INCONCLUSIVE; one more, and it is a REJECT.
+        rules: file of what runs have to keep to (``inspector.rules``), which are announced.
     """
     labs = sorted(world.trust().labs)
     if not 0 < minutes < 1e6 or refusals < 0:
         raise CallerError("deadlines lie minutes apart, and no fewer than no refusals can be borne with")
+    required = None if rules is None else read_rules(rules).to_json()
     secret = os.urandom(32).hex()
     path = world.folder / INSPECTORATE / "secrets" / f"{world.round + 1:04d}"
     path.touch(mode=0o600, exist_ok=False)
@@ -67,6 +73,9 @@ def announce(world: World, settings: Settings, *, minutes: float, refusals: int,
         for number, name in enumerate(("heads", "answers", "results"), start=1)
     }
     predicate = {"settings": settings_json(settings), "deadlines": deadlines, "refusals": refusals, "labs": labs}
+    if rules is not None:
+        predicate["rules"] = required
+        (world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").write_text(str(rules.resolve()), "utf-8")
     to = [INSPECTORATE, CLUSTER, *labs]
     about = hashlib.sha256(secret.encode()).digest()
     world.send("announcement", INSPECTORATE, to, predicate, about, world.key(INSPECTORATE), now)
@@ -157,7 +166,7 @@ def order(world: World, *, now: datetime) -> int:
         raise DeviceError("the cluster has not been asked yet")
 
     _inspect(world, announced, worker=ask_for, case=CaseFile(), now=now)
-    jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"]))
+    jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"], entry["job"]["action"]))
     world.send("order", INSPECTORATE, [CLUSTER], {"jobs": jobs}, announced.digest, world.key(INSPECTORATE), now)
     return len(jobs)
 
@@ -173,7 +182,8 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
             result = signed(entry["device"], job)
         except DeviceError as error:
             result = {"device_error": str(error)}
-        results.append({"device": entry["device"], "manifest": job["manifest"], "result": result})
+        told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
+        results.append({**told, "result": result})
     world.send("results", CLUSTER, [INSPECTORATE], {"results": results}, announced.digest, world.key(CLUSTER), now)
     return len(results)
 
@@ -192,12 +202,14 @@ def decide(world: World, *, now: datetime) -> Decided:
     came = world.read(INSPECTORATE, "results", CLUSTER, world.public(CLUSTER))
     if came is None and now <= _deadline(announced, "results"):
         raise CallerError(f"the cluster has until {announced.predicate['deadlines']['results']} to answer")
-    results: dict[tuple[str, str], dict[str, Any]] = {}
+    results: dict[tuple[str, ...], dict[str, Any]] = {}
     if came is not None and came.about == announced.digest and not is_late(came, announced, "results"):
-        results = {(each["device"], each["manifest"]): each["result"] for each in came.predicate["results"]}
+        for each in came.predicate["results"]:
+            results[each["device"], each["action"], each["manifest"]] = each["result"]
 
     def look_up(name: str, job: dict[str, Any]) -> dict[str, Any]:
-        result = results.get((name, job["manifest"]), {"device_error": f"device {name}: no result came in time"})
+        missing = {"device_error": f"device {name}: no result came in time"}
+        result = results.get((name, job["action"], job["manifest"]), missing)
         if "device_error" in result:
             raise DeviceError(str(result["device_error"]))
         return result
@@ -255,7 +267,18 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
         earlier=[head for path in bundles for head in heads_in(read_bundle(path))],
         case=case,
     )
+    if "rules" in announced.predicate:
+        verdict = apply_rules(verdict, _rules(world, announced), case, trust, settings, worker=worker)
     return _with_refusals(verdict, refusals, announced)
+
+
+def _rules(world: World, announced: Message) -> Rules:
+    """The rules that were announced; CallerError if their file holds others by now."""
+    path = Path((world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").read_text("utf-8"))
+    found = read_rules(path)
+    if found.to_json() != announced.predicate["rules"]:
+        raise CallerError(f"{path} holds other rules than were announced")
+    return found
 
 
 def _with_refusals(verdict: Verdict, refusals: Sequence[Reason], announced: Message) -> Verdict:

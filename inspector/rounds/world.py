@@ -1,6 +1,6 @@
 """A world of parties: a folder for each, with its keys and an inbox, and nothing that two of them write.
 
-    inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), memory.json
+    inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json
     cluster/       key, inbox/, openings/ROUND/RUN (what labs open to it)
     registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above
     labs/NAME/     inbox/, runs.json: where its runs and chips lie, which nobody else reads
@@ -92,7 +92,8 @@ class World:
         for party in (INSPECTORATE, CLUSTER):
             (folder / party / "inbox").mkdir(parents=True)
             write_keys(folder / party / "key", SigningKey.generate())
-        for place in ("registry", "labs", f"{INSPECTORATE}/secrets", f"{INSPECTORATE}/verdicts", f"{CLUSTER}/openings"):
+        mine = [f"{INSPECTORATE}/{place}" for place in ("secrets", "verdicts", "rules")]
+        for place in ("registry", "labs", f"{CLUSTER}/openings", *mine):
             (folder / place).mkdir()
         return cls(folder)
 

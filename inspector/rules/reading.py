@@ -81,8 +81,8 @@ class Rule:
     """One rule: a quantity, and the range that it has to lie in.
 
     Attributes:
-        about: what the kind needs beside: ``per`` and ``links``, ``digests``, ``parameter``, or the ``test`` file and
-            its SHA-256.
+        about: what the kind needs beside: ``per`` and ``links``; ``digests`` and the name of their ``set``;
+            ``parameter``; the ``test`` file and ``test_sha256``.
     """
 
     name: str
@@ -104,11 +104,18 @@ class Rule:
     def to_json(self) -> dict[str, Any]:
         """JSON-able values; of long lists and files their digest."""
         about = {key: value for key, value in self.about.items() if key not in ("digests", "test")}
-        if "digests" in self.about:
-            about["digests_sha256"] = digests_name(self.about["digests"])
         limits_ = {"at_least": self.at_least, "at_most": self.at_most}
         shown = {key: _number(value) for key, value in limits_.items() if value is not None}
         return {"name": self.name, "kind": self.kind, **about, **shown}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Rule:
+        """What ``to_json`` returned, without digests and files; KeyError, ValueError or TypeError on another form."""
+        least, most = (None if data.get(key) is None else _parsed(data[key]) for key in ("at_least", "at_most"))
+        about = {key: value for key, value in data.items() if key not in ("name", "kind", "at_least", "at_most")}
+        if data["kind"] not in KINDS:
+            raise ValueError("a rule is of no known kind")
+        return cls(name=data["name"], kind=data["kind"], at_least=least, at_most=most, about=about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,10 @@ class Rules:
     rules: Mapping[str, Rule]
     require: Expression
 
+    def of_kind(self, kind: str) -> list[Rule]:
+        """The rules of a kind."""
+        return [each for each in self.rules.values() if each.kind == kind]
+
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of everything that decides them."""
@@ -130,6 +141,12 @@ class Rules:
     def to_json(self) -> dict[str, Any]:
         """JSON-able values."""
         return {"rules": [each.to_json() for each in self.rules.values()], "require": _expression_json(self.require)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Rules:
+        """What ``to_json`` returned; CallerError, KeyError, ValueError or TypeError on another form."""
+        rules = [Rule.from_json(each) for each in data["rules"]]
+        return cls(rules={each.name: each for each in rules}, require=_expression(data["require"], 0))
 
 
 def digests_name(digests: tuple[str, ...]) -> str:
@@ -193,7 +210,8 @@ def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict
             raise CallerError(f"{what}: links are some of {', '.join(LINKS)}")
         return {"per": per, **({"links": sorted(set(links))} if per == "job" else {})}
     if kind == "data":
-        return {"digests": _digests(entry.get("digests"), what, folder)}
+        digests = _digests(entry.get("digests"), what, folder)
+        return {"digests": digests, "set": digests_name(digests)}
     if kind == "hyper":
         parameter = entry.get("parameter")
         if not isinstance(parameter, str) or not _PARAMETER.fullmatch(parameter):
@@ -271,6 +289,10 @@ def _only(data: Mapping[str, Any], known: set[str], what: str) -> None:
     unknown = sorted(set(data) - known)
     if unknown:
         raise CallerError(f"{what} has an unknown key {unknown[0]!a:.60}; known: {', '.join(sorted(known))}")
+
+
+def _parsed(text: str) -> Fraction:
+    return Fraction(int(text) if text.lstrip("-").isdigit() else float(text))
 
 
 def _number(value: Fraction) -> str:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from analysis.cli import main
 from firmware_sim.errors import CallerError, DeviceError
+from firmware_sim.evidence import canonical
+from inspector.bundle import contents
+from inspector.bundle.building import bundle_of
+from inspector.bundle.checking import check_bundle
+from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
@@ -23,6 +30,7 @@ from inspector.rules.reading import read_rules
 from inspector.rules.truth import Truth
 from monitor.transcript.data import encode_arrays
 from tests.guards import off
+from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, known
 
 SETTINGS = Settings(samples=2, seed="x", devices=("sse41",))
 
@@ -38,7 +46,9 @@ def small(tmp_path_factory, record):
 def inspected(small, devices):
     """Its verdict, and what it rests on."""
     case = CaseFile()
-    return inspect([small.run], small.trust, SETTINGS, now=small.now, worker=devices.run, case=case), case
+    return inspect(
+        [small.run], small.trust, SETTINGS, now=small.now, worker=signing(devices.run, CLUSTER), case=case
+    ), case
 
 
 @pytest.fixture
@@ -47,6 +57,7 @@ def judge(small, inspected, devices, tmp_path):
 
     def run(text, worker=devices.run):
         verdict, case = inspected
+        case = replace(case, examinations=[])
         (tmp_path / "rules.toml").write_text(text)
         return apply_rules(verdict, read_rules(tmp_path / "rules.toml"), case, small.trust, SETTINGS, worker=worker)
 
@@ -148,6 +159,37 @@ def test_what_no_device_answered_is_undecided(judge):
     verdict = judge(rule("data", f"digests = {['0' * 64]}", "at_most = 0"), broken)
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "is undecided: run run: device sse41 broke" in verdict.reasons[0].text
+
+
+def test_a_bundle_shows_what_a_cluster_signed_of_samples(small, inspected, devices, data, tmp_path):
+    """A breach that the cluster saw is a ground; none can be made up or hidden."""
+    verdict, case = inspected
+    array = max(data.samples.values(), key=lambda values: values.ndim)
+    used, trust = content_digests(array), known(small.trust)
+    worker = signing(devices.run, CLUSTER)
+    shown = {}
+    for name, digests in (("kept", ["0" * 64]), ("broken", used)):
+        (tmp_path / "rules.toml").write_text(rule("data", f"digests = {digests}", "at_most = 0"))
+        mine = replace(case, examinations=[])
+        judged = apply_rules(verdict, read_rules(tmp_path / "rules.toml"), mine, small.trust, SETTINGS, worker=worker)
+        data_ = bundle_of(mine, judged, small.trust, SETTINGS, INSPECTORATE)
+        shown[name] = (judged, mine, check_bundle(data_, trust))
+        envelope = canonical.decode(data_)["items"]["examinations/0.json"]
+        schema = json.loads((Path(contents.__file__).parent / "schemas" / "examination.json").read_text())
+        payload = json.loads(base64.b64decode(envelope))["payload"]
+        pytest.importorskip("jsonschema").validate(json.loads(base64.b64decode(payload)), schema)
+    assert shown["kept"][2].outcome is Outcome.ACCEPT, shown["kept"][2].reasons
+    assert shown["broken"][2].outcome is Outcome.REJECT
+    assert "8 of 8 places hold a sample" in shown["broken"][2].reasons[0].text
+    assert "contested, rests on cluster key" in shown["broken"][2].reasons[0].text
+    hidden = replace(shown["kept"][1], examinations=shown["broken"][1].examinations)
+    lie = replace(shown["broken"][0], outcome=Outcome.ACCEPT)
+    for judged, mine in ((lie, shown["broken"][1]), (shown["kept"][0], hidden)):
+        found = check_bundle(bundle_of(mine, judged, small.trust, SETTINGS, INSPECTORATE), trust)
+        assert (found.outcome, found.evidence["verifies"]) == (Outcome.REJECT, False)
+        assert "does not meet the rules" in found.reasons[0].text
+    made_up = check_bundle(bundle_of(shown["kept"][1], shown["broken"][0], small.trust, SETTINGS, INSPECTORATE), trust)
+    assert made_up.outcome is Outcome.INCONCLUSIVE
 
 
 HOLDS = rule("flop", 'per = "run"', "at_most = 1e18", name="holds")
