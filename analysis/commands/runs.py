@@ -99,7 +99,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="BUNDLE",
-        help="of an earlier inspection: its runs must go on from the heads that their labs signed then (repeatable)",
+        help="of an earlier inspection: its runs must go on from the heads that their labs signed then, and what it "
+        "accepted at the same confidence, signed by a known inspectorate, is not replayed again (repeatable)",
     )
     parser.add_argument(
         "--maximum-flop",
@@ -361,8 +362,8 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from inspector.bundle.building import bundle_of
-    from inspector.bundle.contents import heads_in, read_bundle
+    from inspector.bundle.building import bundle_of, settings_json
+    from inspector.bundle.contents import accepted_in, heads_in, read_bundle
     from inspector.bundle.replays import signing
     from inspector.inspection.casefile import CaseFile
     from inspector.inspection.guards import Sampling, Settings
@@ -383,7 +384,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
         raise CallerError(f"{arguments.bundle}: exists already")
     key = None if arguments.key is None else load_private(arguments.key)
     worker = run_worker if key is None else signing(run_worker, load_private(arguments.cluster_key))
-    earlier = [head for path in arguments.earlier for head in heads_in(read_bundle(path))]
+    bundles = [read_bundle(path) for path in arguments.earlier]
+    earlier = [head for data in bundles for head in heads_in(data)]
     rules = None if arguments.rules is None else read_rules(arguments.rules)
     trust = Trust.load(arguments.trust, arguments.runs)
     settings = Settings(
@@ -409,6 +411,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         ask=ask,
         labs=trust.labs if arguments.every_lab else None,
         earlier=earlier,
+        accepted=accepted_in(bundles, trust.inspectorates, settings_json(settings)),
         case=case,
     )
     if rules is not None:

@@ -104,6 +104,9 @@ def _needed(
     """Steps to open of a run, and sizes of its log whose root to show."""
     run, count = transcript.run, len(transcript.leaves)
     steps, sizes = {0}, set()
+    before = verdict.evidence.get("accepted_before", {}).get(run.manifest.run)
+    if before is not None:
+        sizes.add(before + 1)
     every = {segment.index: segment for segment in segments(run)}
     for replay in verdict.evidence.get("replays", []):
         if replay["run"] == run.folder.name:

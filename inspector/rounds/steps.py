@@ -28,7 +28,7 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
-from inspector.bundle.contents import heads_in, read_bundle
+from inspector.bundle.contents import accepted_in, heads_in, read_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.forks import signer_of
@@ -41,7 +41,7 @@ from inspector.replay.pool import run_worker
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
 from inspector.rules.judging import apply_rules
 from inspector.rules.reading import Rules, read_rules
-from monitor.lab.evidence import LiveChips
+from monitor.lab.evidence import LiveChips, copy_run, is_going_on
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import parse_time
 from monitor.transcript.layout import MANIFEST
@@ -92,7 +92,7 @@ def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: da
     chosen = sorted(known if runs is None else runs)
     if not set(chosen) <= set(known):
         raise CallerError(f"{lab} has no run {sorted(set(chosen) - set(known))[0]!a:.60}")
-    heads = [(Path(known[name]) / MANIFEST).read_bytes().decode() for name in chosen]
+    heads = [(_handed(world, lab, name, Path(known[name])) / MANIFEST).read_bytes().decode() for name in chosen]
     world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, _lab_key(world, lab), now)
     return chosen
 
@@ -143,10 +143,27 @@ def answer(world: World, lab: str, *, now: datetime) -> list[str]:
         said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
     world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab), now)
     for name, run in runs.items():
-        head = (Path(run) / MANIFEST).read_bytes().decode()
+        copy = _copy_of(world, lab, name)
+        folder = copy if copy.exists() else Path(run)
+        head = (folder / MANIFEST).read_bytes().decode()
         if handed is not None and head in handed.predicate["heads"]:
-            shutil.copytree(run, _openings(world) / f"{lab}.{name}", dirs_exist_ok=True)
+            shutil.copytree(folder, _openings(world) / f"{lab}.{name}", dirs_exist_ok=True)
+    shutil.rmtree(_copy_of(world, lab, "").parent, ignore_errors=True)
     return sorted(said)
+
+
+def _handed(world: World, lab: str, name: str, run: Path) -> Path:
+    """A run as its lab hands it over: of one that goes on a copy, since the head would be another by tomorrow."""
+    copy = _copy_of(world, lab, name)
+    if not is_going_on(run):
+        return run
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy_run(run, copy)
+    return copy
+
+
+def _copy_of(world: World, lab: str, name: str) -> Path:
+    return world.home(lab) / "handed" / f"{world.round:04d}" / name
 
 
 def order(world: World, *, now: datetime) -> int:
@@ -252,7 +269,7 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
         text = f"{lab} did not open run {manifest.run[:16]}…, whose head it handed over"
         refusals.append(Reason(guard="refusal", text=text, where={"lab": lab}))
     memory = load_memory(world.folder / INSPECTORATE / "memory.json")
-    bundles = sorted((world.folder / INSPECTORATE / "verdicts").iterdir())
+    bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").iterdir())]
     folders = [opened[_digest(head)] for head in heads if _digest(head) in opened]
     verdict = inspect(
         folders,
@@ -264,7 +281,8 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
         ask=ask,
         labs=announced.predicate["labs"],
         heads=[_digest(head) for head in heads],
-        earlier=[head for path in bundles for head in heads_in(read_bundle(path))],
+        earlier=[head for data in bundles for head in heads_in(data)],
+        accepted=accepted_in(bundles, [world.public(INSPECTORATE)], settings_json(settings)),
         case=case,
     )
     if "rules" in announced.predicate:
