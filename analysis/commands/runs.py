@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import (
@@ -122,7 +123,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="RUN.lab",
-        help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts",
+        help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts, and "
+        "of a run that goes on the committed steps can be accepted",
     )
     add_now(parser)
     add_json(parser)
@@ -400,28 +402,42 @@ def _inspect(arguments: argparse.Namespace) -> int:
     memory = None if arguments.memory is None else load_memory(arguments.memory)
     ask = LiveChips(arguments.live).ask if arguments.live else None
     case = CaseFile()
-    verdict = inspect(
-        arguments.runs,
-        trust,
-        settings,
-        now=now,
-        worker=worker,
-        memory=memory,
-        answers=arguments.answers,
-        ask=ask,
-        labs=trust.labs if arguments.every_lab else None,
-        earlier=earlier,
-        accepted=accepted_in(bundles, trust.inspectorates, settings_json(settings)),
-        case=case,
-    )
-    if rules is not None:
-        verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
-    if key is not None:
-        write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
+    with TemporaryDirectory() as place:
+        verdict = inspect(
+            [_still(run, arguments.live, Path(place)) for run in arguments.runs],
+            trust,
+            settings,
+            now=now,
+            worker=worker,
+            memory=memory,
+            answers=arguments.answers,
+            ask=ask,
+            labs=trust.labs if arguments.every_lab else None,
+            earlier=earlier,
+            accepted=accepted_in(bundles, trust.inspectorates, settings_json(settings)),
+            case=case,
+        )
+        if rules is not None:
+            verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
+        if key is not None:
+            write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
     code = show_verdict(arguments, verdict)
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))
     return code
+
+
+def _still(run: Path, live: list[Path], place: Path) -> Path:
+    """The run, or where a lab that was named is at work on it a copy, as it is between two steps."""
+    from monitor.lab.desk import is_at_work
+    from monitor.lab.evidence import copy_run
+    from monitor.lab.simulated import lab_path
+
+    lab = lab_path(run).resolve()
+    if lab not in {each.resolve() for each in live} or not is_at_work(lab):
+        return run
+    copy_run(run, place / run.resolve().name)
+    return place / run.resolve().name
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ def cluster(world: World) -> None:
 
 
 def lab(world: World, run: Path, count: int) -> None:
-    """``train N``: takes so many steps; ``join``, ``hand NOW`` and ``answer NOW``; ``finish``."""
+    """``train N``: takes so many steps; ``join``, ``hand NOW`` and ``answer NOW``; ``wait FILE``; ``finish``."""
     from inspector.inspection.trust import Trust
     from monitor.lab.simulated import new_lab_config
     from monitor.presets.task import Task
@@ -50,7 +50,10 @@ def lab(world: World, run: Path, count: int) -> None:
 
     for line in sys.stdin:
         words = line.split()
-        if words[0] == "finish":
+        if words[0] == "wait":
+            while not Path(words[1]).exists():
+                begun.recorder.answer()
+        elif words[0] == "finish":
             begun.recorder.finish()
         elif words[0] == "train":
             for number in range(begun.recorder.steps + 1, begun.recorder.steps + int(words[1]) + 1):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.cli import main
 from inspector.bundle.checking import check_bundle
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.verdict import Outcome
@@ -36,12 +37,20 @@ class Party:
         stack.callback(self._process.__exit__, None, None, None)
         stack.callback(self._process.kill)
 
-    def tell(self, line: str) -> int:
-        """What it answers."""
+    def begin(self, line: str) -> None:
+        """Let it begin with something."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(line, file=self._process.stdin, flush=True)
+
+    def end(self) -> int:
+        """What it answers."""
+        assert self._process.stdout is not None
         return int(self._process.stdout.readline())
+
+    def tell(self, line: str) -> int:
+        """Both."""
+        self.begin(line)
+        return self.end()
 
 
 @pytest.fixture
@@ -50,7 +59,20 @@ def parties():
         yield lambda *words: Party(stack, *words)
 
 
-def test_a_run_is_inspected_three_times_while_it_trains_and_once_after(parties, tmp_path):
+def look(lab, run, done, capsys):
+    """The command line asks a lab at work, and one that does not ask its chips concludes nothing."""
+    words = ["--trust", f"{run}.trust.json", "--samples", "2", "--device", "sse41", "--now", "2026-01-01T00:30:00Z"]
+    lab.begin(f"wait {done}")
+    try:
+        assert main(["inspect", str(run), *words, "--live", f"{run}.lab"]) == 0
+        assert "run goes on, and this is about its first 6 of 12 steps" in capsys.readouterr().out
+        assert main(["inspect", str(run), *words]) == 3
+    finally:
+        done.touch()
+    lab.end()
+
+
+def test_a_run_is_inspected_three_times_while_it_trains_and_once_after(parties, tmp_path, capsys, kept_devices):
     world = World.create(tmp_path / "world")
     lab, cluster = parties("lab", world.folder, tmp_path / "run", 12), parties("cluster", world.folder)
     replayed, covered, decisions, now = [], [], [], STARTED
@@ -69,6 +91,8 @@ def test_a_run_is_inspected_three_times_while_it_trains_and_once_after(parties, 
         assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
         replayed.append(sum(each["steps"] for each in verdict.evidence["replays"]))
         covered.append(verdict.evidence["runs"][0]["steps"])
+        if len(decisions) == 1:
+            look(lab, tmp_path / "run", tmp_path / "done", capsys)
     assert covered == [6, 8, 10, 12]
     assert replayed == [6, 2, 2, 2]
     first, third, last = (each.verdict.reasons[0].text for each in (decisions[0], decisions[2], decisions[3]))
