@@ -140,6 +140,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "initialisation executed": (("inspector.inspection.comparison.check_initialised", _nothing),),
     "initialisation brings nothing": (("inspector.inspection.execution.brings", lambda program: ""),),
     "text in proportion": (("inspector.inspection.execution.most_text", lambda made: 1024 * len(made)),),
+    "labs of one job added up": (
+        ("inspector.rules.quantities.jobs_of", lambda items, links: [[each] for each in items]),
+    ),
     "chains added up": (("inspector.inspection.lineage.exceeds", lambda *_: False),),
     "past counted": (("inspector.inspection.lineage.past_unknown", _nothing),),
     "changes declared": (("inspector.inspection.execution._check_changed", _nothing),),

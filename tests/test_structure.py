@@ -82,6 +82,7 @@ INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
     {"campaign", "replay"},
     {"inspection"},
+    {"rules"},
     {"bundle", "dispute"},
     {"rounds"},
 )

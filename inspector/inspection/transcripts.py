@@ -91,8 +91,14 @@ def open_run(folder: Path, trust: Trust) -> RunFolder:
     raise error if error is not None else EvidenceError("no lab is registered")
 
 
-def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: datetime) -> Transcript | None:
-    """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on."""
+def read_transcript(
+    run: RunFolder, trust: Trust, findings: Findings, *, now: datetime, live: bool = False
+) -> Transcript | None:
+    """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on.
+
+    Args:
+        live: chips at work are asked, so that the committed steps of a run that goes on can be judged.
+    """
     where = {"run": run.folder.name}
     if findings.read(run.check_listing, **where) is None:
         return None
@@ -113,7 +119,7 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
         return None
     leaves, tree = steps
     if not run.finished:
-        _unfinished(run, findings, now)
+        _unfinished(run, findings, now, live=live)
     elif len(leaves) != run.declared.steps + 1:
         findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
     if not leaves:
@@ -154,14 +160,14 @@ def _memory(run: RunFolder) -> ShardedMemory:
     return run.declared.empty_memory(accelerator())
 
 
-def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
+def _unfinished(run: RunFolder, findings: Findings, now: datetime, *, live: bool) -> None:
     committed = max(run.committed, 0)
     whole = "" if run.declared.length is None else f"of {run.declared.length} "
     text = f"the run is unfinished: {committed} {whole}steps are committed"
     end = run.metadata.declared_end
     if now > parse_time(end):
         findings.add(Guard.REPLAY, f"{text}, and its declared end {end} has passed", run=run.folder.name)
-    else:
+    elif not live or committed < 1 or committed < run.manifest.steps:  # what is only announced is not there
         findings.doubt(f"{text}; its declared end is {end}", run=run.folder.name)
 
 

@@ -15,14 +15,18 @@ FORMS: Mapping[str, Any] = {
         "deadlines": {"heads": str, "answers": str, "results": str},
         "refusals": int,
         "labs": [str],
+        "rules?": {str: object},
     },
     "heads": {"heads": [str]},
     "draw": {"secret": str, "heads": [str], "silent": [str], "chips": {str: str}},
     "answers": {"chips": {str: {str: str}}},
     "order": {"jobs": [{"device": str, "job": {str: object}}]},
-    "results": {"results": [{"device": str, "manifest": str, "result": {str: object}}]},
+    "results": {"results": [{"device": str, "action": str, "manifest": str, "result": {str: object}}]},
 }
-"""By kind: a type, a list of one form, a mapping of any texts to one form, or one form for each of the keys."""
+"""By kind: a type, a list of one form, a mapping of any texts to one form, or one form for each of the keys.
+
+A key with a question mark may be left out.
+"""
 
 
 def check_form(kind: str, predicate: object) -> None:
@@ -40,4 +44,6 @@ def _fits(value: object, form: Any) -> bool:
         return False
     if str in form:
         return all(_fits(each, form[str]) for each in value.values())
-    return set(value) == set(form) and all(_fits(value[key], form[key]) for key in form)
+    needed = {key for key in form if not key.endswith("?")}
+    known = {key.removesuffix("?"): part for key, part in form.items()}
+    return needed <= set(value) <= set(known) and all(_fits(part, known[key]) for key, part in value.items())

@@ -59,9 +59,10 @@ def played(devices):
         between=None,
         answers_at=None,
         settings=SETTINGS,
+        rules=None,
         answering=None,
     ):
-        steps.announce(world, settings, minutes=10, refusals=refusals, now=now)
+        steps.announce(world, settings, minutes=10, refusals=refusals, now=now, rules=rules)
         for lab in labs:
             steps.hand(world, lab, runs=hand, now=now)
         all_in = set(labs) == set(world.trust().labs)
@@ -165,6 +166,27 @@ def test_a_run_that_is_not_opened_is_a_refusal_within_the_budget(world, small, p
     put_back()
     texts = [each.text for each in played(world, small.now, between=swap, refusals=1).verdict.reasons]
     assert any("lab did not open run" in text for text in texts)
+
+
+def test_a_round_with_rules(world, small, played, tmp_path):
+    """They are announced; the cluster counts samples; the bundle shows it when the parties are gone."""
+    world.join(small.trust, {"run": small.run})
+    text = '[[rule]]\nname = "clean"\nkind = "data"\nat_most = 0\ndigests = ["{}"]\n'
+    (tmp_path / "rules.toml").write_text(text.format("0" * 64))
+    decided = played(world, small.now, rules=tmp_path / "rules.toml")
+    assert decided.verdict.outcome is Outcome.ACCEPT, decided.verdict.reasons
+    assert "what the rules require holds: clean pass" in decided.verdict.reasons[0].text
+    shown = check_bundle(decided.bundle.read_bytes(), world.trust())
+    assert shown.outcome is Outcome.ACCEPT, shown.reasons
+    assert shown.evidence["rules"]["results"] == {"clean": "pass"}
+    for path in world.inbox(INSPECTORATE).iterdir():
+        jsonschema.validate(json.loads(base64.b64decode(json.loads(path.read_text())["envelope"]["payload"])), SCHEMA)
+
+    def change():
+        (tmp_path / "rules.toml").write_text(text.format("1" * 64))
+
+    with pytest.raises(CallerError, match="holds other rules than were announced"):
+        played(world, small.now, rules=tmp_path / "rules.toml", between=change)
 
 
 def test_an_inspectorate_cannot_open_another_secret(world, small):
