@@ -62,8 +62,8 @@ def _add_weigh(kinds: _SubParsersAction[ArgumentParser]) -> None:
         "weigh",
         help=text,
         description="Alarms of power meters, taps, telemetry, satellites, tips, visits and books as likelihood ratios, "
-        "with the dependence that the scenario states; the most powerful rule within its cap on false alarms, against "
-        "evasions; closed forms beside simulation. campaign --show evidence prints a file to start from.",
+        "with the dependence that the scenario states; a rule within its cap on false alarms, against evasions; closed "
+        "forms beside simulation. campaign --show evidence prints a file to start from.",
         epilog=_WEIGH_KEYS,
     )
     option = weigh.add_argument
@@ -235,7 +235,7 @@ def _observed(arguments: argparse.Namespace, sources: Sources, rule: Rule) -> di
         found[f"ratio{suffix}"] = _finite(guilty / honest) if honest > 0 else None
         found[f"posterior{suffix}"] = arguments.prior * guilty / weight if weight > 0 else None
     complete = fits.sum() == 1
-    found["accused"] = bool(rule.accuses[fits][0]) if complete else None
+    found["accused"] = rule.accuses[int(np.flatnonzero(fits)[0])] if complete else None
     return found
 
 
@@ -255,7 +255,8 @@ def _weigh_lines(data: dict[str, Any]) -> list[str]:
         [
             each["name"],
             *(f"{each[key]:.4f}" for key in ("detection", "evaded", "false_alarm")),
-            *(_ratio(each[key]) for key in ("alarm_ratio", "alarm_ratio_evaded", "silence_ratio")),
+            *("-" if each["detection"] == 0 else _ratio(each[key]) for key in ("alarm_ratio", "alarm_ratio_evaded")),
+            _ratio(each["silence_ratio"]),
             each["group"] or "-",
         ]
         for each in data["sources"]
@@ -267,7 +268,7 @@ def _weigh_lines(data: dict[str, Any]) -> list[str]:
         "",
         "Causes in common, of misses as of false alarms: "
         + (", ".join(f"{name} {share:g}" for name, share in data["dependence"].items()) or "none"),
-        f"All together: the most powerful rule that accuses the honest with {data['cap']:g} at most "
+        f"All together: the rule that accuses the honest with {data['cap']:g} at most "
         f"(exactly {data['false_alarm']:.4g}; simulated {_interval(simulated['false_alarm'])})",
         *aligned(
             [

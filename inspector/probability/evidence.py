@@ -7,9 +7,10 @@ that every source keeps the rates that it has alone, and the probability of each
 
 Laws:
     1. An evasion never makes an alarm more likely.
-    2. The rule that accuses is the most powerful one within a cap on false alarms (Neyman and Pearson) against a
-       violator who evades everything; it is fixed before it is asked what others get away with.
-    3. Sources know nothing of the chips' inspections: both together miss with the product of their misses.
+    2. The rule that accuses is made against a violator who evades everything, after Neyman and Pearson: patterns by
+       likelihood ratio, within a cap on false alarms. It is fixed before it is asked what others get away with.
+    3. One alarm more never acquits.
+    4. Sources know nothing of the chips' inspections: both together miss with the product of their misses.
 """
 
 from __future__ import annotations
@@ -173,16 +174,16 @@ class Rule:
     """Which patterns of alarms accuse.
 
     Attributes:
-        accuses: for each pattern, shape (2^n,).
+        accuses: for each pattern, 2^n in all.
         false_alarm: chance to accuse where there is no violation.
     """
 
-    accuses: Alarms
+    accuses: tuple[bool, ...]
     false_alarm: float
 
     def detection(self, sources: Sources, evading: Collection[str] = ()) -> float:
         """Return the chance to accuse a violator who evades some of the sources."""
-        return float(min(1.0, sources.violation(evading)[self.accuses].sum()))
+        return float(min(1.0, sources.violation(evading)[np.array(self.accuses)].sum()))
 
     def worst(self, sources: Sources, evasions: int) -> tuple[float, tuple[str, ...]]:
         """Return the least detection of a violator who can afford so many evasions, and which he takes."""
@@ -192,13 +193,14 @@ class Rule:
     def accused(self, alarms: Alarms) -> Alarms:
         """Return whether each row of drawn alarms, shape (trials, n), accuses."""
         weights = 1 << np.arange(alarms.shape[1])[::-1]
-        return np.asarray(self.accuses[alarms @ weights])
+        return np.array(self.accuses)[alarms @ weights]
 
 
 def best_rule(alternatives: Sequence[Sources], cap: float) -> Rule:
-    """Return the rule of the highest detection of a violator who evades everything, within a cap on false alarms.
+    """Return a rule of high detection of a violator who evades everything, within a cap on false alarms.
 
-    Patterns are taken by likelihood ratio, largest first, as long as the honest are accused with ``cap`` at most.
+    Patterns are taken by likelihood ratio, largest first, each with all patterns of more alarms; what would accuse the
+    honest with more than ``cap`` is passed over.
 
     Args:
         alternatives: the same sources, with what they see of each way to violate; all ways count alike.
@@ -220,6 +222,10 @@ def best_rule(alternatives: Sequence[Sources], cap: float) -> Rule:
     order = np.argsort(-ratio, kind="stable")
     # The pattern without any alarm accuses nobody, whatever the numbers say.
     order = order[(ratio[order] > 1) & (order != 0)]
+    places = np.arange(len(honest))
     accuses = np.zeros(len(honest), np.bool_)
-    accuses[order[np.cumsum(honest[order]) <= cap]] = True
-    return Rule(accuses=accuses, false_alarm=float(honest[accuses].sum()))
+    for pattern in order:
+        more = accuses | (places & pattern == pattern)
+        if honest[more].sum() <= cap:
+            accuses = more
+    return Rule(accuses=tuple(accuses.tolist()), false_alarm=float(honest[accuses].sum()))

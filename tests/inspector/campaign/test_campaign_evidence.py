@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +53,7 @@ false_alarm = 0.02
 g = 0.5
 [[kind]]
 name = "k"
-flop_per_second = 1.1574074074074074e-5
+flop_per_second = 1.1574074074074074e-7
 watts = 1000
 [[lab]]
 name = "L"
@@ -125,17 +124,18 @@ def test_evidence_misses_apart_from_inspections_and_counts_as_a_false_alarm(tmp_
 
 
 def test_stock_and_site_are_seen_by_their_size(tmp_path: Path) -> None:
-    rule = scenario(tmp_path).weighs
-
-    def detection(count: int, age: int = 90) -> float:
+    def detection(count: int, age: int = 90) -> dict[str, float]:
         changes = (("count = 40, status", f"count = {count}, status"), ("age_days = 90", f"age_days = {age}"))
-        loaded = replace(scenario(tmp_path, *changes), weighs=rule)
-        weighing = loaded.plan(loaded.strategies[2]).weighing
-        assert weighing is not None
-        return weighing.probability()
+        loaded = scenario(tmp_path, *changes)
+        return {
+            each.name: each.detection for each in loaded.observations.of(loaded.plan(loaded.strategies[2]).target).each
+        }
 
-    assert detection(40) < detection(80) < detection(160)
-    assert detection(40, age=0) < detection(40) < detection(40, age=900)
+    few, some, many = (detection(count) for count in (40, 80, 160))
+    assert few["books"] < some["books"] < many["books"]
+    # The run needs 100 chips: of more the rest stands idle, which the books see and a satellite does not.
+    assert few["satellites"] < some["satellites"] < many["satellites"] == detection(320)["satellites"]
+    assert detection(40, age=0)["satellites"] < few["satellites"] < detection(40, age=900)["satellites"]
 
 
 def test_a_search_finds_many_hidden_chips_sooner_than_few(tmp_path: Path) -> None:
