@@ -448,7 +448,7 @@ def _split(arguments: argparse.Namespace) -> int:
             f"{draws:,} chips drawn over the job from {arguments.chips:,}: each takes evidence of a given node with "
             f"probability {hit:.3g}.",
             "Judged alone, each node stays below the threshold: 0.0000",
-            f"Compared over nodes, two found and recognised: {exact:.4f} (simulated {_interval(data['simulated'])} in "  # type: ignore[arg-type]
+            f"Compared over nodes, two found and recognised: {exact:.4f} (simulated {_interval(data['simulated'])} in "
             f"{arguments.trials:,} trials, seed {arguments.seed})",
         ],
     )

@@ -5,9 +5,9 @@ Alarms are weighed once, at the end of the horizon, and know nothing of the chip
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.random import Generator
@@ -46,21 +46,10 @@ class Target:
     missing: int = 0
 
 
-class Observation(Protocol):
-    """One source of alarms, before it is known what there is to see."""
-
-    @property
-    def name(self) -> str:
-        """A unique name."""
-        ...
-
-    def of(self, target: Target) -> Source:
-        """Return its rates where the target is there to be seen."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Observation:
+class Observation(ABC):
+    """One source of alarms, before it is known what there is to see: its name, false alarms, group and origin."""
+
     name: str
     false_alarm: float = 0.0
     group: str = ""
@@ -69,6 +58,10 @@ class _Observation:
     def __post_init__(self) -> None:
         named("evidence.name", self.name)
         probability("evidence.false_alarm", self.false_alarm)
+
+    @abstractmethod
+    def of(self, target: Target) -> Source:
+        """Return its rates where the target is there to be seen."""
 
     def _source(self, detection: float, evaded: float) -> Source:
         """Return the source, which is never less likely to give an alarm where there is something to see."""
@@ -83,14 +76,14 @@ class _Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Monitor(_Observation):
+class Monitor(Observation):
     """Watches declared sites, as meters of power, taps of networks and telemetry of work do."""
 
     detection: float
     evaded: float
 
     def __post_init__(self) -> None:
-        _Observation.__post_init__(self)
+        Observation.__post_init__(self)
         probability("evidence.detection", self.detection)
         probability("evidence.evaded", self.evaded)
         if self.evaded > self.detection:
@@ -103,7 +96,7 @@ class Monitor(_Observation):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sightings(_Observation):
+class Sightings(Observation):
     """Looks for undeclared sites, as satellites, tips and spot visits do.
 
     Attributes:
@@ -115,7 +108,7 @@ class Sightings(_Observation):
     concealed: float = 0.0
 
     def __post_init__(self) -> None:
-        _Observation.__post_init__(self)
+        Observation.__post_init__(self)
         probability("evidence.concealed", self.concealed)
 
     def of(self, target: Target) -> Source:
@@ -131,7 +124,7 @@ class Sightings(_Observation):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books(_Observation):
+class Books(Observation):
     """Accounts of chips made and sold.
 
     Attributes:
@@ -143,7 +136,7 @@ class Books(_Observation):
     explained: float = 0.0
 
     def __post_init__(self) -> None:
-        _Observation.__post_init__(self)
+        Observation.__post_init__(self)
         at_least("evidence.error_chips", self.error, 1)
         probability("evidence.explained", self.explained)
 
