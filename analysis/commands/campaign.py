@@ -39,7 +39,8 @@ within the cap on false alarms, or null), refusals_needed (tolerated with them),
 null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
 and nothing incriminates them), band (of the closed form over draws of the scenario's uncertain numbers: low, median,
 high, and possible, the share of draws with an answer; null without), posterior (with --prior: chance of a violation
-once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict). prior,
+once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict), evidence
+(beyond chips: accused, exactly, by it alone at the end of the days, and what the strategy evades; null without). prior,
 uncertain (the file's distributions by key) and
 draws (null without). Where a scenario asks for a confidence that no schedule reaches
 within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes); with --show: name,
@@ -121,6 +122,7 @@ def _campaign(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         _draw(arguments, scenario, rows)
     data = _document(arguments, scenario, rows)
+    _add_evidence(scenario, data)
     _add_bands(arguments, scenario, data)
     _add_posteriors(arguments, data)
     return finish(arguments, data, _lines(arguments, data))
@@ -235,6 +237,17 @@ def _add_posteriors(arguments: argparse.Namespace, data: dict[str, Any]) -> None
         row["posterior"] = {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
 
 
+def _add_evidence(scenario: Scenario, data: dict[str, Any]) -> None:
+    """Add how often evidence beyond chips alone accuses each strategy; null where the regime has none."""
+    strategies = {strategy.name: strategy for strategy in scenario.strategies}
+    for row in data["rows"]:
+        strategy = strategies.get(row["strategy"])
+        weighing = None if strategy is None else scenario.plan(strategy).weighing
+        row["evidence"] = None
+        if strategy is not None and weighing is not None:
+            row["evidence"] = {"accused": weighing.probability(), "evades": list(strategy.evades)}
+
+
 def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
     """Add what uncertain numbers of the scenario do to each closed form."""
     from tqdm import tqdm
@@ -252,7 +265,7 @@ def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str
                     regime=arguments.regime,
                     false_alarms=arguments.false_alarms,
                     at=at,
-                    sized=scenario.inspection,
+                    sized=scenario,
                 ),
                 number=arguments.draws,
                 seed=arguments.seed,

@@ -48,6 +48,7 @@ def explorer_page(*, campaigns: Mapping[str, Any], runs: Mapping[str, Any] | Non
         library_source=Markup(base64.b64encode(gzip.compress(source, mtime=0)).decode("ascii")),
         style=Markup(_part("explorer.css")),
         closed_forms=Markup(_part("closed_forms.js")),
+        sketch=Markup(_part("sketch.js")),
         script=Markup(_part("explorer.js")),
         data=_as_script(data),
         has_runs=runs is not None,

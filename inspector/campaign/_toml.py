@@ -253,6 +253,16 @@ class Table:
         value = self._need(key, self._get(key, (dict,), "a table"))
         return Table(value, (*self._path, key), self._lines, self._source, self._numbers)
 
+    def texts(self, key: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return a list of texts; a single text is a list of one."""
+        value = self._get(key, (list, str), "a list of texts")
+        if value is None:
+            return default
+        found = [value] if isinstance(value, str) else value
+        if not all(isinstance(each, str) for each in found):
+            raise self.fail("must be a list of texts", key)
+        return tuple(found)
+
     def names(self) -> list[str]:
         """Return all keys that are there."""
         return list(self._data)
