@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.holding import held, owner, require_one_order
 from monitor.distributed.job import Job
 from monitor.distributed.layouts import LAYOUTS, Layout, local, whole
+from monitor.distributed.metering import RankMeter
 from monitor.distributed.reduction import Chunk
 from monitor.distributed.session import rank_session
 from monitor.distributed.statements import Statements
@@ -32,13 +34,14 @@ class Rank:
     """This process's part of a job, in the process group that is open; in none, all of it.
 
     Args:
-        layout: ``fsdp2``, ``ddp``, or ``alone`` for one process.
+        layout: ``fsdp2`` or ``ddp``; on one process it is ``alone``, whatever is given.
         seed: of the initial weights and of dropout.
 
     Attributes:
         statements: what this rank signs, where somebody wants it.
         rank, ranks: this process's number, and how many there are.
         steps: taken so far.
+        work: what its meter counted in the last step, without bytes.
         norm: of all gradients together, by which the last step clipped them; None without clipping.
 
     Raises:
@@ -51,10 +54,13 @@ class Rank:
                 f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}: hybrid sharding, tensor and pipeline "
                 "parallelism are refused, their sums are others"
             )
+        if place()[1] == 1:
+            layout = "alone"  # FSDP2 on one process passes by whatever stands for its reduce-scatter
         check_subnormals()
         self.job, self.seed, self.steps = job, seed, 0
         self.rank, self.ranks = place()
         self.norm: Tensor | None = None
+        self.work = NO_WORK
         model = initialised(job.model, seed=seed)
         self._buffers = dict(model.named_buffers())
         self.layout: Layout = LAYOUTS[layout](job, model, self.rank, self.ranks)
@@ -73,7 +79,8 @@ class Rank:
         keys = RecordedKeys(self.seed, number)
         versions = {name: buffer._version for name, buffer in self._buffers.items()}
         losses = torch.zeros(job.micro_batches, dtype=torch.int32)
-        with rank_session("exact", keys, self.seed, number) as session:
+        meter = RankMeter()
+        with rank_session("exact", keys, self.seed, number, meter) as session:
             self.optimizer.zero_grad()
             rounds = -(-job.micro_batches // self.ranks)
             for turn in range(rounds):
@@ -88,7 +95,8 @@ class Rank:
                     loss = job.loss(self.layout.model, part)
                     loss.backward()  # type: ignore[no-untyped-call]
                 if not is_idle:
-                    losses[micro] = loss.detach().view(torch.int32)
+                    with session.aside():
+                        losses[micro] = loss.detach().view(torch.int32)
                 self.layout.settle()
             if job.clip is not None:
                 self._clip(job)
@@ -100,7 +108,7 @@ class Rank:
         for name, buffer in self._buffers.items():
             if buffer._version != versions[name]:
                 raise CallerError(f"buffer {name} is written in each micro-batch; such a model has one order of them")
-        self.steps = number
+        self.steps, self.work = number, meter.total
         self.close()
         return loss
 
@@ -122,7 +130,7 @@ class Rank:
     def close(self) -> None:
         """The step has ended."""
         if self.statements is not None:
-            self.statements.close(self.steps, self.shards())
+            self.statements.close(self.steps, self.work, self.shards())
 
     def _clip(self, job: Job) -> None:
         gradients = [local(each.grad) for each in self.parameters.values() if each.grad is not None]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from firmware_sim import Work
+from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.holding import held
 from monitor.distributed.job import Job
 from monitor.distributed.lies import lying_rank
+from monitor.distributed.metering import beyond, expected_work
 from monitor.distributed.rank import Rank, place
 from monitor.distributed.shadow import Shadow
 from monitor.distributed.statements import Statements, rank_key, write_keys
 from monitor.lab.simulated import SimulatedLab, lab_path, simulated_secret
+from monitor.programs.program import Program
 from monitor.recording.initialising import initialised
 from monitor.recording.recorder import Recorder
 from monitor.transcript import RunFolder
@@ -130,10 +136,31 @@ class DistributedRecorder:
     def step(self, batch: object) -> Tensor:
         """Take the next step on a batch, which every rank is given whole; returns its loss."""
         loss = self.rank.step(batch)
+        works = self._works()
         reached = {f"{kind}/{name}": tensor for (kind, name), tensor in self.rank.state().items()}
         if self._recorder is not None:
-            self._recorder.commit_elsewhere(batch, self._shadow.take(self.rank.steps, batch), reached, loss)
+            taken = self._shadow.take(self.rank.steps, batch)
+            self._recorder.commit_elsewhere(batch, taken, reached, loss, functools.partial(self._hidden, works))
         return loss
+
+    def _works(self) -> list[Work]:
+        """What each rank's meter counted."""
+        mine = torch.tensor([self.rank.work.calls, self.rank.work.flop])
+        every = [torch.empty_like(mine) for _ in range(self.rank.ranks)]
+        if self.rank.ranks > 1:
+            dist.all_gather(every, mine)
+        else:
+            every = [mine]
+        return [Work(*each.tolist()) for each in every]
+
+    def _hidden(self, works: list[Work], program: Program) -> Work:
+        """What the ranks' devices count beyond the program; the simulated chips stand for all of these."""
+        learning = sum(parameter.requires_grad for parameter in self.rank.parameters.values())
+        try:
+            expected = expected_work(program, learning, self.rank.job.micro_batches, self.rank.ranks)
+        except EvidenceError as error:
+            raise CallerError(f"{error}; make what they share before the first step") from None
+        return beyond(works, expected)
 
     def finish(self) -> str:
         """Close the run; returns the digest of the last state, on rank 0, and nothing on the others."""

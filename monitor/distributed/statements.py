@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from firmware_sim import Work
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey, TensorKey, VerifyingKey, open_sealed, seal
 from firmware_sim.limits import Limit, read_foreign
@@ -38,7 +39,7 @@ _STEP = "application/vnd.chipwitness.rank-step+json"
 _CHANGES = Limit(1 << 16, "changes of a run's ranks")
 _BYTES = Limit(256 << 20, "bytes of a rank's statement")
 """That of a rank with 10^6 chunks of 200 bytes."""
-_PARTS = {"run", "step", "rank", "batches", "chunks", "norms", "shards"}
+_PARTS = {"run", "step", "rank", "batches", "chunks", "norms", "work", "shards"}
 
 
 def ranks_path(run: Path) -> Path:
@@ -91,8 +92,8 @@ class Statements:
         """The rank scales gradients by these norms."""
         self._norms = [flat_digest(norm) for norm in norms]
 
-    def close(self, step: int, shards: Mapping[TensorKey, tuple[int, Tensor]]) -> None:
-        """The step has ended; of each tensor the rank holds what it holds from an element on."""
+    def close(self, step: int, work: Work, shards: Mapping[TensorKey, tuple[int, Tensor]]) -> None:
+        """The step has ended, with what the rank's meter counted; of each tensor, what is held from an element on."""
         payload = {
             "run": self._run_id,
             "step": step,
@@ -100,6 +101,7 @@ class Statements:
             "batches": self._batches,
             "chunks": self._chunks,
             "norms": self._norms,
+            "work": [work.calls, work.flop],
             "shards": {
                 f"{kind}/{name}": [first, first + held.numel(), flat_digest(held)]
                 for (kind, name), (first, held) in shards.items()

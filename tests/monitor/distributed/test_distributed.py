@@ -58,11 +58,12 @@ def test_a_wrong_chunk_is_rejected_and_named(tmp_path, capsys):
     assert f"step {WRONG}, rank 1: of micro-batch 1 it sent rank 1 other gradients" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["batch", "norm", "shard"])
+@pytest.mark.parametrize("kind", ["batch", "norm", "shard", "work"])
 def test_what_a_rank_alters_is_named(tmp_path, kind):
     run = tmp_path / "run"
     train(run, "alone", (kind, 0, WRONG))
     assert {(each.step, each.rank, each.kind) for each in departures(opened(run), lab_of(run))} == {(WRONG, 0, kind)}
+    assert kind != "work" or "meter" in judge(run).reasons[0].text
 
 
 def test_a_statement_that_is_missing_or_forged_is_told(alone):
