@@ -306,12 +306,10 @@ def _match(
             continue
         if record.kind is RecordKind.SNAPSHOT and is_empty_snapshot(record):
             continue
-        where = {"chip": report.chip, "record": record.counter, "step": record.step}
         transcript = runs.get(record.run_id)
         if transcript is None or report.chip not in transcript.run.metadata.chips:
             report.unexplained.append(record.counter)
-            text = f"chip {report.chip}, record {record.counter}: belongs to a run that was not declared"
-            findings.add(Guard.SNAPSHOT, text, **where)
+            note_undeclared(report.chip, record, findings)
             continue
         report.shard = transcript.run.metadata.chips.index(report.chip)
         if record.kind is RecordKind.REGIONS:
@@ -325,6 +323,12 @@ def _match(
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, findings)
+
+
+def note_undeclared(chip: str, record: LogRecord, findings: Findings) -> None:
+    """A chip's record of a run that its lab has not declared is a finding."""
+    text = f"chip {chip}, record {record.counter}: belongs to a run that was not declared"
+    findings.add(Guard.SNAPSHOT, text, chip=chip, record=record.counter, step=record.step)
 
 
 def up_to_heads(records: Sequence[LogRecord], runs: Mapping[bytes, Transcript]) -> Sequence[LogRecord]:

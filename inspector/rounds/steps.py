@@ -38,6 +38,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
+from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.replay.pool import run_worker
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
@@ -272,6 +273,10 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
         refusals.append(Reason(guard="refusal", text=text, where={"lab": lab}))
     memory = load_memory(world.folder / INSPECTORATE / "memory.json")
     bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").iterdir())]
+    earlier = [head for data in bundles for head in heads_in(data)]
+    for lab, run in dropped(earlier, heads, trust):
+        text = f"{lab} does not hand over run {run[:16]}…, whose head it signed for an earlier round"
+        refusals += [] if lab in silent else [Reason(guard="refusal", text=text, where={"lab": lab})]
     folders = [opened[_digest(head)] for head in heads if _digest(head) in opened]
     verdict = inspect(
         folders,
@@ -283,13 +288,19 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
         ask=ask,
         labs=announced.predicate["labs"],
         heads=[_digest(head) for head in heads],
-        earlier=[head for data in bundles for head in heads_in(data)],
+        earlier=earlier,
         accepted=accepted_in(bundles, [world.public(INSPECTORATE)], settings_json(settings)),
         case=case,
     )
     if "rules" in announced.predicate:
         verdict = apply_rules(verdict, _rules(world, announced), case, trust, settings, worker=worker)
     return _with_refusals(verdict, refusals, announced)
+
+
+def dropped(earlier: Sequence[bytes], heads: Sequence[bytes], trust: Trust) -> list[tuple[str, str]]:
+    """Lab and id of each run whose head was handed over once, and now none is."""
+    known = {(lab, head.run) for lab, head in (signer_of(each, trust) for each in earlier)}
+    return sorted(known - {(lab, head.run) for lab, head in (signer_of(each, trust) for each in heads)})
 
 
 def _rules(world: World, announced: Message) -> Rules:
