@@ -87,10 +87,10 @@ INSPECTOR = (
     {"rounds"},
 )
 ANALYSIS = (
-    {"public_data", "text", "version"},
+    {"glossary", "public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
-    {"report", "explorer"},
+    {"report", "explorer", "docs"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},

@@ -14,6 +14,7 @@ from analysis.commands import (
     demo,
     detection,
     disputes,
+    docs,
     drift,
     evidence,
     explore,
@@ -54,6 +55,7 @@ _GROUPS = (
     operators,
     programs,
     declarations,
+    docs,
 )
 
 

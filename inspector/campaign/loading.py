@@ -1,38 +1,6 @@
 """Scenario files: a fleet, its runs, the inspector's regime, and the strategies to compare, in TOML.
 
-Keys, with their defaults; a key that is not listed is refused::
-
-    title, description = "", days                    horizon in days
-    [rule]        threshold_flop | model, times = 1; evidence = "after-threshold" | "whole-run"
-    [inspection]  period_days, snapshot_rate, samples (a period; or "all") and/or confidence = 0.9 (alone: sets the
-                  samples),
-                  sampling = "pooled" | "per-lab" | "per-site", replacement = false, redraw = true,
-                  log = "period" | "run", honest_refusal_rate = 0, refusals_allowed = 0 | "fewest" (that keep honest
-                  labs within the cap), false_alarms = 0.01 (the cap: samples and refusals that accuse an honest lab
-                  more often are not chosen), searches = false,
-                  search_chips (a search looks at so many of a site's chips; none: it finds hidden ones at the assumed
-                  rate, however many), aggregates = 0 (chance that parts of one job are recognised over labs),
-                  loss_rate_per_year = 0, loss_alarm (none), inspectors (no limit), chips_per_inspector_year = 1000,
-                  inspector_cost = 0 and fixed_cost = 0 (money a year), evidence = "all" (or a list of names),
-                  evidence_false_alarms = 0.01 (cap of the rule that weighs it)
-    [[evidence]]  name, source = "assumed", group = "", false_alarm = 0, and one of
-                  detection, evaded = detection         what a monitor sees of work on declared sites;
-                  found_per_year, at_megawatts = 10, exponent = 0.5, least_megawatts = 0, concealed = 0
-                                                        undeclared sites found: the rate grows with (power)^exponent,
-                                                        evasion conceals a share of the power;
-                  error_chips, explained = 0            books: their standard deviation, evasion explains a share
-    [dependence]  group = share of causes in common, for each group of [[evidence]]
-    [[regime]]    instead of [inspection], several: name, source = "", the keys of [inspection], and
-                  assumed = { lie = rate } instead of those of [detection]
-    [detection]   table (JSON of measured rates), device, settings (choose its rows), assumed = { lie = rate }
-    [[kind]]      name, flop_per_second, link_gbps (never limits), watts = 1400 (with cooling and all else)
-    [[lab]]       name; [[lab.site]] name, age_days = 0 (it had stood before day 0), declared = true (false: never
-                  searched, only found by [[evidence]]);
-                  [[lab.site.chips]] kind and count, or stock, as_of and
-                  share = 1; status = "registered" | "exempt" | "undeclared" | "lost"
-    [[run]]       name, lab, flop | model, times = 1; days, start = 0, utilisation = 1
-    [[strategy]]  name, policies = [{ policy = "stretch", factor = 2 }, ...], evades = [] (names of evidence, or "all")
-
+`inspector.campaign.schema.SECTIONS` lists every key with its default and unit; a key that is not listed is refused.
 A number (but a policy's) may be uncertain, as a text: flop = "1e25/2e25/5e25" and the other forms of
 `inspector.probability.uncertain`. It is read as its median; ``Scenario.uncertain`` names its distribution.
 
