@@ -134,17 +134,17 @@ def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics, mon
         """A command whose process is not the point."""
         return main([str(word) for word in arguments]), capsys.readouterr().out
 
-    options = ["--preset", "digits-cnn", "--steps", "40", "--chips", "2", "--seed", "3", "--numerics", numerics]
+    options = ["--preset", "digits-cnn", "--steps", "24", "--chips", "2", "--seed", "3", "--numerics", numerics]
     code, whole = here("train", *options, "--out", tmp_path / "whole", "--json")
     assert code == 0
     run, trust = tmp_path / "run", tmp_path / "run.trust.json"
     rng = random.Random(f"kill {numerics}")
     words, environment = command("train", *options, "--out", run, "--json")
     kills = 0
-    while kills < 3:
+    while kills < 2:
         process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         steps = records(run)
-        while records(run) < min(steps + rng.randint(2, 9), 38) and process.poll() is None:
+        while records(run) < min(steps + rng.randint(2, 9), 22) and process.poll() is None:
             time.sleep(0.002)
         time.sleep(rng.random() * 0.02)
         process.send_signal(signal.SIGKILL)
