@@ -76,7 +76,7 @@ MONITOR = (
     {"replay"},
     {"lab"},
     {"recording"},
-    {"distributed"},
+    {"adapters", "distributed"},
 )
 INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
