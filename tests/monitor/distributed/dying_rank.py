@@ -1,4 +1,4 @@
-"""A rank of the example's job that may die in mid-run, or go on with what died."""
+"""A rank of the example's job that dies in mid-run, as by kill -9."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from monitor.distributed.recorder import DistributedRecorder
 
 def main():
     given = arguments()
-    make, seed = (DistributedRecorder.resume, {}) if given["resume"] else (DistributedRecorder, {"seed": 1})
     with join():
-        recorder = make(gpt_job(), layout="fsdp2", out=given["run"], **seed)
-        for batch in list(batches(STEPS))[recorder.steps :]:
+        recorder = DistributedRecorder(gpt_job(), layout="fsdp2", out=given["run"], seed=1)
+        for batch in batches(STEPS):
             recorder.step(batch)
             if (recorder.rank.rank, recorder.steps) == tuple(given["dies"]):
                 os.kill(os.getpid(), signal.SIGKILL)
-        recorder.finish()
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def alone(tmp_path_factory):
 def test_two_processes_are_killed_and_three_leave_the_run_of_one(tmp_path, alone):
     run = tmp_path / "run"
     with pytest.raises(CallerError, match="rank 1 failed: signal 9"):
-        launch(DYING, 2, {"run": str(run), "resume": False, "dies": [1, 2]})
-    launch(DYING, 3, {"run": str(run), "resume": True, "dies": []})
+        launch(DYING, 2, {"run": str(run), "dies": [1, 2]})
+    launch(MODULE, 3, {"run": str(run)})
     one, three = opened(alone), opened(run)
     assert [three.leaf(step) for step in range(5)] == [one.leaf(step) for step in range(5)]
     assert judge(run).outcome is Outcome.ACCEPT
@@ -85,7 +85,7 @@ def test_a_run_goes_on_on_another_number_of_processes():
     for batch in tokens:
         whole.step(batch)
     first.step(tokens[0])
-    second = Rank(job, "alone", seed=1)
+    second = Rank(job, "fsdp2", seed=1)  # on one process
     second.load(first.state(), 1)
     second.step(tokens[1])
     for key, value in whole.state().items():
