@@ -17,12 +17,14 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
+from inspector.inspection.guards import Guard
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import CHIP_FILES, JOURNAL, MANIFEST, METADATA, chip_path
 
 __all__ = ["Checked", "ThinRun", "thin_copy"]
 
 _COUNTER_BYTES = 8
+_GUARDS = frozenset({"evidence", *(each.value for each in Guard)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class Checked:
             raise EvidenceError("what a cluster has checked has missing or extra keys")
         for each in [*data["found"], *data["open"]]:
             guard, step = each
-            if not isinstance(guard, str) or not (step is None or type(step) is int):
+            if guard not in _GUARDS or not (step is None or type(step) is int):
                 raise EvidenceError("what a cluster has found is malformed")
         if not all(isinstance(text, str) and len(text) <= 2 * _COUNTER_BYTES for text in data["counters"].values()):
             raise EvidenceError("a cluster gives more of the initial state than single values")

@@ -29,6 +29,7 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
+from inspector.bundle.checks import SignedCheck
 from inspector.bundle.contents import accepted_in, heads_in, read_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
@@ -207,7 +208,8 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
             result = {"device_error": str(error)}
         told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
         results.append({**told, "result": result})
-    checks = {head: each.to_json() for head, each in check_runs(opened, world.trust(), now=now).items()}
+    checked = check_runs(opened, world.trust(), now=now)
+    checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
     told = {"results": results, "checks": checks}
     world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER), now)
     return len(results)
@@ -227,12 +229,14 @@ def decide(world: World, *, now: datetime) -> Decided:
     came = world.read(INSPECTORATE, "results", CLUSTER, world.public(CLUSTER))
     if came is None and now <= _deadline(announced, "results"):
         raise CallerError(f"the cluster has until {announced.predicate['deadlines']['results']} to answer")
+    case, key = CaseFile(), world.public(CLUSTER)
     results: dict[tuple[str, ...], dict[str, Any]] = {}
     checks: dict[str, Checked] | None = None
     if came is not None and came.about == announced.digest and not is_late(came, announced, "results"):
         for each in came.predicate["results"]:
             results[each["device"], each["action"], each["manifest"]] = each["result"]
-        checks = {head: Checked.from_json(each) for head, each in came.predicate["checks"].items()}
+        case.checks = [each.encode() for each in came.predicate["checks"]]
+        checks = {each.head: each.checked for each in (SignedCheck.open(one, key) for one in case.checks)}
 
     def look_up(name: str, job: dict[str, Any]) -> dict[str, Any]:
         missing = {"device_error": f"device {name}: no result came in time"}
@@ -241,7 +245,6 @@ def decide(world: World, *, now: datetime) -> Decided:
             raise DeviceError(str(result["device_error"]))
         return result
 
-    case = CaseFile()
     verdict = _inspect(world, announced, worker=look_up, case=case, now=now, checks=checks)
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inspector.bundle import contents
 from inspector.bundle.checking import check_bundle
 from inspector.inspection.guards import Settings
 from inspector.inspection.verdict import Outcome
@@ -101,6 +103,9 @@ def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_pa
     decided = steps.decide(world, now=now)
     assert decided.verdict.outcome is Outcome.ACCEPT, decided.verdict.reasons
     assert check_bundle(decided.bundle.read_bytes(), world.trust()).outcome is Outcome.ACCEPT
+    signed = json.loads(base64.b64decode(json.loads(decided.bundle.read_bytes())["items"]["checks/0.json"]))
+    schema = json.loads((Path(contents.__file__).parent / "schemas" / "check.json").read_text())
+    pytest.importorskip("jsonschema").validate(json.loads(base64.b64decode(signed["payload"])), schema)
     assert leaked(home, secrets) == []
     weights = RunFolder(small.run, small.trust.labs["lab"]).checkpoint(2)
     tensor = max(weights.values(), key=lambda each: each.numel()).numpy().tobytes()
@@ -122,9 +127,12 @@ def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path):
     steps.answer(world, "lab", now=now)
     steps.order(world, now=now)
     steps.replay(world, now=now, worker=devices.run)
-    verdict = steps.decide(world, now=now).verdict
-    assert verdict.outcome is Outcome.REJECT
-    assert any("the cluster finds what fails the check evidence" in each.text for each in verdict.reasons)
+    decided = steps.decide(world, now=now)
+    assert decided.verdict.outcome is Outcome.REJECT
+    assert any("the cluster finds what fails the check evidence" in each.text for each in decided.verdict.reasons)
+    shown = check_bundle(decided.bundle.read_bytes(), world.trust())
+    assert shown.outcome is Outcome.REJECT
+    assert "fails the checks evidence: contested, rests on cluster key" in shown.reasons[0].text
 
 
 def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_path):
