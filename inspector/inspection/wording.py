@@ -60,6 +60,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
+    if beyond := max((chip["steps_beyond_heads"] for chip in chips), default=0):
+        text += f"; chips have gone on by up to {beyond} steps since, which the next inspection looks at"
     if chips:
         gaps = sum(len(chip["power_gaps"]) for chip in chips)
         text += "; the chips' meters count the committed steps and nothing else"
