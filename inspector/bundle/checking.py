@@ -169,7 +169,8 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         told_steps, since = _covered(run, told["evidence"]), _since(run, told["evidence"])
         text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {told_steps}; "
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
-    text += f"replays rest on cluster key {cluster}; on the inspectorate's word rests {_WORD}"
+    text += f"replays rest on cluster key {cluster}; " if cluster else ""
+    text += f"on the inspectorate's word rests {_WORD}"
     return outcome, text, grounds
 
 

@@ -36,10 +36,9 @@ def acceptance(evidence: dict[str, Any]) -> str:
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
     devices = ", ".join(sorted({replay["device"] for replay in replays}))
     steps = sum(replay.get("steps", 0) for replay in replays)
-    text = (
-        f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
-        f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
-    )
+    text = f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, and "
+    replayed = f"{steps} replayed steps on {devices} reach the committed states bit for bit"
+    text += replayed if replays else "no step was replayed"
     for run in evidence["runs"]:
         if not run["finished"]:
             whole = "" if run["declared_steps"] is None else f" of {run['declared_steps']}"

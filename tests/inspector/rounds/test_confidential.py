@@ -149,3 +149,16 @@ def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_pat
     verdict = steps.decide(world, now=now).verdict
     assert verdict.outcome is Outcome.REJECT
     assert "lab did not open run" in verdict.reasons[0].text
+
+
+def test_two_runs_over_one_data_set_share_no_sample_digest(make_run):
+    """Of one lab after each other, and of two labs; otherwise whoever sees the digests learns who trains on what."""
+    options = {"steps": 2, "chips": 1, "checkpoint_every": 1, "batch_size": 4}
+    first = make_run("first", **options)
+    runs = [first, make_run("second", after=first.run, **options), make_run("third", lab="other", seed=6, **options)]
+    data = [RunFolder(each.run, next(iter(each.trust.labs.values()))).data() for each in runs]
+    rows = [{values[row].tobytes() for values in each.samples.values() for row in range(len(values))} for each in data]
+    assert rows[0] == rows[1]  # the same samples
+    digests = [{each.sample_digest(row) for row in range(int(each.order.max()) + 1)} for each in data]
+    assert not digests[0] & digests[1]
+    assert not (digests[0] | digests[1]) & digests[2]
