@@ -103,6 +103,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("inspector.inspection.commits.HeldResults.take", _nothing),
     ),
     "heads handed over again": (("inspector.rounds.steps.dropped", lambda *_: []),),
+    "heads keep up": (("inspector.inspection.provenance.check_behind", _nothing),),
     "one owner": (("inspector.inspection.trust.check_agree", _nothing),),
     "deadlines": (("inspector.rounds.steps.is_late", _no),),
     "uniform segments": (("inspector.inspection.sampling.drawn_uniformly", lambda every, count, seed: [every[0]]),),

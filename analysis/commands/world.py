@@ -42,7 +42,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser("join", help="register the lab of a run's trust file with its chips, and its runs")
     _finish(parser, _join, "JSON keys: world, labs")
     parser.add_argument(
-        "runs", type=Path, nargs="*", metavar="RUN", help="finished runs of one lab, with RUN.trust.json"
+        "runs", type=Path, nargs="*", metavar="RUN", help="runs of one lab, which may go on, with RUN.trust.json"
     )
     parser.add_argument("--trust", type=Path, action="append", default=[], metavar="FILE", help="of a lab without runs")
     for name, text in _ACTIONS.items():

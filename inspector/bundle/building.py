@@ -81,6 +81,7 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
             if "signed" not in result:
                 raise CallerError(f"no cluster has signed the {kind}: a bundle needs its key")
             items[f"{kind}/{number}.json"] = result["signed"].encode()
+    items |= {f"checks/{number}.json": each for number, each in enumerate(case.checks)}
     predicate = {
         **verdict.to_json(),
         "settings": settings_json(settings),

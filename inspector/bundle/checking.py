@@ -22,6 +22,7 @@ from firmware_sim import RecordKind, limits
 from firmware_sim.checks import ChipCase
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_hash
+from inspector.bundle.checks import signed_check
 from inspector.bundle.contents import Bundle
 from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.replays import SignedReplay, state_digest
@@ -142,6 +143,13 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         if found:
             grounds.append(f"{found} on {result.device}: contested, rests on cluster key {key.key_id}")
     accepts = outcome is Outcome.ACCEPT
+    heads = {_digest(bundle, path) for path in bundle.items if path.endswith("/head.json")}
+    for key, check in (signed_check(content, trust) for content in sorted(_named(bundle, "checks/"))):
+        if check.head not in heads:
+            raise EvidenceError("a check is about a run that the bundle does not hold")
+        if accepts and check.checked.open:
+            raise EvidenceError("it accepts, and the cluster could not decide everything")
+        grounds += [f"{check.text}: contested, rests on cluster key {key.key_id}"] if check.text else []
     examined = [signed_examination(content, trust) for content in sorted(_named(bundle, "examinations/"))]
     if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
         raise EvidenceError("an examination is about a run that the bundle does not hold")
@@ -161,7 +169,8 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         told_steps, since = _covered(run, told["evidence"]), _since(run, told["evidence"])
         text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {told_steps}; "
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
-    text += f"replays rest on cluster key {cluster}; on the inspectorate's word rests {_WORD}"
+    text += f"replays rest on cluster key {cluster}; " if cluster else ""
+    text += f"on the inspectorate's word rests {_WORD}"
     return outcome, text, grounds
 
 

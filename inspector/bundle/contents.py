@@ -11,6 +11,7 @@ Paths, with the run's id and the chip's in them:
     declarations/<n>.json        what inspectorates countersigned, DSSE envelopes
     chips/<id>/chain.pem …       certificate chain, quote, log and epoch keys of a drawn chip
     replays/<n>.json             what the replay cluster signed, a DSSE envelope
+    checks/<n>.json              what it signed of the files that the inspectorate is not shown, a DSSE envelope
     examinations/<n>.json        what it signed of samples and weights for the sake of rules, a DSSE envelope
 """
 
@@ -49,7 +50,7 @@ VERDICT = "application/vnd.chipwitness.verdict.v1+json"
 VERDICT_PREDICATE = "https://chipwitness.org/verdict/v1"
 _KEYS = {"outcome", "reasons", "evidence", "settings", "challenge", "items"}
 _PATH = re.compile(
-    r"runs/[0-9a-f]{64}/(head|metadata|steps)\.json|(heads|declarations|replays|examinations)/\d{1,6}\.json"
+    r"runs/[0-9a-f]{64}/(head|metadata|steps)\.json|(heads|declarations|replays|examinations|checks)/\d{1,6}\.json"
     rf"|chips/[a-z0-9][a-z0-9-]{{0,63}}/({'|'.join(map(re.escape, CHIP_FILES))})",
     re.ASCII,
 )

@@ -29,6 +29,7 @@ from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
+from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -95,6 +96,7 @@ def inspect(
     heads: Collection[str] | None = None,
     earlier: Sequence[bytes] = (),
     accepted: Mapping[str, int] | None = None,
+    checks: Mapping[str, Checked] | None = None,
     case: CaseFile | None = None,
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
@@ -112,6 +114,8 @@ def inspect(
         earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
         accepted: by id of a run, the step up to which one of these inspections has accepted it; what comes before is
             not replayed again.
+        checks: where the folders hold no states and samples (``inspection.thin``), what a cluster says of these, by
+            the SHA-256, in hex, of the manifest.
         case: is filled with what the verdict rests on (inspector.bundle).
 
     Raises:
@@ -134,7 +138,9 @@ def inspect(
     unread: dict[str, str] = {}
     for folder in folders:
         before = len(findings.found)
-        run = findings.read(partial(open_run, folder, trust), run=folder.name)
+        run = findings.read(partial(open_run, folder, trust, thin=checks is not None), run=folder.name)
+        if isinstance(run, ThinRun) and checks is not None:
+            run.checked = checks.get(run.manifest_digest)
         case.heads += [] if run is None else [run.manifest_bytes]
         live = ask is not None
         transcript = None if run is None else read_transcript(run, trust, findings, now=now, live=live)

@@ -56,6 +56,7 @@ __all__ = [
 
 CUTS_BY_CHANCE = 1e-3
 """An honest lab whose power fails is accused of having cut it on purpose no more often than this."""
+_OF_RUNS = (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT)
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
     "firmware": Guard.IDENTITY,
@@ -85,6 +86,7 @@ class ChipReport:
         inside: those of them that only a replay of the step can compare.
         gaps: power gaps, as record numbers.
         boots: how often it was started.
+        beyond: steps of runs that go on which it has heard of since their heads were handed over.
     """
 
     chip: str
@@ -105,6 +107,7 @@ class ChipReport:
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     boots: int = 0
+    beyond: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -128,6 +131,7 @@ class ChipReport:
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
             "boots": self.boots,
+            "steps_beyond_heads": self.beyond,
         }
 
 
@@ -183,7 +187,7 @@ def examine_chip(
     laws = _laws(report, trust, own, findings)
     if source.nonce is not None and trust.beacon_seconds is not None:
         laws.append((Guard.TIME, SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now)))
-    _match(report, case.records, laws, trust, own, findings)
+    _match(report, case.records, laws, trust, own, findings, last)
     return report
 
 
@@ -291,18 +295,25 @@ def _match(
     trust: Trust,
     transcripts: Sequence[Transcript],
     findings: Findings,
+    last: LogPosition | None,
 ) -> None:
     """Each record must belong to exactly one declared run, and come when the laws say."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
     cut = 0
-    records = up_to_heads(records, runs)
+    every, records = records, up_to_heads(records, runs)
+    for record in every[len(records) :]:
+        report.beyond += record.kind is RecordKind.COMMIT
+        if record.kind in _OF_RUNS and not is_empty_snapshot(record) and record.run_id not in runs:
+            note_undeclared(report.chip, record, findings)
+    if len(records) < len(every):
+        check_behind(report.chip, every[len(records)], last, findings)
     followed = committed_after(records)
     for record in records:
         for guard, law in laws:
             findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
         cut += record.kind is RecordKind.POWER_GAP and record.op != 0
-        if record.kind not in (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT):
+        if record.kind not in _OF_RUNS:
             continue
         if record.kind is RecordKind.SNAPSHOT and is_empty_snapshot(record):
             continue
@@ -329,6 +340,19 @@ def note_undeclared(chip: str, record: LogRecord, findings: Findings) -> None:
     """A chip's record of a run that its lab has not declared is a finding."""
     text = f"chip {chip}, record {record.counter}: belongs to a run that was not declared"
     findings.add(Guard.SNAPSHOT, text, chip=chip, record=record.counter, step=record.step)
+
+
+def check_behind(chip: str, record: LogRecord, last: LogPosition | None, findings: Findings) -> None:
+    """What a chip had recorded when it was last asked must be explained by the head that its lab hands over now.
+
+    Otherwise a lab could hand over the same old head for ever, and what its chips do would never be looked at.
+    """
+    if last is not None and record.counter < last.size:
+        text = (
+            f"chip {chip}, record {record.counter}: was seen at an earlier inspection, and lies beyond the head that "
+        )
+        text += f"is handed over now (step {record.step})"
+        findings.add(Guard.COMMITMENT, text, chip=chip, record=record.counter, step=record.step)
 
 
 def up_to_heads(records: Sequence[LogRecord], runs: Mapping[bytes, Transcript]) -> Sequence[LogRecord]:

@@ -16,7 +16,9 @@ from inspector.inspection.commits import Needs
 from inspector.inspection.execution import ExecutionReport, examine_execution
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.thin import ThinRun, Withheld
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Reason
 from monitor.environment import accelerator
 from monitor.recording.derivation import meta_batch
 from monitor.replay.replaying import check_absent
@@ -69,10 +71,13 @@ class Transcript:
         )
 
 
-def open_run(folder: Path, trust: Trust) -> RunFolder:
+def open_run(folder: Path, trust: Trust, *, thin: bool = False) -> RunFolder:
     """Open a run under the key of one of the registered labs.
 
     The lab is found by trying the registered keys on the manifest, since nothing is parsed before it is verified.
+
+    Args:
+        thin: it holds no states and no samples (``thin.ThinRun``).
 
     Raises:
         CallerError: there is no such folder.
@@ -81,7 +86,7 @@ def open_run(folder: Path, trust: Trust) -> RunFolder:
     error: EvidenceError | None = None
     for lab, key in trust.labs.items():
         try:
-            run = RunFolder(folder, key)
+            run = ThinRun(folder, key) if thin else RunFolder(folder, key)
         except EvidenceError as failure:
             error = failure if error is None or not isinstance(failure, SignatureError) else error
             continue
@@ -114,8 +119,11 @@ def read_transcript(
     unread = findings.read(lambda: unread_files(run, steps[0], agreed, findings), **where)
     if unread is None or findings.read(lambda: run.check_contents(unread), **where) is None:
         return None
-    data = findings.read(run.batches, **where)
-    if data is None or (has_recipe and findings.read(lambda: _check_samples(run, data), **where) is None):
+    is_thin = isinstance(run, ThinRun)
+    data = Withheld() if is_thin else findings.read(run.batches, **where)
+    if data is None or (
+        has_recipe and not is_thin and findings.read(lambda: _check_samples(run, data), **where) is None
+    ):
         return None
     leaves, tree = steps
     if not run.finished:
@@ -132,10 +140,13 @@ def read_transcript(
     memory = findings.read(lambda: _memory(run), **where)
     if memory is None:
         return None
-    findings.read(lambda: _check_checkpoints(run, leaves, agreed, findings, memory), **where)
-    findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
+    if is_thin:
+        _take_checked(run, findings)
+    else:
+        findings.read(lambda: _check_checkpoints(run, leaves, agreed, findings, memory), **where)
+        findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
+        findings.read(lambda: _check_logs(run, leaves), **where)
     report = examine_execution(run, leaves, agreed, findings)
-    findings.read(lambda: _check_logs(run, leaves), **where)
     return Transcript(
         run=run,
         agreed=agreed,
@@ -145,6 +156,21 @@ def read_transcript(
         region_tables=[shard.table_digest().value for shard in memory.shards],
         execution=report,
     )
+
+
+def _take_checked(run: RunFolder, findings: Findings) -> None:
+    """What a cluster says of the files that are not shown."""
+    assert isinstance(run, ThinRun)
+    name = run.folder.name
+    if run.checked is None:
+        findings.doubt(f"no cluster has checked the states and samples of {name}", run=name)
+        return
+    for guard, step in run.checked.found:
+        text = f"{name}: the cluster finds what fails the check {guard}" + ("" if step is None else f" at step {step}")
+        findings.found.append(Reason(guard=guard, text=text, where={"run": name, "step": step, "by": "cluster"}))
+    for _, step in run.checked.open:
+        text = f"{name}: the cluster could not decide everything" + ("" if step is None else f" at step {step}")
+        findings.doubt(text, run=name, by="cluster")
 
 
 def _check_trained(leaves: Sequence[Leaf]) -> bool:

@@ -21,7 +21,10 @@ FORMS: Mapping[str, Any] = {
     "draw": {"secret": str, "heads": [str], "silent": [str], "chips": {str: str}},
     "answers": {"chips": {str: {str: str}}},
     "order": {"jobs": [{"device": str, "job": {str: object}}]},
-    "results": {"results": [{"device": str, "action": str, "manifest": str, "result": {str: object}}]},
+    "results": {
+        "results": [{"device": str, "action": str, "manifest": str, "result": {str: object}}],
+        "checks": [str],
+    },
 }
 """By kind: a type, a list of one form, a mapping of any texts to one form, or one form for each of the keys.
 

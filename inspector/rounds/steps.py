@@ -3,9 +3,10 @@
     announce   inspectorate   the hash of a secret, how the inspection is done, and until when each answer counts
     hand       lab            the signed heads of all its runs; an empty list says that there is none
     reveal     inspectorate   the secret, which draws chips, their nonces and segments
-    answer     lab            what its drawn chips say to their nonces; and its runs, opened to the cluster
+    answer     lab            what its drawn chips say to their nonces; and its runs, opened to the cluster, and without
+                              states and samples to the inspectorate
     order      inspectorate   which segments the cluster is to replay
-    replay     cluster        signed results
+    replay     cluster        signed results, and what it finds of states and samples
     decide     inspectorate   the signed verdict, as a bundle
 
 What did not come by its deadline, as the post office notes it, never came. A lab that hands over no heads, or opens
@@ -19,7 +20,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -30,6 +31,7 @@ from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
+from inspector.bundle.checks import SignedCheck
 from inspector.bundle.contents import accepted_in, heads_in, read_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
@@ -38,9 +40,11 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
+from inspector.inspection.thin import Checked, thin_copy
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.replay.pool import run_worker
+from inspector.rounds.checks import check_runs
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
 from inspector.rules.judging import apply_rules
 from inspector.rules.reading import Rules, read_rules
@@ -150,7 +154,8 @@ def answer(world: World, lab: str, *, now: datetime) -> list[str]:
         folder = copy if copy.exists() else Path(run)
         head = (folder / MANIFEST).read_bytes().decode()
         if handed is not None and head in handed.predicate["heads"]:
-            shutil.copytree(folder, _openings(world) / f"{lab}.{name}", dirs_exist_ok=True)
+            shutil.copytree(folder, _openings(world, CLUSTER) / f"{lab}.{name}", dirs_exist_ok=True)
+            thin_copy(folder, _openings(world, INSPECTORATE) / f"{lab}.{name}")
     shutil.rmtree(_copy_of(world, lab, "").parent, ignore_errors=True)
     return sorted(said)
 
@@ -185,7 +190,7 @@ def order(world: World, *, now: datetime) -> int:
         jobs.append({"device": name, "job": {**job, "run": Path(job["run"]).name}})
         raise DeviceError("the cluster has not been asked yet")
 
-    _inspect(world, announced, worker=ask_for, case=CaseFile(), now=now)
+    _inspect(world, announced, worker=ask_for, case=CaseFile(), now=now, checks=None)
     jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"], entry["job"]["action"]))
     world.send("order", INSPECTORATE, [CLUSTER], {"jobs": jobs}, announced.digest, world.key(INSPECTORATE), now)
     return len(jobs)
@@ -196,15 +201,19 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     announced, asked = _announced(world, CLUSTER), _need(world, CLUSTER, "order")
     signed = signing(worker, world.key(CLUSTER))
     results = []
+    opened = sorted(_openings(world, CLUSTER).iterdir())
     for entry in asked.predicate["jobs"]:
-        job = {**entry["job"], "run": str(_openings(world) / Path(entry["job"]["run"]).name)}
+        job = {**entry["job"], "run": str(_openings(world, CLUSTER) / Path(entry["job"]["run"]).name)}
         try:
             result = signed(entry["device"], job)
         except DeviceError as error:
             result = {"device_error": str(error)}
         told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
         results.append({**told, "result": result})
-    world.send("results", CLUSTER, [INSPECTORATE], {"results": results}, announced.digest, world.key(CLUSTER), now)
+    checked = check_runs(opened, world.trust(), now=now)
+    checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
+    told = {"results": results, "checks": checks}
+    world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER), now)
     return len(results)
 
 
@@ -222,10 +231,14 @@ def decide(world: World, *, now: datetime) -> Decided:
     came = world.read(INSPECTORATE, "results", CLUSTER, world.public(CLUSTER))
     if came is None and now <= _deadline(announced, "results"):
         raise CallerError(f"the cluster has until {announced.predicate['deadlines']['results']} to answer")
+    case, key = CaseFile(), world.public(CLUSTER)
     results: dict[tuple[str, ...], dict[str, Any]] = {}
+    checks: dict[str, Checked] | None = None
     if came is not None and came.about == announced.digest and not is_late(came, announced, "results"):
         for each in came.predicate["results"]:
             results[each["device"], each["action"], each["manifest"]] = each["result"]
+        case.checks = [each.encode() for each in came.predicate["checks"]]
+        checks = {each.head: each.checked for each in (SignedCheck.open(one, key) for one in case.checks)}
 
     def look_up(name: str, job: dict[str, Any]) -> dict[str, Any]:
         missing = {"device_error": f"device {name}: no result came in time"}
@@ -234,8 +247,7 @@ def decide(world: World, *, now: datetime) -> Decided:
             raise DeviceError(str(result["device_error"]))
         return result
 
-    case = CaseFile()
-    verdict = _inspect(world, announced, worker=look_up, case=case, now=now)
+    verdict = _inspect(world, announced, worker=look_up, case=case, now=now, checks=checks)
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))
     path = home / "verdicts" / f"{world.round:04d}.json"
@@ -246,8 +258,20 @@ def decide(world: World, *, now: datetime) -> Decided:
     return Decided(verdict=verdict, bundle=path)
 
 
-def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile, now: datetime) -> Verdict:
-    """Judge what labs and chips have handed over in time."""
+def _inspect(
+    world: World,
+    announced: Message,
+    *,
+    worker: Worker,
+    case: CaseFile,
+    now: datetime,
+    checks: Mapping[str, Checked] | None,
+) -> Verdict:
+    """Judge what labs and chips have handed over in time.
+
+    Args:
+        checks: what the cluster says of the runs that were opened to it; None where it has said nothing yet.
+    """
     trust, settings = world.trust(), _settings(world, announced)
     heads, silent = _heads(world, announced)
     answers: dict[str, dict[str, str]] = {}
@@ -265,6 +289,8 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
 
     opened = _opened(world)
     missing = [head for head in heads if _digest(head) not in opened]
+    if checks is not None:  # the cluster has answered, and checked all that was opened to it
+        missing += [head for head in heads if _digest(head) in opened and _digest(head) not in checks]
     text = "handed over no heads by the deadline"
     refusals = [Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab}) for lab in silent]
     for head in missing:
@@ -289,6 +315,7 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
         labs=announced.predicate["labs"],
         heads=[_digest(head) for head in heads],
         earlier=earlier,
+        checks=checks or {},
         accepted=accepted_in(bundles, [world.public(INSPECTORATE)], settings_json(settings)),
         case=case,
     )
@@ -365,9 +392,9 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
 
 
 def _opened(world: World) -> dict[str, Path]:
-    """Runs that labs have opened to the cluster, by the digest of their heads; what holds no head is none."""
+    """Runs that labs have opened, as the inspectorate sees them, by the digests of their heads; others are none."""
     found = {}
-    for path in sorted(_openings(world).iterdir()):
+    for path in sorted(_openings(world, INSPECTORATE).iterdir()):
         with contextlib.suppress(OSError, EvidenceError):
             found[_digest(limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES))] = path
     return found
@@ -397,8 +424,9 @@ def _digest(head: bytes) -> str:
     return hashlib.sha256(head).hexdigest()
 
 
-def _openings(world: World) -> Path:
-    path = world.folder / CLUSTER / "openings" / f"{world.round:04d}"
+def _openings(world: World, party: str) -> Path:
+    """Where labs open their runs to a party: to the cluster all of them, to the inspectorate no states and samples."""
+    path = world.folder / party / "openings" / f"{world.round:04d}"
     path.mkdir(exist_ok=True)
     return path
 

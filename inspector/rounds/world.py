@@ -1,7 +1,8 @@
 """A world of parties: a folder for each, with its keys and an inbox, and nothing that two of them write.
 
-    inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json
-    cluster/       key, inbox/, openings/ROUND/RUN (what labs open to it)
+    inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json,
+                   openings/ROUND/RUN (of runs that labs open, all but states, samples and rounding logs)
+    cluster/       key, inbox/, openings/ROUND/RUN (all of them)
     registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above
     labs/NAME/     inbox/, runs.json: where its runs and chips lie, which nobody else reads; handed/ROUND/RUN
 
@@ -93,7 +94,7 @@ class World:
         for party in (INSPECTORATE, CLUSTER):
             (folder / party / "inbox").mkdir(parents=True)
             write_keys(folder / party / "key", SigningKey.generate())
-        mine = [f"{INSPECTORATE}/{place}" for place in ("secrets", "verdicts", "rules")]
+        mine = [f"{INSPECTORATE}/{place}" for place in ("secrets", "verdicts", "rules", "openings")]
         for place in ("registry", "labs", f"{CLUSTER}/openings", *mine):
             (folder / place).mkdir()
         return cls(folder)

@@ -779,8 +779,9 @@ def _require_let_go(meter: Meter, step: int, program: Program) -> None:
 
 
 def lab_salt(config: LabConfig) -> bytes:
-    """Key of the salts of a simulated lab's data: 32 bytes."""
-    return hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
+    """Key of the salts of a run's data: 32 bytes, and others for each run of a simulated lab."""
+    label = f"chipwitness/salt/{config.secret}" + (f"/{config.number}" if config.number else "")
+    return hashlib.sha256(label.encode()).digest()
 
 
 def _is_picked(seed: int, step: int, one_in: int) -> bool:

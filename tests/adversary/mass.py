@@ -178,6 +178,7 @@ def _base(mode: str, worlds: Sequence[Row], seconds: float) -> Row:
     return {
         "work": "honest lab" if mode == "honest" else "lying lab",
         "mode": mode,
+        "seed": min((world["seed"] for world in worlds), default=None),
         "seconds": seconds,
         "ratio": None,
         "sequences": len(worlds),

@@ -73,15 +73,16 @@ def test_a_second_world_of_folders(make_run, play, tmp_path):
         assert play(world, hand=["first"]).outcome is Outcome.ACCEPT
 
 
-def recorder_of(run, resume=False):
+def recorder_of(run, *, resume=False, after=None):
     """A model, its optimizer and a recorder of a loop whose batches come as it goes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if resume:
         return model, optimizer, Recorder.resume(model, optimizer, out=run)
-    options = {"seed": 5, "chips": 2, "checkpoint_every": 2, "lab": "lab", "started": STARTED, "hours": 1.0}
-    return model, optimizer, Recorder(model, optimizer, out=run, **options)
+    every = 2 if after is None else 3
+    options = {"seed": 5, "chips": 2, "checkpoint_every": every, "lab": "lab", "started": STARTED, "hours": 1.0}
+    return model, optimizer, Recorder(model, optimizer, out=run, after=after, **options)
 
 
 def train(model, optimizer, recorder, numbers, seed):
@@ -125,6 +126,36 @@ def test_a_history_forked_at_a_resume(tmp_path, play):
     assert "at the last inspection" in texts(verdict)
     with off("one history", "answer goes on"):
         assert play(world).outcome is Outcome.ACCEPT
+
+
+def test_a_head_that_never_moves(tmp_path, play):
+    """The lab keeps handing over step 2, while its chips go on: the next round sees it, the one after rejects it."""
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    parts = recorder_of(run)
+    train(*parts, (1, 2), seed=0)
+    shutil.copytree(run, kept)
+    shutil.copytree(lab_path(run), lab_path(kept))
+    train(*parts, (3, 4), seed=0)
+    parts[2]._lab.power_off()
+    parts[2]._desk.close()
+    shutil.rmtree(lab_path(kept) / "chips")
+    lab_path(kept).joinpath("chips").symlink_to(lab_path(run) / "chips")
+    world = World.create(tmp_path / "world")
+    world.join(Trust.load([tmp_path / "run.trust.json"], [run]), {"run": kept})
+    seen = play(world)
+    assert seen.outcome is Outcome.ACCEPT, seen.reasons
+    assert "chips have gone on by up to 2 steps since, which the next inspection looks at" in seen.reasons[0].text
+    verdict = play(world)
+    assert verdict.outcome is Outcome.REJECT
+    assert "was seen at an earlier inspection, and lies beyond the head that is handed over now (step 3)" in texts(
+        verdict
+    )
+    with off("heads keep up"):
+        assert play(world).outcome is Outcome.ACCEPT
+        hidden = recorder_of(tmp_path / "hidden", after=run)
+        train(*hidden, (1,), seed=7)
+        hidden[2].finish()
+        assert "belongs to a run that was not declared" in texts(play(world))
 
 
 def test_one_chip_is_sold_twice(make_run, tmp_path):
