@@ -460,7 +460,7 @@ def sobol_of_few(answers: ArrayLike, at: Mapping[str, Floats], *, seed: int = 0)
         parts = np.linalg.lstsq(basis[rows], logs[rows], rcond=None)[0][1:] ** 2
         first = [sum(p for p, t in zip(parts, terms, strict=True) if set(t) == {i}) for i in range(len(names))]
         total = [sum(p for p, t in zip(parts, terms, strict=True) if i in t) for i in range(len(names))]
-        return np.array([first, total]) / parts.sum()
+        return np.asarray(np.array([first, total]) / parts.sum())
 
     rng = np.random.default_rng(seed)
     middle = shares(np.arange(found.size))
