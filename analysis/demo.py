@@ -93,7 +93,7 @@ class Demo:
 
 
 def run_demo(out: Path, *, say: Say, advance: Callable[[], None], seed: int = SEED) -> Demo:
-    """Run all scenes; write ``summary.json``, ``report.html``, what it links to, and its PDF where Chromium is.
+    """Run all scenes; write ``summary.json``, figures, ``report.html``, what it links to, and a PDF where Chromium is.
 
     Args:
         seed: of the labs' training, their secrets and the inspector's draws; at least 0.

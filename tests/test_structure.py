@@ -76,12 +76,13 @@ MONITOR = (
     {"replay"},
     {"lab"},
     {"recording"},
-    {"distributed"},
+    {"adapters", "distributed"},
 )
 INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
     {"campaign", "replay"},
     {"inspection"},
+    {"rules"},
     {"bundle", "dispute"},
     {"rounds"},
 )

@@ -94,6 +94,7 @@ def inspect(
     labs: Collection[str] | None = None,
     heads: Collection[str] | None = None,
     earlier: Sequence[bytes] = (),
+    accepted: Mapping[str, int] | None = None,
     case: CaseFile | None = None,
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
@@ -109,6 +110,8 @@ def inspect(
         labs: whose chips are drawn, of labs that declare nothing too; None for the labs whose runs are given.
         heads: SHA-256, in hex, of each manifest that labs handed over before the draw; None for those of the runs.
         earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
+        accepted: by id of a run, the step up to which one of these inspections has accepted it; what comes before is
+            not replayed again.
         case: is filled with what the verdict rests on (inspector.bundle).
 
     Raises:
@@ -133,7 +136,8 @@ def inspect(
         before = len(findings.found)
         run = findings.read(partial(open_run, folder, trust), run=folder.name)
         case.heads += [] if run is None else [run.manifest_bytes]
-        transcript = None if run is None else read_transcript(run, trust, findings, now=now)
+        live = ask is not None
+        transcript = None if run is None else read_transcript(run, trust, findings, now=now, live=live)
         if transcript is None and run is not None:
             outcome = Outcome.REJECT if len(findings.found) > before else Outcome.INCONCLUSIVE
             unread[run.metadata.lab] = outcome.value
@@ -143,6 +147,8 @@ def inspect(
             _describe(transcript, described)
             evidence["runs"].append(described)
             _check_registered(transcript, trust, findings)
+    ids = {item.run.manifest.run for item in transcripts}
+    evidence["accepted_before"] = {run: step for run, step in sorted((accepted or {}).items()) if run in ids}
     evidence["lineages"] = examine_lineages(transcripts, trust, findings)
     asked_labs = under_inspection(transcripts, trust, labs)
     pool = [chip for lab in asked_labs for chip in trust.chips_of(lab)]
@@ -172,6 +178,8 @@ def inspect(
         live=ask is not None,
     )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
+    if ask is not None:  # of a run that goes on, up to the head
+        complete += [item for item in transcripts if not item.run.finished and len(item.leaves) > 1]
     # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
     told = {chip for item in complete for chip in item.run.metadata.chips}
     busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
@@ -193,7 +201,7 @@ def inspect(
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
         if transcripts and not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
-        case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
+        case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
     not_said = scope(
@@ -294,6 +302,8 @@ def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
     evidence["run_id"] = run.manifest.run
     evidence["lab"] = run.metadata.lab
     evidence["steps"] = max(len(transcript.leaves) - 1, 0)
+    evidence["finished"] = run.finished
+    evidence["declared_steps"] = run.declared.length
     evidence["numerics"] = run.declared.numerics
     evidence["execution"] = transcript.execution.to_json()
     evidence["training_device"] = run.metadata.device
@@ -311,6 +321,7 @@ def _replay(
     findings: Findings,
     evidence: dict[str, Any],
     worker: Worker,
+    accepted: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """Replay the chosen segments of each run on each device, compare with what was committed, return the answers."""
     jobs = []
@@ -326,7 +337,9 @@ def _replay(
                 run=transcript.run.folder.name,
             )
             continue
-        picked = _choose(transcript, reports, settings, seed)
+        picked = _choose(transcript, reports, settings, seed, accepted.get(transcript.run.manifest.run, 0))
+        if not picked.segments:
+            continue  # nothing is new
         odds = {"run": transcript.run.folder.name, "run_id": transcript.run.manifest.run}
         evidence["odds"].append(odds | odds_of(picked, settings))
         chosen = list(picked.segments)
@@ -369,11 +382,11 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
         return error
 
 
-def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> Chosen:
+def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes, since: int) -> Chosen:
     """The segments of a run to replay, given what drawn chips say of it."""
     run_id = transcript.run.manifest.run
     steps = {step for report in reports for told, step, _ in report.snapshots if told == run_id}
-    return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id))
+    return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id), since=since)
 
 
 def judge(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,7 +42,7 @@ class Transcript:
 
     run: RunFolder
     agreed: Agreement
-    leaves: list[Leaf]
+    leaves: Sequence[Leaf]
     tree: MerkleTree
     data: Batches
     region_tables: list[bytes]
@@ -91,8 +91,14 @@ def open_run(folder: Path, trust: Trust) -> RunFolder:
     raise error if error is not None else EvidenceError("no lab is registered")
 
 
-def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: datetime) -> Transcript | None:
-    """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on."""
+def read_transcript(
+    run: RunFolder, trust: Trust, findings: Findings, *, now: datetime, live: bool = False
+) -> Transcript | None:
+    """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on.
+
+    Args:
+        live: chips at work are asked, so that the committed steps of a run that goes on can be judged.
+    """
     where = {"run": run.folder.name}
     if findings.read(run.check_listing, **where) is None:
         return None
@@ -113,7 +119,7 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
         return None
     leaves, tree = steps
     if not run.finished:
-        _unfinished(run, findings, now)
+        _unfinished(run, findings, now, live=live)
     elif len(leaves) != run.declared.steps + 1:
         findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
     if not leaves:
@@ -141,7 +147,7 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     )
 
 
-def _check_trained(leaves: list[Leaf]) -> bool:
+def _check_trained(leaves: Sequence[Leaf]) -> bool:
     """Whoever finishes a run has taken steps, declared beforehand or not."""
     if len(leaves) < 2:
         raise EvidenceError("the run is finished and commits no step")
@@ -154,19 +160,19 @@ def _memory(run: RunFolder) -> ShardedMemory:
     return run.declared.empty_memory(accelerator())
 
 
-def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
+def _unfinished(run: RunFolder, findings: Findings, now: datetime, *, live: bool) -> None:
     committed = max(run.committed, 0)
     whole = "" if run.declared.length is None else f"of {run.declared.length} "
     text = f"the run is unfinished: {committed} {whole}steps are committed"
     end = run.metadata.declared_end
     if now > parse_time(end):
         findings.add(Guard.REPLAY, f"{text}, and its declared end {end} has passed", run=run.folder.name)
-    else:
+    elif not live or committed < 1 or committed < run.manifest.steps:  # what is only announced is not there
         findings.doubt(f"{text}; its declared end is {end}", run=run.folder.name)
 
 
 def _check_checkpoints(
-    run: RunFolder, leaves: list[Leaf], agreed: Agreement, findings: Findings, memory: ShardedMemory
+    run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings, memory: ShardedMemory
 ) -> None:
     """Each W_i is there and is the state that its leaf commits to, but for what the step after it overwrites.
 
@@ -197,13 +203,13 @@ def _check_samples(run: RunFolder, data: Batches) -> bool:
     return True
 
 
-def _check_batches(leaves: list[Leaf], data: Batches, unread: Collection[str]) -> None:
+def _check_batches(leaves: Sequence[Leaf], data: Batches, unread: Collection[str]) -> None:
     for leaf in leaves[1:]:
         if batch_path(leaf.step) not in unread and leaf.batch != data.batch_root(leaf.step).hex():
             raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
 
 
-def _check_logs(run: RunFolder, leaves: list[Leaf]) -> None:
+def _check_logs(run: RunFolder, leaves: Sequence[Leaf]) -> None:
     for leaf in leaves[1:]:
         if leaf.log != str(digest_bytes("rounding-log", run.rounding_log(leaf.step))):
             raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step commits to")

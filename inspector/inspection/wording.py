@@ -40,6 +40,12 @@ def acceptance(evidence: dict[str, Any]) -> str:
         f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
         f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
     )
+    for run in evidence["runs"]:
+        if not run["finished"]:
+            whole = "" if run["declared_steps"] is None else f" of {run['declared_steps']}"
+            text += f"; {run['run']} goes on, and this is about its first {run['steps']}{whole} steps"
+        if step := evidence.get("accepted_before", {}).get(run["run_id"]):
+            text += f"; an earlier inspection accepted {run['run']} up to step {step}"
     if within := evidence.get("snapshots_inside_steps", 0):
         compared = evidence["snapshots_compared_inside_steps"]
         text += f"; {within} of the snapshots fell inside of steps"

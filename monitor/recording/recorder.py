@@ -6,7 +6,7 @@ import functools
 import gc
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from firmware_sim import KEPT_BYTES, Meter
+from firmware_sim import KEPT_BYTES, Meter, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
@@ -27,7 +27,8 @@ from monitor.declaration.schedules import Schedule
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
 from monitor.lab.conduct import conduct
-from monitor.lab.evidence import chip_evidence, write_answers
+from monitor.lab.desk import Desk
+from monitor.lab.evidence import chip_evidence, open_desk, write_answers
 from monitor.lab.host import Host
 from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
@@ -130,6 +131,7 @@ class Recorder:
     _declared: Declaration
     _source: Source
     _host: Host
+    _desk: Desk
     _programs: StepPrograms
     _hooks: list[RemovableHandle]
     _start: Program | None = None
@@ -396,6 +398,7 @@ class Recorder:
         write_answers(self._lab, self.folder)
         self._writer.finish({**files, **evidence})
         self._lab.power_off()
+        self._desk.close()
         self._updates.remove()
         for hook in self._hooks:
             hook.remove()
@@ -484,7 +487,13 @@ class Recorder:
         self._make_host()
         self._commit_start()
 
+    def answer(self) -> None:
+        """Answer what an inspection has asked of the lab; each step does so, and a loop that waits for long may."""
+        self._require_ready()
+        self._desk.serve()
+
     def _make_host(self) -> None:
+        self._desk = open_desk(self._lab, self.folder)
         self._host = Host(
             self._declared,
             self._loop.memory,
@@ -640,7 +649,12 @@ class Recorder:
         self._commit(program, execution, batch, opened.content, opened.session.log, loss)
 
     def commit_elsewhere(
-        self, given: object, taken: TakenElsewhere, reached: Mapping[str, Tensor], loss: Tensor
+        self,
+        given: object,
+        taken: TakenElsewhere,
+        reached: Mapping[str, Tensor],
+        loss: Tensor,
+        beside: Callable[[Program], Work],
     ) -> None:
         """Record a step that other processes took.
 
@@ -649,6 +663,7 @@ class Recorder:
             taken: the operators that one process would have run.
             reached: the state that the processes came to, under ``kind/name``.
             loss: the step's loss.
+            beside: what their devices counted beside the program.
 
         Raises:
             CallerError: as for any step; also where a step that is repeated from its program leads elsewhere.
@@ -663,6 +678,7 @@ class Recorder:
             )
             taken.settle()
             self._count(step, program, execution, batch)
+            self._loop.memory.meter.charge(beside(program))
             self._loop.memory.load(reached)
             self._commit(program, execution, batch, encode_state(batch), b"", loss_bits(loss))
             self._state = "ready"
@@ -742,6 +758,7 @@ class Recorder:
         self._host.commit(leaf, files)
         self._checkpoints.release(step)
         self._conduct.after_step(step, self._host)
+        self._desk.serve()
 
     def _agree(self) -> None:
         """Have the declaration countersigned as far as the run came."""
