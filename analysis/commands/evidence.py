@@ -86,6 +86,9 @@ def _add_site(kinds: _SubParsersAction[ArgumentParser]) -> None:
     site = kinds.add_parser("site", help=text, description=text, epilog=_SITE_KEYS)
     option = site.add_argument
     option("scenario", nargs="?", default=_READY, metavar="SCENARIO", help=f"file or ready scenario (default {_READY})")
+    option("--per-year", type=float, metavar="R", help="instead of a scenario's sources: one with so many finds a year")
+    option("--at-megawatts", type=float, default=10.0, metavar="P", help="of a site of this power (default 10)")
+    option("--exponent", type=float, default=0.5, metavar="X", help="the rate grows with power^X (default 0.5)")
     option("--chips", type=numbers, default=[1e2, 1e3, 1e4, 1e5, 1.4e5], metavar="C,...", help="chips of all sites")
     option("--watts", type=float, default=1_400.0, metavar="W", help="of a chip, cooling included (default 1400)")
     option("--days", type=float, default=120.0, metavar="T", help="that it works (default 120)")
@@ -311,10 +314,14 @@ def _observed_lines(found: dict[str, Any] | None) -> list[str]:
 
 def _site(arguments: argparse.Namespace) -> int:
     from inspector.campaign.evidence import Sightings
-    from inspector.probability.hidden import megawatts
+    from inspector.probability.hidden import Finding, megawatts
 
-    scenario = _opened(arguments.scenario)
-    looking = [each for each in scenario.observations.each if isinstance(each, Sightings)]
+    if arguments.per_year is None:
+        found = _opened(arguments.scenario).observations.each
+    else:
+        rates = Finding(per_year=arguments.per_year, reference=arguments.at_megawatts, exponent=arguments.exponent)
+        found = (Sightings(name="one source", finding=rates),)
+    looking = [each for each in found if isinstance(each, Sightings)]
     if not looking:
         raise CallerError(f"{arguments.scenario}: nothing there looks for undeclared sites (found_per_year)")
     if not 1 <= arguments.sites <= 1_000_000:
@@ -322,10 +329,10 @@ def _site(arguments: argparse.Namespace) -> int:
     rows = []
     for chips in arguments.chips:
         power = float(megawatts(chips, arguments.watts))
-        found = {each.name: _found(arguments, each, power) for each in looking}
-        any_ = 1.0 - math.prod(1.0 - chance for chance in found.values())
-        rows.append({"chips": chips, "megawatts": power, "found": found, "any": any_})
-    data: dict[str, Any] = {"scenario": arguments.scenario}
+        chances = {each.name: _found(arguments, each, power) for each in looking}
+        any_ = 1.0 - math.prod(1.0 - chance for chance in chances.values())
+        rows.append({"chips": chips, "megawatts": power, "found": chances, "any": any_})
+    data: dict[str, Any] = {"scenario": None if arguments.per_year is not None else arguments.scenario}
     data |= {name: getattr(arguments, name) for name in ("watts", "days", "age", "sites")}
     data |= {"evaded": arguments.evade, "rows": rows}
     if arguments.out is not None:
@@ -363,7 +370,9 @@ def _site_lines(data: dict[str, Any]) -> list[str]:
             ],
             left=0,
         ),
-        "Rates of finding are the scenario's; campaign --show prints them with their sources.",
+        "Rates of finding are the scenario's; campaign --show prints them with their sources."
+        if data["scenario"]
+        else "The rate of finding is the caller's.",
     ]
 
 
@@ -380,13 +389,14 @@ def _draw_site(arguments: argparse.Namespace, looking: Sequence[Sightings]) -> N
     chips = np.geomspace(*ends, 121)
     power = [float(megawatts(each, arguments.watts)) for each in chips]
     lines = {each.name: np.array([_found(arguments, each, mw) for mw in power]) for each in looking}
+    own = arguments.per_year is not None
+    rates = f"{arguments.per_year:g} a year" if own else f"scenario {Path(arguments.scenario).name}"
     found_figure(
         arguments.out,
         chips=chips,
         found=lines,
         note=f"{plural(arguments.sites, 'site')}, T = {arguments.days:g} d after {arguments.age:g} d of standing, "
-        f"{arguments.watts:g} W a chip{', evading' if arguments.evade else ''}; rates of the scenario "
-        f"{Path(arguments.scenario).name}",
+        f"{arguments.watts:g} W a chip{', evading' if arguments.evade else ''}; rates: {rates}",
         origin=Origin(command=command_line(arguments)),
     )
 

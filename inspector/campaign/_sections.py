@@ -29,6 +29,7 @@ from inspector.campaign.rates import RateBook, load_rates
 from inspector.campaign.scenario import Catalogue, Cost
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.detection import CHIPS_PER_INSPECTOR
+from inspector.probability.hidden import WATTS_PER_CHIP
 
 __all__ = [
     "assumed_of",
@@ -59,7 +60,7 @@ def _choice(table: Table, key: str, kind: type[E], default: E) -> E:
 
 def kind_of(table: Table) -> Kind:
     """Return a chip model."""
-    name, speed, watts = table.text("name"), table.number("flop_per_second"), table.number("watts", 1_400.0)
+    name, speed, watts = table.text("name"), table.number("flop_per_second"), table.number("watts", WATTS_PER_CHIP)
     link = table.number("link_gbps") if table.has("link_gbps") else None
     if link is None:
         table.text("link_gbps", "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from firmware_sim.errors import CallerError
 from inspector.campaign.checks import at_least, fraction, named, positive, probability, whole
+from inspector.probability.hidden import WATTS_PER_CHIP
 
 __all__ = [
     "Evidence",
@@ -67,14 +68,13 @@ class Kind:
         name: unique.
         flop_per_day: at full utilisation.
         link_gbps: GB/s of its link; None: never the bottleneck.
-        watts: drawn at work, with its share of server and cooling. The default is a DGX H100's 10.2 kW over 8 chips,
-            and a tenth more for the building.
+        watts: drawn at work, with its share of server and cooling.
     """
 
     name: str
     flop_per_day: float
     link_gbps: float | None = None
-    watts: float = 1_400.0
+    watts: float = WATTS_PER_CHIP
 
     def __post_init__(self) -> None:
         named("kind.name", self.name)

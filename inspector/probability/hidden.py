@@ -18,7 +18,18 @@ from firmware_sim.errors import CallerError
 from inspector.probability._logspace import Floats, counts, reals
 from inspector.probability.detection import DAYS_PER_YEAR, FLOP_PER_CHIP_DAY
 
-__all__ = ["Finding", "accounting_alarm", "draw_linked", "linked", "megawatts", "parts_needed"]
+__all__ = [
+    "WATTS_PER_CHIP",
+    "Finding",
+    "accounting_alarm",
+    "draw_linked",
+    "linked",
+    "megawatts",
+    "parts_needed",
+]
+
+WATTS_PER_CHIP = 1_400.0
+"""A DGX H100's 10.2 kW over 8 chips, and a tenth more for the building."""
 
 _BATCH = 5_000_000
 """Nodes times trials that are drawn at once."""

@@ -75,10 +75,13 @@ const explorer = (() => {
     }
     const hide = found.hidden > 0 ? `hide=${shown(found.hidden)}` : "";
     const evasions = [hide || "declared", hide ? `${hide},refuse` : "refuse"];
+    const site = found.hidden > 0 ? [`chipwitness evidence site --per-year ${shown(at.finds)} --days ${shown(at.days)} --chips ${
+      shown(Math.min(at.smuggled, found.chips_needed))}`] : [];
     return [
       `chipwitness samples ${run}`,
       `chipwitness alarms ${run} --samples ${found.draws} --refusals ${shown(at.refusals)} --prior ${
         shown(at.prior)} ${evasions.map((each) => `--evasion ${each}`).join(" ")}`,
+      ...site,
     ].join("\n");
   }
 
@@ -140,6 +143,24 @@ const explorer = (() => {
         closedForms.fewestTolerated(draws, at), at);
       return {title: `Detection with ${count(draws)} chips drawn at a visit`, x: "smuggled chips", y: "probability",
         mark: at.smuggled, lines: [{name: "detection", x: stock, y: stock.map(of)}], range: [0, 1.02]};
+    },
+  };
+
+  figures.found = {
+    name: "What finds smuggled chips",
+    draw(at) {
+      const {needed, draws} = closedForms.layout(at);
+      const most = Math.max(needed, 10);
+      const stock = Array.from({length: POINTS}, (_, place) => most * place / (POINTS - 1));
+      const drawn = stock.map((smuggled) => closedForms.detectionTolerating(
+        Math.min(1, Math.max(0, needed - smuggled) / at.chips), draws, closedForms.fewestTolerated(draws, at), at));
+      const seen = stock.map((smuggled) => closedForms.found(Math.min(smuggled, needed), at));
+      return {title: `Caught by draws of ${count(draws)} chips, or by finding the hidden site`, x: "smuggled chips at work",
+        y: "probability", mark: Math.min(at.smuggled, needed), range: [0, 1.02], lines: [
+          {name: "by draws", x: stock, y: drawn},
+          {name: "hidden site found", x: stock, y: seen},
+          {name: "by either", x: stock, y: drawn.map((chance, place) => 1 - (1 - chance) * (1 - seen[place]))},
+        ]};
     },
   };
 
@@ -251,6 +272,7 @@ const explorer = (() => {
   // Closed forms
   const NAMES = {
     chips_needed: ["chips that the run needs", count], hidden: ["of it on smuggled chips", chance],
+    found: ["hidden site found while the run lasts", percent],
     share: ["share of the registered chips that it uses", chance], hit: ["a drawn chip incriminates it", chance],
     per_period: ["chips a visit by Eq. 1", short], draws: ["chips drawn at a visit", count],
     per_year: ["chips a year", count], inspectors: ["inspectors, at 1,000 chips a year", count],
@@ -273,7 +295,8 @@ const explorer = (() => {
     lines.push(`Drawing ${count(found.draws)} of ${count(at.chips)} chips every ${at.period} days (${
       count(found.per_year)} a year, ${found.inspectors === 1 ? "1 inspector" : `${count(found.inspectors)} inspectors`
       }) catches the run with ${percent(found.detection)}; an honest lab is accused with ${chance(found.false_alarm)}.`);
-    if (found.hidden > 0) lines.push(`${chance(found.hidden)} of the run hides on smuggled chips, which no draw reaches.`);
+    if (found.hidden > 0) lines.push(`${chance(found.hidden)} of the run hides on smuggled chips, which no draw reaches; their site is found with ${
+      percent(found.found)}.`);
     if (at.period >= at.days) {
       lines.push(`Warning: a visit every ${at.period} days meets a run of ${at.days} days: it is over before it is ` +
         "noticed.");
