@@ -76,20 +76,21 @@ MONITOR = (
     {"replay"},
     {"lab"},
     {"recording"},
-    {"distributed"},
+    {"adapters", "distributed"},
 )
 INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
     {"campaign", "replay"},
     {"inspection"},
+    {"rules"},
     {"bundle", "dispute"},
     {"rounds"},
 )
 ANALYSIS = (
-    {"public_data", "text", "version"},
+    {"glossary", "public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
-    {"report", "explorer"},
+    {"report", "explorer", "docs"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},

@@ -70,21 +70,24 @@ def write(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
         raise CallerError(f"cannot write {path}: {error.strerror}") from None
 
 
-def write_among(rows: Sequence[dict[str, Any]], path: Path, **more: str) -> None:
-    """Put the rows in a file as ``write`` does, each with its commit; those of other works that are there stay.
+def write_among(rows: Sequence[dict[str, Any]], path: Path, *, by: Sequence[str] = ("work",), **more: str) -> None:
+    """Put the rows in a file as ``write`` does, each with its commit; others that are there stay.
 
     So what takes hours is measured in parts.
+
+    Args:
+        by: what a row and the one that takes its place have in common.
 
     Raises:
         CallerError: the file cannot be written, or what is there is no such file.
     """
-    names = {row["work"] for row in rows}
+    new = {tuple(row.get(name) for name in by) for row in rows}
     earlier: list[dict[str, Any]] = []
     if path.exists():
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             origin = {"commit": found["commit"]} if "commit" in found else {}
-            earlier = [{**origin, **row} for row in found["rows"] if row["work"] not in names]
+            earlier = [{**origin, **row} for row in found["rows"] if tuple(row.get(name) for name in by) not in new]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CallerError(f"{path} holds no measurements to write these among: {error}") from None
     write([*earlier, *({**commit(), **row} for row in rows)], path, **more)

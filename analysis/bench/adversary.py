@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import write
+from analysis.bench._origin import write_among
 from firmware_sim.errors import CallerError
 
 __all__ = ["run", "table", "verdict", "write"]
@@ -53,6 +53,11 @@ def run(
         sequences=sequences, honest=honest, seed=seed, jobs=jobs, guards_off=guards_off, progress=progress
     )
     return rows
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Put the rows in a file; those of other seeds that are in it stay, each with the commit that it was made at."""
+    write_among(rows, path, by=("work", "mode", "seed"))
 
 
 def _machines() -> Any:

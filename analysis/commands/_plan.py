@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands import _plan_costs
 from analysis.commands._common import add_json, finish, plural, print_json
 from analysis.commands._detection_options import add_scheme, command_line, named, numbers
 from analysis.commands._evasions import EVASIONS, parse_evasion
@@ -19,6 +20,7 @@ from firmware_sim.errors import CallerError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
+    from analysis.commands._plan_costs import Replaying, Search
     from inspector.probability.planning import Problem, Sensitivity, Site, VisitSchedule
     from inspector.probability.uncertain import Distribution
 
@@ -28,8 +30,10 @@ _KEYS = """
 JSON keys: visits (site, period in days, samples per visit, refusals_allowed at a visit, visits_per_year), reason (why
 no schedule reaches the confidence within the cap on false alarms, or null; visits is null then, the exit code is 2 and
 there are no other keys), samples_per_year, visits_per_year, work (chips a year, visits counted in chips), lower_bound
-(no schedule over these periods needs less work), inspectors (at 1,000 chips' work each a year), cost (inspectors' work
-times --inspector-cost, or null), detection (guaranteed), false_alarm (an honest lab is accused by the same schedule
+(no schedule over these periods needs less work), inspectors (at 1,000 chips' work each a year), cost (the total of
+costs, or null),
+@COSTS@
+detection (guaranteed), false_alarm (an honest lab is accused by the same schedule
 while the longest of these runs lasts), excess (detection less false_alarm), guaranteed_flop (2H), responses (evasion,
 detection, false_alarm and excess over that run's days, run_days, median_day: first visit by which half are caught, null
 if never, placement: chips used at each site; most dangerous first), deterrence (gain, penalty, aversion, utility: above
@@ -40,7 +44,9 @@ elasticity; strongest first; null without --sensitivity), stocks_as_of (month of
 parameters. With uncertain inputs the plan is for their medians, and there are also: bands (work, inspectors and
 samples_per_year of a new plan for each draw; detection of the plan for the medians: low, median, high, and possible,
 the share of draws that have an answer), inputs (a distribution, "chosen" or "assumed"), draws, seed, tornado
-(parameter; low and high: work at its 5 % and 95 %), sobol (null, with a sobol_reason).
+(parameter; low and high: work at its 5 % and 95 %), sobol (of the logarithm of the work, from a polynomial that is
+fitted to the plans of the draws: parameter, first, total and their 95 % intervals; null with a sobol_reason),
+sobol_explained (share of plans left out of the fit that it explains).
 """
 
 _DEFAULT_EVASIONS = ("declared", "stretch=4", "rush=4")
@@ -53,7 +59,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="the cheapest inspection schedule, with inspectors and cost",
         description="The cheapest schedule of inspections over sites and periods that catches a run with the wanted "
         "probability whichever listed evasion the Prover picks and wherever it puts the run." + UNCERTAIN + EVASIONS,
-        epilog=_KEYS,
+        epilog=_KEYS.replace("@COSTS@", _plan_costs.KEYS.strip()),
     )
     option = plan.add_argument
     option("--flop", type=within("positive"), required=True, metavar="~H", help="FLOP of the run to be caught")
@@ -91,6 +97,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     option("--visit-work", type=float, default=10.0, metavar="W", help="work of a visit, in chips (default 10)")
     option("--inspector-cost", type=float, metavar="M", help="money for one inspector and year")
+    _plan_costs.add_costs(plan)
     option("--gain", type=float, metavar="G", help="what a violation gains that nobody notices (with --penalty)")
     option("--penalty", type=float, metavar="L", help="what one costs that is caught, in the same unit (with --gain)")
     option(
@@ -113,12 +120,20 @@ def _plan(arguments: argparse.Namespace) -> int:
     from inspector.probability.uncertain import Fixed
 
     inputs = _inputs(arguments)
-    problem = _problem(arguments, {name: float(each.ppf(0.5)) for name, each in inputs.items()})
+    at = {name: float(each.ppf(0.5)) for name, each in inputs.items()}
+    problem = _problem(arguments, at)
     drawn = any(not isinstance(each, Fixed) for each in inputs.values())
+    if drawn and arguments.segments is not None:
+        raise CallerError("--segments plans for exact inputs; give the medians")
     if drawn and arguments.sensitivity:
         raise CallerError("--sensitivity halves and doubles exact inputs; uncertain ones have their own, without it")
+    search: Search | None = None
     try:
-        plan = cheapest_plan(problem)
+        if arguments.segments is None:
+            plan = cheapest_plan(problem)
+        else:
+            search = _plan_costs.cheapest(arguments, lambda replaying: _problem(arguments, at, replaying))
+            problem, plan = search.problem, search.plan
     except OutOfReachError as error:
         if arguments.json:
             print_json({"visits": None, "reason": str(error)})
@@ -128,7 +143,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     rows = _sensitivity(problem, plan) if arguments.sensitivity or arguments.out else None
     if arguments.out:
         _draw(arguments, problem, rows or [])
-    data = _document(arguments, problem, plan, rows)
+    data = _document(arguments, problem, plan, rows, search)
     return finish(arguments, data, _text(data))
 
 
@@ -152,7 +167,7 @@ def _banded(
             command=command_line(arguments),
             seed=arguments.seed,
         )
-    data = _document(arguments, problem, plan, None) | more
+    data = _document(arguments, problem, plan, None, None) | more
     return finish(arguments, data, ["At the medians of all inputs:", *_text(data), *_plan_bands.lines(data)])
 
 
@@ -163,20 +178,21 @@ def _inputs(arguments: argparse.Namespace) -> dict[str, Distribution]:
     return found | {f"chips of {name}": ranged(chips) for name, chips in arguments.site or ()}
 
 
-def _problem(arguments: argparse.Namespace, at: Mapping[str, float]) -> Problem:
-    """Return the problem with its numbers as in ``at``."""
+def _problem(arguments: argparse.Namespace, at: Mapping[str, float], replaying: Replaying | None = None) -> Problem:
+    """Return the problem with its numbers as in ``at``; with replays, a false transcript is one more evasion."""
     from analysis.report.tables import H100_FLOP_PER_DAY
-    from inspector.probability.planning import Problem
+    from inspector.probability.planning import Evasion, Problem
 
     periods = [each for each in arguments.periods if arguments.delay is None or each <= arguments.delay]
     if not periods:
         raise CallerError(f"no period of --periods is within --delay {arguments.delay:g}")
+    false = [] if replaying is None else [Evasion(name="false transcript", readout=replaying.caught)]
     default = (*_DEFAULT_EVASIONS, "refuse") if at["refusals"] > 0 else _DEFAULT_EVASIONS
     return Problem(
         flop=at["flop"],
         sites=tuple(_sites(arguments, at)),
         periods=tuple(periods),
-        evasions=tuple(parse_evasion(each) for each in arguments.evasion or default),
+        evasions=(*(parse_evasion(each) for each in arguments.evasion or default), *false),
         days=at["days"],
         rate=at["rate"],
         confidence=at["confidence"],
@@ -191,7 +207,7 @@ def _sites(arguments: argparse.Namespace, at: Mapping[str, float]) -> list[Site]
     from inspector.probability.planning import Site
 
     if arguments.sites is not None:
-        return _read_sites(arguments.sites, arguments.visit_work)
+        return _read_sites(arguments.sites, arguments.visit_work, _plan_costs.price_of_travel(arguments))
     if arguments.today:
         named_sites = owners_today()
     else:
@@ -200,7 +216,8 @@ def _sites(arguments: argparse.Namespace, at: Mapping[str, float]) -> list[Site]
             (name, float(round(at[f"chips of {name}"])) if is_uncertain(chips) else _whole(name, chips))
             for name, chips in arguments.site
         ]
-    return [Site(name=name, chips=chips, visit_work=arguments.visit_work) for name, chips in named_sites]
+    visit_work = arguments.visit_work + _plan_costs.price_of_travel(arguments)
+    return [Site(name=name, chips=chips, visit_work=visit_work) for name, chips in named_sites]
 
 
 def _whole(name: str, chips: float) -> float:
@@ -209,7 +226,7 @@ def _whole(name: str, chips: float) -> float:
     return chips
 
 
-def _read_sites(path: Path, visit_work: float) -> list[Site]:
+def _read_sites(path: Path, visit_work: float, travel: float) -> list[Site]:
     import csv
 
     from inspector.probability.planning import Site
@@ -230,7 +247,7 @@ def _read_sites(path: Path, visit_work: float) -> list[Site]:
                 Site(
                     name=row["name"],
                     chips=_whole(row["name"], float(row["chips"])),
-                    visit_work=float(row.get("visit_work") or visit_work),
+                    visit_work=float(row.get("visit_work") or visit_work) + travel,
                     sample_work=float(row.get("sample_work") or 1.0),
                 )
             )
@@ -312,13 +329,14 @@ def _draw(arguments: argparse.Namespace, problem: Problem, rows: list[Sensitivit
 
 
 def _document(
-    arguments: argparse.Namespace, problem: Problem, plan: VisitSchedule, rows: list[Sensitivity] | None
+    arguments: argparse.Namespace,
+    problem: Problem,
+    plan: VisitSchedule,
+    rows: list[Sensitivity] | None,
+    search: Search | None,
 ) -> dict[str, Any]:
-    from inspector.probability.detection import CHIPS_PER_INSPECTOR
-
-    price = arguments.inspector_cost
-    if price is not None and not 0 <= price < math.inf:
-        raise CallerError(f"--inspector-cost must be at least 0, not {price:g}")
+    replaying = None if search is None else search.replaying
+    costs = _plan_costs.costs(arguments, problem, plan, replaying)
     names = [site.name for site in problem.sites]
     return {
         "visits": [dataclasses.asdict(each) | {"visits_per_year": each.per_year} for each in plan.visits],
@@ -328,7 +346,9 @@ def _document(
         "work": plan.work,
         "lower_bound": plan.lower_bound,
         "inspectors": plan.inspectors,
-        "cost": None if price is None else plan.work / CHIPS_PER_INSPECTOR * price,
+        "cost": None if costs is None else costs["total"],
+        "costs": costs,
+        "replaying": None if search is None else _replaying(search),
         "detection": plan.detection,
         "false_alarm": plan.false_alarm,
         "excess": plan.excess,
@@ -351,6 +371,14 @@ def _document(
         "sensitivity": None if rows is None else [_finite(dataclasses.asdict(each)) for each in rows],
         "stocks_as_of": _newest() if arguments.today else None,
         "parameters": dataclasses.asdict(problem),
+    }
+
+
+def _replaying(search: Search) -> dict[str, Any]:
+    return dataclasses.asdict(search.replaying) | {
+        "caught": search.replaying.caught,
+        "flop_per_year": _plan_costs.flop_per_year(search.problem, search.plan, search.replaying),
+        "tried": [{"replayed": number, "total": total} for number, total in search.tried],
     }
 
 
@@ -405,7 +433,6 @@ def _text(data: dict[str, Any]) -> list[str]:
         else [each["site"], f"{chips[each['site']]:,.0f}", "0", "-", "-", "0"]
         for each in data["visits"]
     ]
-    cost = "" if data["cost"] is None else f", cost {data['cost']:,.0f} a year"
     responses = [
         [
             f"  {each['evasion']}",
@@ -418,9 +445,10 @@ def _text(data: dict[str, Any]) -> list[str]:
         *aligned([head, *body]),
         "",
         f"{data['samples_per_year']:,} chips and {data['visits_per_year']:.1f} visits a year: "
-        f"{plural(data['inspectors'], 'inspector')}{cost} (the IAEA had 280 in 2021).",
+        f"{plural(data['inspectors'], 'inspector')} (the IAEA had 280 in 2021).",
         f"Work {data['work']:,.0f} chips a year; no schedule over these periods needs less than "
         f"{data['lower_bound']:,.0f}.",
+        *_plan_costs.cost_lines(data),
         f"Guarantee: a run of {data['guaranteed_flop']:.3g} FLOP or more is caught with probability "
         f"{data['detection']:.4f} at least, whichever of these the Prover picks:",
         *aligned([["  evasion", "detection", "honest lab accused", "excess", "half are caught by"], *responses]),
@@ -434,6 +462,7 @@ def _text(data: dict[str, Any]) -> list[str]:
         lines.append(
             f"Warning: the run is over before half of such runs are caught: {', '.join(late)}. --delay caps how late."
         )
+    lines += _too_rare(data)
     if data["deterrence"] is not None:
         lines.append(_deterrence_line(data["deterrence"]))
     if data["not_covered"]:
@@ -452,6 +481,19 @@ def _text(data: dict[str, Any]) -> list[str]:
             rows.append([each["parameter"], *("-" if value is None else f"{value:.3f}" for value in figures)])
         lines += ["", "Work relative to the plan's", *aligned(rows)]
     return lines
+
+
+def _too_rare(data: Mapping[str, Any]) -> list[str]:
+    """Warn of visits that are further apart than a run is long."""
+    period = max((each["period"] for each in data["visits"] if each["samples"]), default=0.0)
+    short = [each for each in data["responses"] if each["run_days"] < period]
+    if not short:
+        return []
+    days = min(each["run_days"] for each in short)
+    return [
+        f"Warning: a visit every {period:g} days meets a run of {days:g} days when it is over: that run is found, not "
+        "stopped."
+    ]
 
 
 def _deterrence_line(found: Mapping[str, float | None]) -> str:

@@ -50,7 +50,7 @@ def bands(
             except CallerError:
                 continue
             answers[:, place] = found.work, found.inspectors, found.samples_per_year
-        more = influences(lambda at: solved(at).work, None, inputs, seed=seed)
+        more = influences(lambda at: solved(at).work, answers[0].tolist(), inputs, seed=seed)
     work, inspectors, samples = (band(row) for row in answers)
     return {
         "bands": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,24 +131,28 @@ def _count(value: float, digits: int = 0) -> str:
 
 def influences(
     answer: Callable[[Mapping[str, float]], float],
-    answers: Callable[[Mapping[str, Any]], Any] | None,
+    answers: Callable[[Mapping[str, Any]], Any] | Sequence[float],
     inputs: Mapping[str, Distribution],
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Return tornado and Sobol indices of an answer for JSON; ``answers`` takes arrays, None if that is too dear."""
+    """Return tornado and Sobol indices of an answer for JSON.
+
+    ``answers`` takes arrays; where that is too dear, it is the answers at the ``draws`` of the same seed.
+    """
     import dataclasses
     import math
 
-    from inspector.probability.uncertain import sobol, tornado
+    from inspector.probability.uncertain import levels, sobol, sobol_of_few, tornado
 
     swings = [dataclasses.asdict(each) for each in tornado(answer, inputs)]
     for swing in swings:
         swing.update({key: None for key in ("low", "high") if math.isnan(swing[key])})
     found: dict[str, Any] = {"tornado": swings, "sobol": None, "sobol_reason": None}
-    if answers is None:
-        return found | {"sobol_reason": "not computed: each draw takes a whole plan"}
     try:
+        if not callable(answers):
+            indices, explained = sobol_of_few(answers, levels(inputs, number=len(answers), seed=seed), seed=seed)
+            return found | {"sobol": [dataclasses.asdict(each) for each in indices], "sobol_explained": explained}
         return found | {"sobol": [dataclasses.asdict(each) for each in sobol(answers, inputs, seed=seed)]}
     except CallerError as error:
         return found | {"sobol_reason": str(error)}
@@ -171,6 +175,10 @@ def influence_lines(found: Mapping[str, Any], unit: str) -> list[str]:
             ]
         )
     also = ", and Sobol indices (share of the variance)" if indices else ""
+    if "sobol_explained" in found:
+        also = (
+            f", and Sobol indices of its logarithm (a polynomial, which explains {found['sobol_explained']:.3f} of it)"
+        )
     lines = [f"What the band comes from: {unit}{also}", *aligned(rows)]
     return lines if found["sobol_reason"] is None else [*lines, f"Sobol indices: {found['sobol_reason']}"]
 

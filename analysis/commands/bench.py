@@ -34,6 +34,7 @@ _UNITS = {
     "faults": "life",
     "chip": "part",
     "snapshots": "run",
+    "engines": "setting",
 }
 """Works whose progress is a number of these."""
 
@@ -240,6 +241,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "engines",
+        "closed form, aggregated and per-chip engine on random settings: detection, false alarm, excess, posterior",
+        "JSON: a list of rows with setting, policy, chips, samples, refusals, evidence, engine, trials, seed, and "
+        "detection, false_alarm, excess and posterior (closed_form, low, high: all intervals together err with 1e-3); "
+        "exit code 1 where one leaves out its closed form",
+    )
+    one.add_argument("--settings", type=int, metavar="N", help="random settings (default: 40)")
+    one.add_argument("--trials", type=int, metavar="N", help="of the aggregated engine (default: 40000)")
+    one.add_argument("--agents", type=int, metavar="N", help="trials of the per-chip engine (default: 3000)")
+    one.add_argument("--seed", type=int, metavar="S", help="of settings and trials (default: 1)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "explore",
         "the explorer in a browser: JavaScript beside Python, first picture, slider to picture, requests",
         "JSON: a list of rows with points, seed, work, value, most (the largest value that is accepted) and unit; exit "
@@ -284,7 +299,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
     names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
-    names += ["megabytes", "years", "cases", "sizes", "points"]
+    names += ["megabytes", "years", "cases", "sizes", "points", "settings", "agents"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)

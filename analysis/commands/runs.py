@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import (
@@ -23,6 +24,7 @@ from analysis.commands._common import (
     write_new,
 )
 from analysis.commands.odds import add_sampling, violation
+from analysis.commands.rules import add_rules
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
@@ -98,7 +100,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="BUNDLE",
-        help="of an earlier inspection: its runs must go on from the heads that their labs signed then (repeatable)",
+        help="of an earlier inspection: its runs must go on from the heads that their labs signed then, and what it "
+        "accepted at the same confidence, signed by a known inspectorate, is not replayed again (repeatable)",
     )
     parser.add_argument(
         "--maximum-flop",
@@ -107,6 +110,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
         "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
     )
+    add_rules(parser)
     parser.add_argument(
         "--every-lab",
         action="store_true",
@@ -119,14 +123,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="RUN.lab",
-        help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts",
+        help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts, and "
+        "of a run that goes on the committed steps can be accepted",
     )
     add_now(parser)
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
-        "each violation's chance of escape is, as `chipwitness odds` says), replays)"
+        "each violation's chance of escape is, as `chipwitness odds` says), replays, and with --rules also rules: "
+        "digest, rules, require, found, results and labs)"
     )
     parser.set_defaults(handler=_inspect)
 
@@ -358,8 +364,8 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from inspector.bundle.building import bundle_of
-    from inspector.bundle.contents import heads_in, read_bundle
+    from inspector.bundle.building import bundle_of, settings_json
+    from inspector.bundle.contents import accepted_in, heads_in, read_bundle
     from inspector.bundle.replays import signing
     from inspector.inspection.casefile import CaseFile
     from inspector.inspection.guards import Sampling, Settings
@@ -368,6 +374,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_private
     from inspector.replay.pool import run_worker
+    from inspector.rules.judging import apply_rules
+    from inspector.rules.reading import read_rules
     from monitor.lab.evidence import LiveChips
 
     now = parse_now(arguments.now)
@@ -378,7 +386,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
         raise CallerError(f"{arguments.bundle}: exists already")
     key = None if arguments.key is None else load_private(arguments.key)
     worker = run_worker if key is None else signing(run_worker, load_private(arguments.cluster_key))
-    earlier = [head for path in arguments.earlier for head in heads_in(read_bundle(path))]
+    bundles = [read_bundle(path) for path in arguments.earlier]
+    earlier = [head for data in bundles for head in heads_in(data)]
+    rules = None if arguments.rules is None else read_rules(arguments.rules)
     trust = Trust.load(arguments.trust, arguments.runs)
     settings = Settings(
         samples=arguments.samples,
@@ -392,25 +402,42 @@ def _inspect(arguments: argparse.Namespace) -> int:
     memory = None if arguments.memory is None else load_memory(arguments.memory)
     ask = LiveChips(arguments.live).ask if arguments.live else None
     case = CaseFile()
-    verdict = inspect(
-        arguments.runs,
-        trust,
-        settings,
-        now=now,
-        worker=worker,
-        memory=memory,
-        answers=arguments.answers,
-        ask=ask,
-        labs=trust.labs if arguments.every_lab else None,
-        earlier=earlier,
-        case=case,
-    )
-    if key is not None:
-        write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
+    with TemporaryDirectory() as place:
+        verdict = inspect(
+            [_still(run, arguments.live, Path(place)) for run in arguments.runs],
+            trust,
+            settings,
+            now=now,
+            worker=worker,
+            memory=memory,
+            answers=arguments.answers,
+            ask=ask,
+            labs=trust.labs if arguments.every_lab else None,
+            earlier=earlier,
+            accepted=accepted_in(bundles, trust.inspectorates, settings_json(settings)),
+            case=case,
+        )
+        if rules is not None:
+            verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
+        if key is not None:
+            write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
     code = show_verdict(arguments, verdict)
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))
     return code
+
+
+def _still(run: Path, live: list[Path], place: Path) -> Path:
+    """The run, or where a lab that was named is at work on it a copy, as it is between two steps."""
+    from monitor.lab.desk import is_at_work
+    from monitor.lab.evidence import copy_run
+    from monitor.lab.simulated import lab_path
+
+    lab = lab_path(run).resolve()
+    if lab not in {each.resolve() for each in live} or not is_at_work(lab):
+        return run
+    copy_run(run, place / run.resolve().name)
+    return place / run.resolve().name
 
 
 def _replay(arguments: argparse.Namespace) -> int:

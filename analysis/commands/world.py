@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, add_now, finish, parse_now, plural, show_verdict
 from analysis.commands.odds import add_sampling, violation
+from analysis.commands.rules import add_rules
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from inspector.inspection.guards import Settings
+    from inspector.rounds.world import World
 
 __all__ = ["register"]
 
@@ -39,7 +42,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser("join", help="register the lab of a run's trust file with its chips, and its runs")
     _finish(parser, _join, "JSON keys: world, labs")
     parser.add_argument(
-        "runs", type=Path, nargs="*", metavar="RUN", help="finished runs of one lab, with RUN.trust.json"
+        "runs", type=Path, nargs="*", metavar="RUN", help="runs of one lab, which may go on, with RUN.trust.json"
     )
     parser.add_argument("--trust", type=Path, action="append", default=[], metavar="FILE", help="of a lab without runs")
     for name, text in _ACTIONS.items():
@@ -87,6 +90,7 @@ def _add_announcement(parser: ArgumentParser) -> None:
         help="so many leave it INCONCLUSIVE; one more rejects (default 0)",
     )
     add_sampling(parser)
+    add_rules(parser)
 
 
 def _init(arguments: argparse.Namespace) -> int:
@@ -124,7 +128,7 @@ def _act(arguments: argparse.Namespace) -> int:
         return show_verdict(arguments, steps.decide(world, now=now).verdict)
     done: Any
     if action == "announce":
-        steps.announce(world, _settings(arguments), minutes=arguments.minutes, refusals=arguments.refusals, now=now)
+        _announce(arguments, world, now)
         done, text = world.round, f"round {world.round} is announced"
     elif action == "hand":
         chosen = [] if arguments.none else arguments.run
@@ -152,7 +156,7 @@ def _round(arguments: argparse.Namespace) -> int:
 
     world, now = World(arguments.world), parse_now(arguments.now)
     labs = [lab for lab in sorted(world.trust().labs) if world.runs(lab)]
-    steps.announce(world, _settings(arguments), minutes=arguments.minutes, refusals=arguments.refusals, now=now)
+    _announce(arguments, world, now)
     for lab in labs:
         steps.hand(world, lab, now=now)
     late = steps.past(world, "heads", now) if len(labs) < len(world.trust().labs) else now
@@ -163,6 +167,19 @@ def _round(arguments: argparse.Namespace) -> int:
     steps.order(world, now=late)
     steps.replay(world, now=late)
     return show_verdict(arguments, steps.decide(world, now=late).verdict)
+
+
+def _announce(arguments: argparse.Namespace, world: World, now: datetime) -> None:
+    from inspector.rounds import steps
+
+    steps.announce(
+        world,
+        _settings(arguments),
+        minutes=arguments.minutes,
+        refusals=arguments.refusals,
+        now=now,
+        rules=arguments.rules,
+    )
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

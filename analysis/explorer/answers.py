@@ -16,6 +16,7 @@ from numpy.random import Generator
 
 from inspector.probability import alarms
 from inspector.probability import detection as closed
+from inspector.probability.hidden import WATTS_PER_CHIP, Finding, megawatts
 from inspector.probability.planning import Evasion, Problem, Site, Visits, best_response, tolerating
 from inspector.probability.timing import log_miss_by_day, time_to_detection
 
@@ -54,6 +55,7 @@ CONTROLS = (
         name="chips", label="Registered chips, C", unit="chips", low=100, high=1e7, value=1e5, log=True, whole=True
     ),
     Control(name="smuggled", label="Smuggled chips", unit="chips", low=0, high=1e6, value=0, log=True, whole=True),
+    Control(name="finds", label="Finds of a hidden 10 MW site", unit="a year", low=0, high=3, value=0.3),
     Control(name="days", label="Length of the run, T", unit="days", low=7, high=730, value=365, whole=True),
     Control(name="period", label="Days between visits", unit="days", low=1, high=365, value=30, whole=True),
     Control(name="rate", label="Snapshots per chip and day, f", unit="a day", low=1e-3, high=10, value=0.1, log=True),
@@ -83,7 +85,8 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
 
     Returns:
         chips_needed, fits (1 where the run fits registered and smuggled chips, else 0), hidden (share of the run on
-        smuggled chips), share (b, of the registered fleet), hit (a drawn chip incriminates), per_period (Eq. 1),
+        smuggled chips), found (the one site that holds them, while the run lasts; the rate of finding grows with the
+        root of its power), share (b, of the registered fleet), hit (a drawn chip incriminates), per_period (Eq. 1),
         per_year, inspectors, draws (whole chips drawn at a visit), caught (no chip is refused), caught_half (by half
         of the run), median_day (first visit by which half are caught; None if never), tolerated (refusals), detection
         and false_alarm of the regime with them, excess, ratio (None where nobody honest is accused), posterior and
@@ -111,6 +114,7 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
         "chips_needed": needed,
         "fits": float(fits),
         "hidden": hidden,
+        "found": _found(at, hidden * needed),
         "share": share,
         "hit": share * float(closed.snapshot_probability(rate=at["rate"], days=at["period"])),
         "per_period": per_period,
@@ -129,6 +133,12 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
         if declared >= 1
         else float(closed.stretch_detection(stretch=_STRETCH, share=declared, confidence=at["confidence"])),
     }
+
+
+def _found(at: Mapping[str, float], working: float) -> float:
+    """Return the chance that a hidden site with so many chips at work is found while the run lasts."""
+    power = megawatts(working, WATTS_PER_CHIP)
+    return float(Finding(per_year=at["finds"]).found(power=power, days=at["days"]))
 
 
 def _with_refusals(at: Mapping[str, float], hidden: float, draws: int, fits: bool) -> dict[str, float]:

@@ -76,10 +76,12 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
     labs = {transcript.run.metadata.lab for transcript in case.transcripts}
     signed = [each for each in sorted(trust.countersigned) if _is_about(each, trust, labs)]
     items |= {f"declarations/{number}.json": each for number, each in enumerate(signed)}
-    for number, result in enumerate(case.replays):
-        if "signed" not in result:
-            raise CallerError("no cluster has signed the replays: a bundle needs its key")
-        items[f"replays/{number}.json"] = result["signed"].encode()
+    for kind, results in (("replays", case.replays), ("examinations", case.examinations)):
+        for number, result in enumerate(results):
+            if "signed" not in result:
+                raise CallerError(f"no cluster has signed the {kind}: a bundle needs its key")
+            items[f"{kind}/{number}.json"] = result["signed"].encode()
+    items |= {f"checks/{number}.json": each for number, each in enumerate(case.checks)}
     predicate = {
         **verdict.to_json(),
         "settings": settings_json(settings),
@@ -103,6 +105,9 @@ def _needed(
     """Steps to open of a run, and sizes of its log whose root to show."""
     run, count = transcript.run, len(transcript.leaves)
     steps, sizes = {0}, set()
+    before = verdict.evidence.get("accepted_before", {}).get(run.manifest.run)
+    if before is not None:
+        sizes.add(before + 1)
     every = {segment.index: segment for segment in segments(run)}
     for replay in verdict.evidence.get("replays", []):
         if replay["run"] == run.folder.name:

@@ -22,7 +22,9 @@ from firmware_sim import RecordKind, limits
 from firmware_sim.checks import ChipCase
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_hash
+from inspector.bundle.checks import signed_check
 from inspector.bundle.contents import Bundle
+from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
 from inspector.inspection.answers import Source
@@ -140,6 +142,21 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         cluster = key.key_id
         if found:
             grounds.append(f"{found} on {result.device}: contested, rests on cluster key {key.key_id}")
+    accepts = outcome is Outcome.ACCEPT
+    heads = {_digest(bundle, path) for path in bundle.items if path.endswith("/head.json")}
+    for key, check in (signed_check(content, trust) for content in sorted(_named(bundle, "checks/"))):
+        if check.head not in heads:
+            raise EvidenceError("a check is about a run that the bundle does not hold")
+        if accepts and check.checked.open:
+            raise EvidenceError("it accepts, and the cluster could not decide everything")
+        grounds += [f"{check.text}: contested, rests on cluster key {key.key_id}"] if check.text else []
+    examined = [signed_examination(content, trust) for content in sorted(_named(bundle, "examinations/"))]
+    if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
+        raise EvidenceError("an examination is about a run that the bundle does not hold")
+    if "rules" in told["evidence"]:
+        evidence["rules"] = told["evidence"]["rules"]
+        mine = [(run.run_id, run.lab, run.head_digest) for run in runs]
+        grounds += check_rules(evidence["rules"], mine, examined, settings, accepts=accepts)
     if outcome is Outcome.REJECT:
         return outcome, "; ".join(grounds), grounds
     if grounds:
@@ -148,7 +165,12 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         return outcome, "for the reasons that it gives", grounds
     _check_complete(runs, chips, [result for _, result in replays], chosen, told["evidence"], trust, settings)
     text = f"{len(chips)} drawn chips and {steps} replayed steps of {len(runs)} runs are as their labs signed them; "
-    text += f"replays rest on cluster key {cluster}; on the inspectorate's word rests {_WORD}"
+    for run in runs:
+        told_steps, since = _covered(run, told["evidence"]), _since(run, told["evidence"])
+        text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {told_steps}; "
+        text += f"up to step {since} it rests on an earlier verdict; " if since else ""
+    text += f"replays rest on cluster key {cluster}; " if cluster else ""
+    text += f"on the inspectorate's word rests {_WORD}"
     return outcome, text, grounds
 
 
@@ -305,12 +327,31 @@ def _draws(
     chosen = {}
     for stated in evidence.get("odds", []):
         run = next(each for each in runs if each.run_id == stated["run_id"])
-        every = segments_of(run.declared, run.head.steps)
-        picked = choose(every, taken.get(run.run_id, set()), settings, run_seed(seed, run.run_id))
+        every = segments_of(run.declared, _covered(run, evidence))
+        since = _since(run, evidence)
+        picked = choose(every, taken.get(run.run_id, set()), settings, run_seed(seed, run.run_id), since=since)
         if not _is_close(odds_of(picked, settings), {k: v for k, v in stated.items() if k not in ("run", "run_id")}):
             raise EvidenceError("the odds are not those of the segments that were drawn")
         chosen[run.run_id] = picked
     return chosen
+
+
+def _covered(run: _Run, evidence: Mapping[str, Any]) -> int:
+    """The step up to which the verdict judges a run: the head's."""
+    [told] = [each["steps"] for each in evidence["runs"] if each["run_id"] == run.run_id]
+    if told != run.head.steps:
+        raise EvidenceError("the verdict is about other steps than the head holds")
+    return run.head.steps
+
+
+def _since(run: _Run, evidence: Mapping[str, Any]) -> int:
+    """The step up to which an earlier inspection is said to have accepted a run; a head of that step must be proven."""
+    step = evidence.get("accepted_before", {}).get(run.run_id, 0)
+    if type(step) is not int or step < 0:
+        raise EvidenceError("the step up to which a run was accepted before is malformed")
+    if step and step + 1 not in run.opened.roots and step != run.head.steps:
+        raise EvidenceError(f"no head of step {step} shows what an earlier inspection has accepted")
+    return step
 
 
 def _is_close(one: object, other: object) -> bool:
@@ -384,9 +425,14 @@ def _check_complete(
     if not chips or {chip.chip for chip in chips} != set(evidence["drawn_chips"]):
         raise EvidenceError("it accepts without sound evidence of each drawn chip")
     agreed = trust.agreed()
+    fresh = {each["chip"] for each in evidence["chips"] if each["nonce"]}
     for run in runs:
-        if not run.head.finished or run.run_id not in chosen:
-            raise EvidenceError("it accepts a run that is not finished, or was not replayed")
+        if not run.head.finished and not fresh.issuperset(set(run.metadata.chips) & set(evidence["drawn_chips"])):
+            raise EvidenceError("it accepts a run that goes on, and did not ask its chips")
+        if run.run_id not in chosen and _since(run, evidence) < _covered(run, evidence):
+            raise EvidenceError("it accepts a run that was not replayed")
+        if run.run_id not in chosen:
+            continue  # an earlier inspection has accepted all of it
         if not any(each.lab == run.lab and each.declaration == run.declared for each in agreed):
             raise EvidenceError("it accepts a run whose declaration no inspectorate signed")
         wanted = [(each.index, each.start, each.stop) for each in chosen[run.run_id].segments]
@@ -396,12 +442,19 @@ def _check_complete(
         if any([replay.segment for replay in each.replays] != wanted for each in mine):
             raise EvidenceError("other segments were replayed than the secret gives")
         begun = run.declared.origin.initialisation
-        if begun is not None and any(each.replays[0].initial_state is None for each in mine):
+        if (
+            begun is not None
+            and not _since(run, evidence)
+            and any(each.replays[0].initial_state is None for each in mine)
+        ):
             raise EvidenceError("it accepts without executing the declared initialisation")
         if all(each.fingerprint == run.metadata.device["fingerprint"] for each in mine):
             raise EvidenceError("every replay device computes like the training device")
     for entry in chips:
         for record in entry.case.records:
             run_of = next((run for run in runs if run.run_id == record.run_id.hex()), None)
-            if record.kind is RecordKind.SNAPSHOT and run_of is not None and record.step not in run_of.opened.leaves:
+            if record.kind is not RecordKind.SNAPSHOT or run_of is None:
+                continue
+            is_beyond = not run_of.head.finished and record.step > run_of.head.steps
+            if not is_beyond and record.step not in run_of.opened.leaves:
                 raise EvidenceError(f"the state of step {record.step}, which a chip has recorded, is not opened")

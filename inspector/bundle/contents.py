@@ -11,6 +11,8 @@ Paths, with the run's id and the chip's in them:
     declarations/<n>.json        what inspectorates countersigned, DSSE envelopes
     chips/<id>/chain.pem …       certificate chain, quote, log and epoch keys of a drawn chip
     replays/<n>.json             what the replay cluster signed, a DSSE envelope
+    checks/<n>.json              what it signed of the files that the inspectorate is not shown, a DSSE envelope
+    examinations/<n>.json        what it signed of samples and weights for the sake of rules, a DSSE envelope
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import (
     SHA256,
     Digest,
+    SignatureError,
     SigningKey,
     VerifyingKey,
     canonical,
@@ -39,7 +42,7 @@ from firmware_sim.evidence import (
 )
 from monitor.transcript.layout import CHIP_FILES
 
-__all__ = ["FORMAT", "VERDICT", "VERDICT_PREDICATE", "Bundle", "heads_in", "read_bundle"]
+__all__ = ["FORMAT", "VERDICT", "VERDICT_PREDICATE", "Bundle", "accepted_in", "heads_in", "read_bundle"]
 
 FORMAT = "chipwitness/bundle/1"
 VERDICT = "application/vnd.chipwitness.verdict.v1+json"
@@ -47,7 +50,7 @@ VERDICT = "application/vnd.chipwitness.verdict.v1+json"
 VERDICT_PREDICATE = "https://chipwitness.org/verdict/v1"
 _KEYS = {"outcome", "reasons", "evidence", "settings", "challenge", "items"}
 _PATH = re.compile(
-    r"runs/[0-9a-f]{64}/(head|metadata|steps)\.json|(heads|declarations|replays)/\d{1,6}\.json"
+    r"runs/[0-9a-f]{64}/(head|metadata|steps)\.json|(heads|declarations|replays|examinations|checks)/\d{1,6}\.json"
     rf"|chips/[a-z0-9][a-z0-9-]{{0,63}}/({'|'.join(map(re.escape, CHIP_FILES))})",
     re.ASCII,
 )
@@ -106,6 +109,36 @@ def read_bundle(path: Path) -> bytes:
 def heads_in(data: bytes) -> list[bytes]:
     """The heads in a bundle, which labs signed themselves; EvidenceError if it is no bundle."""
     return [content for path, content in _parse(data)[1].items() if _is_head(path)]
+
+
+def accepted_in(bundles: Iterable[bytes], keys: Collection[VerifyingKey], wanted: Mapping[str, Any]) -> dict[str, int]:
+    """By id, the last step up to which any of these bundles accepts a run, where one of these keys signed it.
+
+    Args:
+        wanted: the settings of an inspection that is to go on from there; others than with these count for nothing.
+
+    Raises:
+        EvidenceError: one is no bundle.
+    """
+    found: dict[str, int] = {}
+    for data in bundles:
+        for run, step in _accepted(data, keys, wanted).items():
+            found[run] = max(step, found.get(run, 0))
+    return found
+
+
+def _accepted(data: bytes, keys: Iterable[VerifyingKey], wanted: Mapping[str, Any]) -> dict[str, int]:
+    for key in keys:
+        try:
+            told = Bundle.open(data, key).predicate
+        except SignatureError:
+            continue
+        same = all(told["settings"][name] == wanted[name] for name in ("confidence", "against", "devices"))
+        evidence = told["evidence"]
+        if told["outcome"] != "ACCEPT" or not same or not all(each["affordable"] for each in evidence.get("odds", [])):
+            return {}
+        return {str(run["run_id"]): int(run["steps"]) for run in evidence["runs"]}
+    return {}
 
 
 def _parse(data: bytes) -> tuple[bytes, dict[str, bytes]]:

@@ -23,6 +23,7 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
+from inspector.bundle.examinations import sign_examination
 
 __all__ = ["REPLAY", "REPLAY_PREDICATE", "Replayed", "SignedReplay", "sign_replay", "signing", "state_digest"]
 
@@ -181,14 +182,17 @@ def sign_replay(name: str, job: Mapping[str, Any], result: Mapping[str, Any], ke
         raise DeviceError(f"device {name} gave an answer of another form: {error}") from None
 
 
+_SIGNED = {"replay": sign_replay, "examine": sign_examination}
+"""How a cluster signs the result of a job, by its action."""
+
+
 def signing(worker: Worker, key: SigningKey) -> Worker:
-    """A cluster: the worker's results of replays, each with the envelope ``signed`` under the cluster's key."""
+    """A cluster: the worker's results, each with the envelope ``signed`` under the cluster's key."""
 
     def run(name: str, job: dict[str, Any]) -> dict[str, Any]:
         result = worker(name, job)
-        if job.get("action") != "replay":
-            return result
-        return {**result, "signed": sign_replay(name, job, result, key).decode()}
+        sign = _SIGNED.get(str(job.get("action")))
+        return result if sign is None else {**result, "signed": sign(name, job, result, key).decode()}
 
     return run
 

@@ -22,6 +22,8 @@ class CaseFile:
         transcripts: the runs that could be read.
         drawn: where the evidence of each drawn chip lies.
         replays: what the devices answered.
+        checks: what a cluster has signed of the files that the inspectorate was not shown.
+        examinations: what they answered of samples and weights for the sake of rules.
     """
 
     heads: list[bytes] = field(default_factory=list)
@@ -29,3 +31,5 @@ class CaseFile:
     transcripts: list[Transcript] = field(default_factory=list)
     drawn: dict[str, list[Source]] = field(default_factory=dict)
     replays: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[bytes] = field(default_factory=list)
+    examinations: list[dict[str, Any]] = field(default_factory=list)

@@ -29,6 +29,7 @@ from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
+from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -94,6 +95,8 @@ def inspect(
     labs: Collection[str] | None = None,
     heads: Collection[str] | None = None,
     earlier: Sequence[bytes] = (),
+    accepted: Mapping[str, int] | None = None,
+    checks: Mapping[str, Checked] | None = None,
     case: CaseFile | None = None,
 ) -> Verdict:
     """Draw chips, check their evidence, match their snapshots to the runs, and replay segments on other devices.
@@ -109,6 +112,10 @@ def inspect(
         labs: whose chips are drawn, of labs that declare nothing too; None for the labs whose runs are given.
         heads: SHA-256, in hex, of each manifest that labs handed over before the draw; None for those of the runs.
         earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
+        accepted: by id of a run, the step up to which one of these inspections has accepted it; what comes before is
+            not replayed again.
+        checks: where the folders hold no states and samples (``inspection.thin``), what a cluster says of these, by
+            the SHA-256, in hex, of the manifest.
         case: is filled with what the verdict rests on (inspector.bundle).
 
     Raises:
@@ -131,9 +138,12 @@ def inspect(
     unread: dict[str, str] = {}
     for folder in folders:
         before = len(findings.found)
-        run = findings.read(partial(open_run, folder, trust), run=folder.name)
+        run = findings.read(partial(open_run, folder, trust, thin=checks is not None), run=folder.name)
+        if isinstance(run, ThinRun) and checks is not None:
+            run.checked = checks.get(run.manifest_digest)
         case.heads += [] if run is None else [run.manifest_bytes]
-        transcript = None if run is None else read_transcript(run, trust, findings, now=now)
+        live = ask is not None
+        transcript = None if run is None else read_transcript(run, trust, findings, now=now, live=live)
         if transcript is None and run is not None:
             outcome = Outcome.REJECT if len(findings.found) > before else Outcome.INCONCLUSIVE
             unread[run.metadata.lab] = outcome.value
@@ -143,6 +153,8 @@ def inspect(
             _describe(transcript, described)
             evidence["runs"].append(described)
             _check_registered(transcript, trust, findings)
+    ids = {item.run.manifest.run for item in transcripts}
+    evidence["accepted_before"] = {run: step for run, step in sorted((accepted or {}).items()) if run in ids}
     evidence["lineages"] = examine_lineages(transcripts, trust, findings)
     asked_labs = under_inspection(transcripts, trust, labs)
     pool = [chip for lab in asked_labs for chip in trust.chips_of(lab)]
@@ -172,6 +184,8 @@ def inspect(
         live=ask is not None,
     )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
+    if ask is not None:  # of a run that goes on, up to the head
+        complete += [item for item in transcripts if not item.run.finished and len(item.leaves) > 1]
     # A chip that only an unfinished run uses has not been asked yet; every other chip must have answered.
     told = {chip for item in complete for chip in item.run.metadata.chips}
     busy = {chip for item in transcripts if not item.run.finished for chip in item.run.metadata.chips} - told
@@ -193,7 +207,7 @@ def inspect(
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
         if transcripts and not any(report.snapshots for report in reports) and not findings.found:
             findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
-        case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker)
+        case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
     not_said = scope(
@@ -294,6 +308,8 @@ def _describe(transcript: Transcript, evidence: dict[str, Any]) -> None:
     evidence["run_id"] = run.manifest.run
     evidence["lab"] = run.metadata.lab
     evidence["steps"] = max(len(transcript.leaves) - 1, 0)
+    evidence["finished"] = run.finished
+    evidence["declared_steps"] = run.declared.length
     evidence["numerics"] = run.declared.numerics
     evidence["execution"] = transcript.execution.to_json()
     evidence["training_device"] = run.metadata.device
@@ -311,6 +327,7 @@ def _replay(
     findings: Findings,
     evidence: dict[str, Any],
     worker: Worker,
+    accepted: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """Replay the chosen segments of each run on each device, compare with what was committed, return the answers."""
     jobs = []
@@ -326,7 +343,9 @@ def _replay(
                 run=transcript.run.folder.name,
             )
             continue
-        picked = _choose(transcript, reports, settings, seed)
+        picked = _choose(transcript, reports, settings, seed, accepted.get(transcript.run.manifest.run, 0))
+        if not picked.segments:
+            continue  # nothing is new
         odds = {"run": transcript.run.folder.name, "run_id": transcript.run.manifest.run}
         evidence["odds"].append(odds | odds_of(picked, settings))
         chosen = list(picked.segments)
@@ -369,11 +388,11 @@ def _attempt(worker: Worker, name: str, job: dict[str, Any]) -> dict[str, Any] |
         return error
 
 
-def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes) -> Chosen:
+def _choose(transcript: Transcript, reports: list[ChipReport], settings: Settings, seed: bytes, since: int) -> Chosen:
     """The segments of a run to replay, given what drawn chips say of it."""
     run_id = transcript.run.manifest.run
     steps = {step for report in reports for told, step, _ in report.snapshots if told == run_id}
-    return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id))
+    return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id), since=since)
 
 
 def judge(

@@ -16,6 +16,7 @@ import torch
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.thin import ThinRun
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.declaration.origin import Origin, Parent
@@ -40,7 +41,7 @@ def examine_lineages(
     lines = []
     for item in transcripts:
         parent = item.run.declared.origin.parent
-        if parent is not None and parent.run in known:
+        if parent is not None and parent.run in known and not isinstance(item.run, ThinRun):
             check = partial(check_taken_over, item, known[parent.run], parent)
             for fresh in findings.check(Guard.INITIALISATION, check, run=item.run.folder.name) or ():
                 text = f"{item.run.folder.name}: {fresh!a:.200} is neither taken over from the parent nor zero"

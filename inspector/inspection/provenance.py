@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -56,6 +56,7 @@ __all__ = [
 
 CUTS_BY_CHANCE = 1e-3
 """An honest lab whose power fails is accused of having cut it on purpose no more often than this."""
+_OF_RUNS = (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT)
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
     "firmware": Guard.IDENTITY,
@@ -84,6 +85,8 @@ class ChipReport:
             after so many operators of the step, or where that is 0 after the whole of it.
         inside: those of them that only a replay of the step can compare.
         gaps: power gaps, as record numbers.
+        boots: how often it was started.
+        beyond: steps of runs that go on which it has heard of since their heads were handed over.
     """
 
     chip: str
@@ -103,6 +106,8 @@ class ChipReport:
     inside: list[InsideStep] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
+    boots: int = 0
+    beyond: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -125,6 +130,8 @@ class ChipReport:
             ],
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
+            "boots": self.boots,
+            "steps_beyond_heads": self.beyond,
         }
 
 
@@ -173,13 +180,14 @@ def examine_chip(
         (record.op for record in case.records if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)), default=0
     )
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
+    report.boots = sum(record.kind is RecordKind.BOOT for record in case.records)
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
     laws = _laws(report, trust, own, findings)
     if source.nonce is not None and trust.beacon_seconds is not None:
         laws.append((Guard.TIME, SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now)))
-    _match(report, case.records, laws, trust, own, findings)
+    _match(report, case.records, laws, trust, own, findings, last)
     return report
 
 
@@ -287,26 +295,32 @@ def _match(
     trust: Trust,
     transcripts: Sequence[Transcript],
     findings: Findings,
+    last: LogPosition | None,
 ) -> None:
     """Each record must belong to exactly one declared run, and come when the laws say."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
     cut = 0
+    every, records = records, up_to_heads(records, runs)
+    for record in every[len(records) :]:
+        report.beyond += record.kind is RecordKind.COMMIT
+        if record.kind in _OF_RUNS and not is_empty_snapshot(record) and record.run_id not in runs:
+            note_undeclared(report.chip, record, findings)
+    if len(records) < len(every):
+        check_behind(report.chip, every[len(records)], last, findings)
     followed = committed_after(records)
     for record in records:
         for guard, law in laws:
             findings.check(guard, partial(law.take, record), chip=report.chip, record=record.counter)
         cut += record.kind is RecordKind.POWER_GAP and record.op != 0
-        if record.kind not in (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT):
+        if record.kind not in _OF_RUNS:
             continue
         if record.kind is RecordKind.SNAPSHOT and is_empty_snapshot(record):
             continue
-        where = {"chip": report.chip, "record": record.counter, "step": record.step}
         transcript = runs.get(record.run_id)
         if transcript is None or report.chip not in transcript.run.metadata.chips:
             report.unexplained.append(record.counter)
-            text = f"chip {report.chip}, record {record.counter}: belongs to a run that was not declared"
-            findings.add(Guard.SNAPSHOT, text, **where)
+            note_undeclared(report.chip, record, findings)
             continue
         report.shard = transcript.run.metadata.chips.index(report.chip)
         if record.kind is RecordKind.REGIONS:
@@ -320,6 +334,38 @@ def _match(
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, findings)
+
+
+def note_undeclared(chip: str, record: LogRecord, findings: Findings) -> None:
+    """A chip's record of a run that its lab has not declared is a finding."""
+    text = f"chip {chip}, record {record.counter}: belongs to a run that was not declared"
+    findings.add(Guard.SNAPSHOT, text, chip=chip, record=record.counter, step=record.step)
+
+
+def check_behind(chip: str, record: LogRecord, last: LogPosition | None, findings: Findings) -> None:
+    """What a chip had recorded when it was last asked must be explained by the head that its lab hands over now.
+
+    Otherwise a lab could hand over the same old head for ever, and what its chips do would never be looked at.
+    """
+    if last is not None and record.counter < last.size:
+        text = (
+            f"chip {chip}, record {record.counter}: was seen at an earlier inspection, and lies beyond the head that "
+        )
+        text += f"is handed over now (step {record.step})"
+        findings.add(Guard.COMMITMENT, text, chip=chip, record=record.counter, step=record.step)
+
+
+def up_to_heads(records: Sequence[LogRecord], runs: Mapping[bytes, Transcript]) -> Sequence[LogRecord]:
+    """The records before the first that a step has left which lies beyond the head of a run that goes on.
+
+    A chip at work has gone on since its lab handed the head over; a later inspection looks at what it did then.
+    """
+    going = {run_id: len(item.leaves) for run_id, item in runs.items() if not item.run.finished}
+    for number, record in enumerate(records):
+        step = record.step + (record.kind is RecordKind.SNAPSHOT and record.operators > 0)
+        if record.kind in (RecordKind.COMMIT, RecordKind.SNAPSHOT) and step >= going.get(record.run_id, step + 1):
+            return records[:number]
+    return records
 
 
 def judge_cuts(chip: str, cut: int, gaps: int, rate: Fraction, findings: Findings) -> None:
@@ -447,7 +493,10 @@ def _match_missing(
     """The chip must have heard of every step of a finished run in which it took part."""
     run_id = transcript.run.metadata.run_id
     missing = [leaf.step for leaf in transcript.leaves if (run_id, leaf.step) not in committed]
-    if missing:
+    if missing == [len(transcript.leaves) - 1] and not transcript.run.finished:
+        text = f"chip {report.chip} has not heard of step {missing[0]} of {transcript.run.folder.name} yet"
+        findings.doubt(text, chip=report.chip, step=missing[0])
+    elif missing:
         findings.add(
             Guard.COMMITMENT,
             f"chip {report.chip}: never heard of step {missing[0]} of run {transcript.run.folder.name}",

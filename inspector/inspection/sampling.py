@@ -58,41 +58,55 @@ def run_seed(seed: bytes, run_id: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The segments of one run that are replayed, in order, and how many of them were drawn uniformly."""
+    """The segments of one run that are replayed, in order, and how many of them were drawn uniformly.
+
+    Attributes:
+        audit: of the segments that were not judged before; None where there is none.
+        since: the step up to which an earlier inspection has accepted the run.
+    """
 
     segments: Sequence[Segment]
-    audit: Audit
+    audit: Audit | None
+    since: int = 0
 
 
-def choose(every: Sequence[Segment], steps: Collection[int], settings: Settings, seed: bytes) -> Chosen:
+def choose(
+    every: Sequence[Segment], steps: Collection[int], settings: Settings, seed: bytes, *, since: int = 0
+) -> Chosen:
     """Choose the first segment, uniform ones, and some that hold a snapshot, as ``Settings.sampling`` says.
 
     Args:
         every: all segments of a run.
         steps: those at which drawn chips took snapshots.
         seed: of this run's draw.
+        since: the step up to which an earlier inspection has accepted the run: of no segment that ends before it any
+            step is replayed again, and the first that does not is as any other.
 
     Raises:
         CallerError: no segment may be replayed.
     """
     if settings.segments is not None and settings.segments < 1:
         raise CallerError("at least one segment must be replayed")
+    every = [segment for segment in every if segment.stop > since]
+    if not every:
+        return Chosen(segments=[], audit=None, since=since)
     lengths = [segment.stop - segment.start for segment in every]
+    certain = frozenset({0}) if not since else frozenset[int]()
     seen = [
         segment for segment in every[1:] if any(step in steps for step in range(segment.start + 1, segment.stop + 1))
     ]
     most = len(every) if settings.segments is None else min(settings.segments, len(every))
     if settings.sampling is None:
         wanted = first_and_drawn([every[0], *seen], most, seed)
-        return Chosen(segments=wanted, audit=Audit(lengths, frozenset({0})))
-    asked = Audit(lengths, frozenset({0})).needed(settings.sampling.against, settings.sampling.confidence)
-    drawn = min(asked, most - 1)
-    uniform = drawn_uniformly(every, drawn, seed)
+        return Chosen(segments=wanted, audit=Audit(lengths, frozenset({0})), since=since)
+    asked = Audit(lengths, certain).needed(settings.sampling.against, settings.sampling.confidence)
+    drawn = min(asked, most - len(certain))
+    uniform = drawn_uniformly(every, drawn, seed) if certain else _drawn(every, drawn, seed)
     rest = [segment for segment in seen if segment not in uniform]
-    count = min(settings.samples, most - 1 - drawn)
+    count = min(settings.samples, most - len(certain) - drawn)
     more = draw([str(segment.index) for segment in rest], count, seed + b"/snapshots/")
     picked = sorted([*uniform, *(segment for segment in rest if str(segment.index) in more)])
-    return Chosen(segments=picked, audit=Audit(lengths, frozenset({0}), drawn))
+    return Chosen(segments=picked, audit=Audit(lengths, certain, drawn), since=since)
 
 
 def drawn_uniformly(every: Sequence[Segment], count: int, seed: bytes) -> list[Segment]:
@@ -102,8 +116,13 @@ def drawn_uniformly(every: Sequence[Segment], count: int, seed: bytes) -> list[S
 
 def first_and_drawn(wanted: Sequence[Segment], count: int, seed: bytes) -> list[Segment]:
     """The first of the segments, where a forged start would show, and ``count`` - 1 drawn among the others."""
-    drawn = set(draw([str(segment.index) for segment in wanted[1:]], count - 1, seed))
-    return [wanted[0], *(segment for segment in wanted[1:] if str(segment.index) in drawn)]
+    return [wanted[0], *_drawn(wanted[1:], count - 1, seed)]
+
+
+def _drawn(wanted: Sequence[Segment], count: int, seed: bytes) -> list[Segment]:
+    """``count`` of them, each as likely, in order."""
+    drawn = set(draw([str(segment.index) for segment in wanted], count, seed))
+    return [segment for segment in wanted if str(segment.index) in drawn]
 
 
 def odds_of(chosen: Chosen, settings: Settings) -> dict[str, Any]:
@@ -111,9 +130,11 @@ def odds_of(chosen: Chosen, settings: Settings) -> dict[str, Any]:
 
     Keys: ``steps``, ``segments``, ``replayed_segments``, ``replayed_steps``, ``coverage`` (the share of the steps),
     ``drawn`` of ``drawn_from`` (the uniform draw), ``confidence``, ``against`` (None where none was asked for),
-    ``affordable`` (whether as many were drawn as that takes), and ``violations``, rows of ``Audit.table``.
+    ``affordable`` (whether as many were drawn as that takes), and ``violations``, rows of ``Audit.table``. Where an
+    earlier inspection has accepted the run up to a step, ``since`` is that step, and all else is about later segments.
     """
     audit, sampling = chosen.audit, settings.sampling
+    assert audit is not None
     confidence = _CONFIDENCE if sampling is None else sampling.confidence
     usual = usual_violations(audit.steps)
     asked = () if sampling is None or sampling.against in usual else (sampling.against,)
@@ -130,6 +151,7 @@ def odds_of(chosen: Chosen, settings: Settings) -> dict[str, Any]:
         "against": None if sampling is None else str(sampling.against),
         "affordable": sampling is None or audit.drawn >= audit.needed(sampling.against, confidence),
         "violations": audit.table((*asked, *usual), confidence),
+        **({"since": chosen.since} if chosen.since else {}),
     }
 
 
@@ -143,9 +165,9 @@ def odds_text(odds: Sequence[dict[str, Any]]) -> str:
     replayed, steps = (sum(each[key] for each in odds) for key in ("replayed_steps", "steps"))
     worst = max(odds, key=lambda each: sum(row["escapes"] for row in each["violations"]))
     chances = ", ".join({row["text"]: f"{row['text']}: {row['escapes']:.2g}" for row in worst["violations"]}.values())
-    text = (
-        f"{replayed} of {steps} steps replayed; a lab that knows all but the secret escapes with chances of {chances}"
-    )
+    new = " that are new" if any("since" in each for each in odds) else ""
+    text = f"{replayed} of {steps} steps{new} replayed; a lab that knows all but the secret escapes with chances of "
+    text += chances
     short = [row for row in worst["violations"] if row["escapes"] > (1 - worst["confidence"]) * (1 + 1e-9)]
     if short:
         prices = ", ".join({row["text"]: f"{row['text']}: {row['needed_steps']} steps" for row in short}.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,9 @@ from inspector.inspection.commits import Needs
 from inspector.inspection.execution import ExecutionReport, examine_execution
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.thin import ThinRun, Withheld
 from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Reason
 from monitor.environment import accelerator
 from monitor.recording.derivation import meta_batch
 from monitor.replay.replaying import check_absent
@@ -42,7 +44,7 @@ class Transcript:
 
     run: RunFolder
     agreed: Agreement
-    leaves: list[Leaf]
+    leaves: Sequence[Leaf]
     tree: MerkleTree
     data: Batches
     region_tables: list[bytes]
@@ -69,10 +71,13 @@ class Transcript:
         )
 
 
-def open_run(folder: Path, trust: Trust) -> RunFolder:
+def open_run(folder: Path, trust: Trust, *, thin: bool = False) -> RunFolder:
     """Open a run under the key of one of the registered labs.
 
     The lab is found by trying the registered keys on the manifest, since nothing is parsed before it is verified.
+
+    Args:
+        thin: it holds no states and no samples (``thin.ThinRun``).
 
     Raises:
         CallerError: there is no such folder.
@@ -81,7 +86,7 @@ def open_run(folder: Path, trust: Trust) -> RunFolder:
     error: EvidenceError | None = None
     for lab, key in trust.labs.items():
         try:
-            run = RunFolder(folder, key)
+            run = ThinRun(folder, key) if thin else RunFolder(folder, key)
         except EvidenceError as failure:
             error = failure if error is None or not isinstance(failure, SignatureError) else error
             continue
@@ -91,8 +96,14 @@ def open_run(folder: Path, trust: Trust) -> RunFolder:
     raise error if error is not None else EvidenceError("no lab is registered")
 
 
-def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: datetime) -> Transcript | None:
-    """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on."""
+def read_transcript(
+    run: RunFolder, trust: Trust, findings: Findings, *, now: datetime, live: bool = False
+) -> Transcript | None:
+    """Check files, log, data, checkpoints and declared compute; None if too little is readable to go on.
+
+    Args:
+        live: chips at work are asked, so that the committed steps of a run that goes on can be judged.
+    """
     where = {"run": run.folder.name}
     if findings.read(run.check_listing, **where) is None:
         return None
@@ -108,12 +119,15 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     unread = findings.read(lambda: unread_files(run, steps[0], agreed, findings), **where)
     if unread is None or findings.read(lambda: run.check_contents(unread), **where) is None:
         return None
-    data = findings.read(run.batches, **where)
-    if data is None or (has_recipe and findings.read(lambda: _check_samples(run, data), **where) is None):
+    is_thin = isinstance(run, ThinRun)
+    data = Withheld() if is_thin else findings.read(run.batches, **where)
+    if data is None or (
+        has_recipe and not is_thin and findings.read(lambda: _check_samples(run, data), **where) is None
+    ):
         return None
     leaves, tree = steps
     if not run.finished:
-        _unfinished(run, findings, now)
+        _unfinished(run, findings, now, live=live)
     elif len(leaves) != run.declared.steps + 1:
         findings.add(Guard.REPLAY, f"a finished run commits {len(leaves) - 1} of {run.declared.steps} steps", **where)
     if not leaves:
@@ -126,10 +140,13 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     memory = findings.read(lambda: _memory(run), **where)
     if memory is None:
         return None
-    findings.read(lambda: _check_checkpoints(run, leaves, agreed, findings, memory), **where)
-    findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
+    if is_thin:
+        _take_checked(run, findings)
+    else:
+        findings.read(lambda: _check_checkpoints(run, leaves, agreed, findings, memory), **where)
+        findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
+        findings.read(lambda: _check_logs(run, leaves), **where)
     report = examine_execution(run, leaves, agreed, findings)
-    findings.read(lambda: _check_logs(run, leaves), **where)
     return Transcript(
         run=run,
         agreed=agreed,
@@ -141,7 +158,22 @@ def read_transcript(run: RunFolder, trust: Trust, findings: Findings, *, now: da
     )
 
 
-def _check_trained(leaves: list[Leaf]) -> bool:
+def _take_checked(run: RunFolder, findings: Findings) -> None:
+    """What a cluster says of the files that are not shown."""
+    assert isinstance(run, ThinRun)
+    name = run.folder.name
+    if run.checked is None:
+        findings.doubt(f"no cluster has checked the states and samples of {name}", run=name)
+        return
+    for guard, step in run.checked.found:
+        text = f"{name}: the cluster finds what fails the check {guard}" + ("" if step is None else f" at step {step}")
+        findings.found.append(Reason(guard=guard, text=text, where={"run": name, "step": step, "by": "cluster"}))
+    for _, step in run.checked.open:
+        text = f"{name}: the cluster could not decide everything" + ("" if step is None else f" at step {step}")
+        findings.doubt(text, run=name, by="cluster")
+
+
+def _check_trained(leaves: Sequence[Leaf]) -> bool:
     """Whoever finishes a run has taken steps, declared beforehand or not."""
     if len(leaves) < 2:
         raise EvidenceError("the run is finished and commits no step")
@@ -154,19 +186,19 @@ def _memory(run: RunFolder) -> ShardedMemory:
     return run.declared.empty_memory(accelerator())
 
 
-def _unfinished(run: RunFolder, findings: Findings, now: datetime) -> None:
+def _unfinished(run: RunFolder, findings: Findings, now: datetime, *, live: bool) -> None:
     committed = max(run.committed, 0)
     whole = "" if run.declared.length is None else f"of {run.declared.length} "
     text = f"the run is unfinished: {committed} {whole}steps are committed"
     end = run.metadata.declared_end
     if now > parse_time(end):
         findings.add(Guard.REPLAY, f"{text}, and its declared end {end} has passed", run=run.folder.name)
-    else:
+    elif not live or committed < 1 or committed < run.manifest.steps:  # what is only announced is not there
         findings.doubt(f"{text}; its declared end is {end}", run=run.folder.name)
 
 
 def _check_checkpoints(
-    run: RunFolder, leaves: list[Leaf], agreed: Agreement, findings: Findings, memory: ShardedMemory
+    run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings, memory: ShardedMemory
 ) -> None:
     """Each W_i is there and is the state that its leaf commits to, but for what the step after it overwrites.
 
@@ -197,13 +229,13 @@ def _check_samples(run: RunFolder, data: Batches) -> bool:
     return True
 
 
-def _check_batches(leaves: list[Leaf], data: Batches, unread: Collection[str]) -> None:
+def _check_batches(leaves: Sequence[Leaf], data: Batches, unread: Collection[str]) -> None:
     for leaf in leaves[1:]:
         if batch_path(leaf.step) not in unread and leaf.batch != data.batch_root(leaf.step).hex():
             raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
 
 
-def _check_logs(run: RunFolder, leaves: list[Leaf]) -> None:
+def _check_logs(run: RunFolder, leaves: Sequence[Leaf]) -> None:
     for leaf in leaves[1:]:
         if leaf.log != str(digest_bytes("rounding-log", run.rounding_log(leaf.step))):
             raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step commits to")

@@ -123,10 +123,8 @@ class Trust:
 
     def merge(self, other: Trust) -> Trust:
         """Return both together; CallerError where they disagree about a lab, a chip or the challenge."""
-        for what, ours, others in (("lab", self.labs, other.labs), ("chip", self.chips, other.chips)):
-            for name in set(ours) & set(others):
-                if ours[name] != others[name]:
-                    raise CallerError(f"two trust files disagree about {what} {name}")
+        check_agree("lab", self.labs, other.labs)
+        check_agree("chip", self.chips, other.chips)
         if (self.verifier, self.nonce) != (other.verifier, other.nonce):
             raise CallerError("two trust files hold different challenges")
         mine, theirs = self.chip_trust, other.chip_trust
@@ -260,6 +258,13 @@ class Trust:
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None
+
+
+def check_agree(what: str, ours: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """CallerError if one lab has two keys, or one chip two owners."""
+    for name in sorted(set(ours) & set(others)):
+        if ours[name] != others[name]:
+            raise CallerError(f"two trust files disagree about {what} {name}")
 
 
 def _parse_registry(data: object, source: str) -> RegisteredChips:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 __all__ = ["Outcome", "Reason", "Verdict"]
@@ -68,6 +68,28 @@ class Verdict:
         if scope:
             reasons.append(Reason(guard="scope", text=scope))
         return cls(outcome=Outcome.ACCEPT, reasons=tuple(reasons), evidence=evidence)
+
+    def joined(
+        self, reasons: Iterable[Reason], labs: Mapping[str, Outcome], evidence: Mapping[str, Any], *, told: str = ""
+    ) -> Verdict:
+        """This verdict with what was found besides: no better than before, for no lab.
+
+        Args:
+            reasons: why, in front of its own; what an acceptance said counts no more.
+            labs: outcome of each lab for which it may be worse.
+            evidence: is added.
+            told: what an acceptance says besides.
+        """
+        order = (Outcome.ACCEPT, Outcome.INCONCLUSIVE, Outcome.REJECT)
+        outcome = max((self.outcome, *labs.values()), key=order.index)
+        by_lab = dict(self.evidence.get("labs", {}))
+        for lab, worse in labs.items():
+            by_lab[lab] = max(Outcome(by_lab.get(lab, "ACCEPT")), worse, key=order.index).value
+        kept = self.reasons if self.outcome is not Outcome.ACCEPT or outcome is self.outcome else ()
+        if outcome is Outcome.ACCEPT and told:
+            kept = (replace(kept[0], text=f"{kept[0].text}; {told}"), *kept[1:])
+        more = {**self.evidence, **evidence, "labs": by_lab}
+        return Verdict(outcome=outcome, reasons=(*reasons, *kept), evidence=more)
 
     def to_json(self) -> dict[str, Any]:
         """Return ``outcome``, ``reasons`` (text with guard and place) and ``evidence``."""

@@ -36,10 +36,15 @@ def acceptance(evidence: dict[str, Any]) -> str:
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
     devices = ", ".join(sorted({replay["device"] for replay in replays}))
     steps = sum(replay.get("steps", 0) for replay in replays)
-    text = (
-        f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, "
-        f"and {steps} replayed steps on {devices} reach the committed states bit for bit"
-    )
+    text = f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, and "
+    replayed = f"{steps} replayed steps on {devices} reach the committed states bit for bit"
+    text += replayed if replays else "no step was replayed"
+    for run in evidence["runs"]:
+        if not run["finished"]:
+            whole = "" if run["declared_steps"] is None else f" of {run['declared_steps']}"
+            text += f"; {run['run']} goes on, and this is about its first {run['steps']}{whole} steps"
+        if step := evidence.get("accepted_before", {}).get(run["run_id"]):
+            text += f"; an earlier inspection accepted {run['run']} up to step {step}"
     if within := evidence.get("snapshots_inside_steps", 0):
         compared = evidence["snapshots_compared_inside_steps"]
         text += f"; {within} of the snapshots fell inside of steps"
@@ -54,6 +59,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
+    if beyond := max((chip["steps_beyond_heads"] for chip in chips), default=0):
+        text += f"; chips have gone on by up to {beyond} steps since, which the next inspection looks at"
     if chips:
         gaps = sum(len(chip["power_gaps"]) for chip in chips)
         text += "; the chips' meters count the committed steps and nothing else"

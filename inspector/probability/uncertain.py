@@ -27,7 +27,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, ndtri
 
 from firmware_sim.errors import CallerError
@@ -49,9 +49,11 @@ __all__ = [
     "Uniform",
     "band",
     "draws",
+    "levels",
     "parse",
     "samples_where_possible",
     "sobol",
+    "sobol_of_few",
     "tornado",
 ]
 
@@ -64,6 +66,8 @@ _TAIL = 0.05
 _Z = float(ndtri(1 - _TAIL))
 _CALL = re.compile(r"(lognormal|triangular|uniform|table)\(([^()]*)\)")
 _MOST_DRAWS = 1_000_000
+_EXPLAINED = 0.9
+_RESAMPLES = 200
 
 
 class Domain(StrEnum):
@@ -255,14 +259,23 @@ def draws(inputs: Mapping[str, Distribution], *, number: int, seed: int) -> dict
     Raises:
         CallerError: fewer than 20 draws, for which a 5 % quantile means nothing, or more than a million.
     """
+    columns = levels(inputs, number=number, seed=seed)
+    return {name: each.ppf(columns.get(name, np.full(number, 0.5))) for name, each in inputs.items()}
+
+
+def levels(inputs: Mapping[str, Distribution], *, number: int, seed: int) -> dict[str, Floats]:
+    """Return the probabilities at which ``draws`` takes the quantiles of each uncertain input, shape (number,) each.
+
+    Raises:
+        CallerError: as ``draws``.
+    """
     from scipy.stats.qmc import LatinHypercube
 
     if not 20 <= number <= _MOST_DRAWS:
         raise CallerError(f"draws must be between 20 and {_MOST_DRAWS:,}, not {number}")
     uncertain = [name for name, each in inputs.items() if not isinstance(each, Fixed)]
     cube = LatinHypercube(max(1, len(uncertain)), rng=np.random.default_rng(seed)).random(number)
-    columns = dict(zip(uncertain, cube.T, strict=False))
-    return {name: each.ppf(columns.get(name, np.full(number, 0.5))) for name, each in inputs.items()}
+    return dict(zip(uncertain, cube.T, strict=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,6 +411,74 @@ def sobol(
         for place, name in enumerate(names)
     ]
     return sorted(rows, key=lambda each: -each.total)
+
+
+def sobol_of_few(answers: ArrayLike, at: Mapping[str, Floats], *, seed: int = 0) -> tuple[list[Index], float]:
+    """Return Sobol indices of an answer that is too dear for ``sobol``, and how much of it they are based on.
+
+    A polynomial of second degree in the normal scores of the inputs is fitted to the logarithm of the answers; its
+    coefficients in Hermite polynomials give the variance that each input makes (polynomial chaos, Sudret 2008). The
+    share that the polynomial explains is that of answers left out of its fit one by one.
+
+    Args:
+        answers: above 0, shape (n,).
+        at: ``levels`` of the uncertain inputs at which they were found, shape (n,) each.
+        seed: of the bootstrap that the 95 % intervals come from.
+
+    Raises:
+        CallerError: no uncertain input, a draw without an answer, too few draws for the polynomial, or a polynomial
+            that explains less than nine tenths.
+    """
+    found = np.asarray(answers, np.float64)
+    if not at:
+        raise CallerError("no input is uncertain, so nothing varies")
+    if not (np.isfinite(found) & (found > 0)).all():
+        raise CallerError("no Sobol indices: some draws have no answer")
+    names, scores = list(at), np.array([ndtri(np.clip(each, 1e-12, 1 - 1e-12)) for each in at.values()])
+    terms = [(i,) for i in range(len(names))] + [(i, j) for i in range(len(names)) for j in range(i, len(names))]
+    if found.size < 2 * (1 + len(terms)):
+        raise CallerError(f"no Sobol indices: {len(names)} inputs need {2 * (1 + len(terms))} draws at least")
+    columns = [np.ones(found.size)]
+    for term in terms:
+        one = scores[term[0]]
+        squared = len(term) == 2 and term[0] == term[1]
+        columns.append((one**2 - 1) / math.sqrt(2) if squared else one * (scores[term[1]] if len(term) == 2 else 1.0))
+    basis, logs = np.column_stack(columns), np.log(found)
+    fitted = basis @ np.linalg.lstsq(basis, logs, rcond=None)[0]
+    leverage = (np.linalg.qr(basis)[0] ** 2).sum(axis=1)
+    spread = float(((logs - logs.mean()) ** 2).sum())
+    if spread == 0:
+        raise CallerError("no Sobol indices: the answer does not vary")
+    explained = 1.0 - float((((logs - fitted) / np.maximum(1.0 - leverage, 1e-9)) ** 2).sum()) / spread
+    if explained < _EXPLAINED:
+        raise CallerError(
+            f"no Sobol indices: a polynomial of second degree explains {max(explained, 0.0):.2g} of the answers; more "
+            "draws may help"
+        )
+
+    def shares(rows: NDArray[np.int64]) -> Floats:
+        parts = np.linalg.lstsq(basis[rows], logs[rows], rcond=None)[0][1:] ** 2
+        first = [sum(p for p, t in zip(parts, terms, strict=True) if set(t) == {i}) for i in range(len(names))]
+        total = [sum(p for p, t in zip(parts, terms, strict=True) if i in t) for i in range(len(names))]
+        return np.asarray(np.array([first, total]) / parts.sum())
+
+    rng = np.random.default_rng(seed)
+    middle = shares(np.arange(found.size))
+    again = np.array([shares(rng.integers(0, found.size, found.size)) for _ in range(_RESAMPLES)])
+    low, high = np.quantile(again, 0.025, axis=0), np.quantile(again, 0.975, axis=0)
+    rows = [
+        Index(
+            parameter=name,
+            first=float(middle[0, place]),
+            first_low=float(low[0, place]),
+            first_high=float(high[0, place]),
+            total=float(middle[1, place]),
+            total_low=float(low[1, place]),
+            total_high=float(high[1, place]),
+        )
+        for place, name in enumerate(names)
+    ]
+    return sorted(rows, key=lambda each: -each.total), explained
 
 
 def samples_where_possible(

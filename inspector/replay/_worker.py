@@ -12,6 +12,7 @@ from inspector.devices import current_device, device
 from inspector.devices.emulated import install_from_environment
 from inspector.replay.curve import run_curve
 from inspector.replay.drift import run_drift
+from inspector.replay.examination import run_examination
 from inspector.replay.segment import replay_segment
 from inspector.replay.trial import run_trial
 from inspector.replay.work import open_job_run
@@ -53,7 +54,14 @@ def _replay(job: dict[str, Any]) -> dict[str, Any]:
     return {"replays": replays}
 
 
-_ACTIONS = {"curve": run_curve, "drift": run_drift, "fingerprint": _fingerprint, "replay": _replay, "trial": run_trial}
+_ACTIONS = {
+    "curve": run_curve,
+    "drift": run_drift,
+    "examine": run_examination,
+    "fingerprint": _fingerprint,
+    "replay": _replay,
+    "trial": run_trial,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -82,10 +82,10 @@ def segments(run: RunFolder) -> list[Segment]:
 
 
 def segments_of(declared: Declaration, committed: int) -> list[Segment]:
-    """All segments that a run of this declaration has begun when so many steps are committed."""
+    """All segments that a run of this declaration has begun when so many steps are committed; the last ends there."""
     every = range(0, max(committed, 1), declared.checkpoint_every)
     starts = [step for step in every if declared.retains(step, committed)]
-    stops = [*starts[1:], min(starts[-1] + declared.checkpoint_every, declared.steps)]
+    stops = [*starts[1:], min(starts[-1] + declared.checkpoint_every, declared.steps, committed)]
     return [
         Segment(index, start, stop)
         for index, (start, stop) in enumerate(zip(starts, stops, strict=True))

@@ -3,9 +3,10 @@
     announce   inspectorate   the hash of a secret, how the inspection is done, and until when each answer counts
     hand       lab            the signed heads of all its runs; an empty list says that there is none
     reveal     inspectorate   the secret, which draws chips, their nonces and segments
-    answer     lab            what its drawn chips say to their nonces; and its runs, opened to the cluster
+    answer     lab            what its drawn chips say to their nonces; and its runs, opened to the cluster, and without
+                              states and samples to the inspectorate
     order      inspectorate   which segments the cluster is to replay
-    replay     cluster        signed results
+    replay     cluster        signed results, and what it finds of states and samples
     decide     inspectorate   the signed verdict, as a bundle
 
 What did not come by its deadline, as the post office notes it, never came. A lab that hands over no heads, or opens
@@ -15,20 +16,23 @@ other runs than it handed over, counts as a refusal; so does each drawn chip tha
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
-from inspector.bundle.contents import heads_in, read_bundle
+from inspector.bundle.checks import SignedCheck
+from inspector.bundle.contents import accepted_in, heads_in, read_bundle
 from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.forks import signer_of
@@ -36,10 +40,15 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
+from inspector.inspection.thin import Checked, thin_copy
+from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.replay.pool import run_worker
+from inspector.rounds.checks import check_runs
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
-from monitor.lab.evidence import LiveChips
+from inspector.rules.judging import apply_rules
+from inspector.rules.reading import Rules, read_rules
+from monitor.lab.evidence import LiveChips, copy_run, is_going_on
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import parse_time
 from monitor.transcript.layout import MANIFEST
@@ -47,17 +56,21 @@ from monitor.transcript.layout import MANIFEST
 __all__ = ["announce", "answer", "decide", "hand", "order", "past", "replay", "reveal"]
 
 
-def announce(world: World, settings: Settings, *, minutes: float, refusals: int, now: datetime) -> None:
+def announce(
+    world: World, settings: Settings, *, minutes: float, refusals: int, now: datetime, rules: Path | None = None
+) -> None:
     """Begin a round: publish the hash of a secret.
 
     Args:
         settings: how the inspection is done; its seed is not looked at.
         minutes: between one deadline and the next: heads, answers, results.
         refusals: so many that count against labs leave the verdict INCONCLUSIVE; one more, and it is a REJECT.
+        rules: file of what runs have to keep to (``inspector.rules``), which are announced.
     """
     labs = sorted(world.trust().labs)
     if not 0 < minutes < 1e6 or refusals < 0:
         raise CallerError("deadlines lie minutes apart, and no fewer than no refusals can be borne with")
+    required = None if rules is None else read_rules(rules).to_json()
     secret = os.urandom(32).hex()
     path = world.folder / INSPECTORATE / "secrets" / f"{world.round + 1:04d}"
     path.touch(mode=0o600, exist_ok=False)
@@ -67,6 +80,9 @@ def announce(world: World, settings: Settings, *, minutes: float, refusals: int,
         for number, name in enumerate(("heads", "answers", "results"), start=1)
     }
     predicate = {"settings": settings_json(settings), "deadlines": deadlines, "refusals": refusals, "labs": labs}
+    if rules is not None:
+        predicate["rules"] = required
+        (world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").write_text(str(rules.resolve()), "utf-8")
     to = [INSPECTORATE, CLUSTER, *labs]
     about = hashlib.sha256(secret.encode()).digest()
     world.send("announcement", INSPECTORATE, to, predicate, about, world.key(INSPECTORATE), now)
@@ -83,7 +99,7 @@ def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: da
     chosen = sorted(known if runs is None else runs)
     if not set(chosen) <= set(known):
         raise CallerError(f"{lab} has no run {sorted(set(chosen) - set(known))[0]!a:.60}")
-    heads = [(Path(known[name]) / MANIFEST).read_bytes().decode() for name in chosen]
+    heads = [(_handed(world, lab, name, Path(known[name])) / MANIFEST).read_bytes().decode() for name in chosen]
     world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, _lab_key(world, lab), now)
     return chosen
 
@@ -134,10 +150,28 @@ def answer(world: World, lab: str, *, now: datetime) -> list[str]:
         said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
     world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab), now)
     for name, run in runs.items():
-        head = (Path(run) / MANIFEST).read_bytes().decode()
+        copy = _copy_of(world, lab, name)
+        folder = copy if copy.exists() else Path(run)
+        head = (folder / MANIFEST).read_bytes().decode()
         if handed is not None and head in handed.predicate["heads"]:
-            shutil.copytree(run, _openings(world) / f"{lab}.{name}", dirs_exist_ok=True)
+            shutil.copytree(folder, _openings(world, CLUSTER) / f"{lab}.{name}", dirs_exist_ok=True)
+            thin_copy(folder, _openings(world, INSPECTORATE) / f"{lab}.{name}")
+    shutil.rmtree(_copy_of(world, lab, "").parent, ignore_errors=True)
     return sorted(said)
+
+
+def _handed(world: World, lab: str, name: str, run: Path) -> Path:
+    """A run as its lab hands it over: of one that goes on a copy, since the head would be another by tomorrow."""
+    copy = _copy_of(world, lab, name)
+    if not is_going_on(run):
+        return run
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy_run(run, copy)
+    return copy
+
+
+def _copy_of(world: World, lab: str, name: str) -> Path:
+    return world.home(lab) / "handed" / f"{world.round:04d}" / name
 
 
 def order(world: World, *, now: datetime) -> int:
@@ -156,8 +190,8 @@ def order(world: World, *, now: datetime) -> int:
         jobs.append({"device": name, "job": {**job, "run": Path(job["run"]).name}})
         raise DeviceError("the cluster has not been asked yet")
 
-    _inspect(world, announced, worker=ask_for, case=CaseFile(), now=now)
-    jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"]))
+    _inspect(world, announced, worker=ask_for, case=CaseFile(), now=now, checks=None)
+    jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"], entry["job"]["action"]))
     world.send("order", INSPECTORATE, [CLUSTER], {"jobs": jobs}, announced.digest, world.key(INSPECTORATE), now)
     return len(jobs)
 
@@ -167,14 +201,19 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     announced, asked = _announced(world, CLUSTER), _need(world, CLUSTER, "order")
     signed = signing(worker, world.key(CLUSTER))
     results = []
+    opened = sorted(_openings(world, CLUSTER).iterdir())
     for entry in asked.predicate["jobs"]:
-        job = {**entry["job"], "run": str(_openings(world) / Path(entry["job"]["run"]).name)}
+        job = {**entry["job"], "run": str(_openings(world, CLUSTER) / Path(entry["job"]["run"]).name)}
         try:
             result = signed(entry["device"], job)
         except DeviceError as error:
             result = {"device_error": str(error)}
-        results.append({"device": entry["device"], "manifest": job["manifest"], "result": result})
-    world.send("results", CLUSTER, [INSPECTORATE], {"results": results}, announced.digest, world.key(CLUSTER), now)
+        told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
+        results.append({**told, "result": result})
+    checked = check_runs(opened, world.trust(), now=now)
+    checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
+    told = {"results": results, "checks": checks}
+    world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER), now)
     return len(results)
 
 
@@ -192,18 +231,23 @@ def decide(world: World, *, now: datetime) -> Decided:
     came = world.read(INSPECTORATE, "results", CLUSTER, world.public(CLUSTER))
     if came is None and now <= _deadline(announced, "results"):
         raise CallerError(f"the cluster has until {announced.predicate['deadlines']['results']} to answer")
-    results: dict[tuple[str, str], dict[str, Any]] = {}
+    case, key = CaseFile(), world.public(CLUSTER)
+    results: dict[tuple[str, ...], dict[str, Any]] = {}
+    checks: dict[str, Checked] | None = None
     if came is not None and came.about == announced.digest and not is_late(came, announced, "results"):
-        results = {(each["device"], each["manifest"]): each["result"] for each in came.predicate["results"]}
+        for each in came.predicate["results"]:
+            results[each["device"], each["action"], each["manifest"]] = each["result"]
+        case.checks = [each.encode() for each in came.predicate["checks"]]
+        checks = {each.head: each.checked for each in (SignedCheck.open(one, key) for one in case.checks)}
 
     def look_up(name: str, job: dict[str, Any]) -> dict[str, Any]:
-        result = results.get((name, job["manifest"]), {"device_error": f"device {name}: no result came in time"})
+        missing = {"device_error": f"device {name}: no result came in time"}
+        result = results.get((name, job["action"], job["manifest"]), missing)
         if "device_error" in result:
             raise DeviceError(str(result["device_error"]))
         return result
 
-    case = CaseFile()
-    verdict = _inspect(world, announced, worker=look_up, case=case, now=now)
+    verdict = _inspect(world, announced, worker=look_up, case=case, now=now, checks=checks)
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))
     path = home / "verdicts" / f"{world.round:04d}.json"
@@ -214,8 +258,20 @@ def decide(world: World, *, now: datetime) -> Decided:
     return Decided(verdict=verdict, bundle=path)
 
 
-def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile, now: datetime) -> Verdict:
-    """Judge what labs and chips have handed over in time."""
+def _inspect(
+    world: World,
+    announced: Message,
+    *,
+    worker: Worker,
+    case: CaseFile,
+    now: datetime,
+    checks: Mapping[str, Checked] | None,
+) -> Verdict:
+    """Judge what labs and chips have handed over in time.
+
+    Args:
+        checks: what the cluster says of the runs that were opened to it; None where it has said nothing yet.
+    """
     trust, settings = world.trust(), _settings(world, announced)
     heads, silent = _heads(world, announced)
     answers: dict[str, dict[str, str]] = {}
@@ -231,8 +287,10 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
             raise EvidenceError("no answer came by the deadline")
         return {name: decode_base64(text) for name, text in answers[chip].items()}
 
-    opened = {_digest((path / MANIFEST).read_bytes()): path for path in sorted(_openings(world).iterdir())}
+    opened = _opened(world)
     missing = [head for head in heads if _digest(head) not in opened]
+    if checks is not None:  # the cluster has answered, and checked all that was opened to it
+        missing += [head for head in heads if _digest(head) in opened and _digest(head) not in checks]
     text = "handed over no heads by the deadline"
     refusals = [Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab}) for lab in silent]
     for head in missing:
@@ -240,7 +298,11 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
         text = f"{lab} did not open run {manifest.run[:16]}…, whose head it handed over"
         refusals.append(Reason(guard="refusal", text=text, where={"lab": lab}))
     memory = load_memory(world.folder / INSPECTORATE / "memory.json")
-    bundles = sorted((world.folder / INSPECTORATE / "verdicts").iterdir())
+    bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").iterdir())]
+    earlier = [head for data in bundles for head in heads_in(data)]
+    for lab, run in dropped(earlier, heads, trust):
+        text = f"{lab} does not hand over run {run[:16]}…, whose head it signed for an earlier round"
+        refusals += [] if lab in silent else [Reason(guard="refusal", text=text, where={"lab": lab})]
     folders = [opened[_digest(head)] for head in heads if _digest(head) in opened]
     verdict = inspect(
         folders,
@@ -252,29 +314,36 @@ def _inspect(world: World, announced: Message, *, worker: Worker, case: CaseFile
         ask=ask,
         labs=announced.predicate["labs"],
         heads=[_digest(head) for head in heads],
-        earlier=[head for path in bundles for head in heads_in(read_bundle(path))],
+        earlier=earlier,
+        checks=checks or {},
+        accepted=accepted_in(bundles, [world.public(INSPECTORATE)], settings_json(settings)),
         case=case,
     )
+    if "rules" in announced.predicate:
+        verdict = apply_rules(verdict, _rules(world, announced), case, trust, settings, worker=worker)
     return _with_refusals(verdict, refusals, announced)
+
+
+def dropped(earlier: Sequence[bytes], heads: Sequence[bytes], trust: Trust) -> list[tuple[str, str]]:
+    """Lab and id of each run whose head was handed over once, and now none is."""
+    known = {(lab, head.run) for lab, head in (signer_of(each, trust) for each in earlier)}
+    return sorted(known - {(lab, head.run) for lab, head in (signer_of(each, trust) for each in heads)})
+
+
+def _rules(world: World, announced: Message) -> Rules:
+    """The rules that were announced; CallerError if their file holds others by now."""
+    path = Path((world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").read_text("utf-8"))
+    found = read_rules(path)
+    if found.to_json() != announced.predicate["rules"]:
+        raise CallerError(f"{path} holds other rules than were announced")
+    return found
 
 
 def _with_refusals(verdict: Verdict, refusals: Sequence[Reason], announced: Message) -> Verdict:
     """Count refusals against their labs, within the budget that was announced."""
-    evidence = {**verdict.evidence, "round": {**announced.predicate, "announcement": announced.digest.hex()}}
-    if not refusals:
-        return replace(verdict, evidence=evidence)
     worse = Outcome.INCONCLUSIVE if len(refusals) <= announced.predicate["refusals"] else Outcome.REJECT
-    order = (Outcome.ACCEPT, Outcome.INCONCLUSIVE, Outcome.REJECT)
-    labs = dict(verdict.evidence.get("labs", {}))
-    for each in refusals:
-        lab = each.where["lab"]
-        labs[lab] = max(Outcome(labs.get(lab, "ACCEPT")), worse, key=order.index).value
-    kept = verdict.reasons if verdict.outcome is not Outcome.ACCEPT else ()
-    return Verdict(
-        outcome=max(verdict.outcome, worse, key=order.index),
-        reasons=(*refusals, *kept),
-        evidence={**evidence, "labs": labs},
-    )
+    evidence = {"round": {**announced.predicate, "announcement": announced.digest.hex()}}
+    return verdict.joined(refusals, {each.where["lab"]: worse for each in refusals}, evidence)
 
 
 def _announced(world: World, party: str) -> Message:
@@ -314,10 +383,21 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
         if found is None:
             silent.append(lab)
             continue
-        for text in found.predicate["heads"]:
-            if signer_of(text.encode(), trust)[0] == lab:
-                heads.append(text.encode())
+        try:
+            handed = [text.encode() for text in found.predicate["heads"]]
+            heads += [head for head in handed if signer_of(head, trust)[0] == lab]
+        except (EvidenceError, UnicodeEncodeError):
+            silent.append(lab)  # a head that is none hides a run as well as silence does
     return heads, silent
+
+
+def _opened(world: World) -> dict[str, Path]:
+    """Runs that labs have opened, as the inspectorate sees them, by the digests of their heads; others are none."""
+    found = {}
+    for path in sorted(_openings(world, INSPECTORATE).iterdir()):
+        with contextlib.suppress(OSError, EvidenceError):
+            found[_digest(limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES))] = path
+    return found
 
 
 def _settings(world: World, announced: Message) -> Settings:
@@ -344,8 +424,9 @@ def _digest(head: bytes) -> str:
     return hashlib.sha256(head).hexdigest()
 
 
-def _openings(world: World) -> Path:
-    path = world.folder / CLUSTER / "openings" / f"{world.round:04d}"
+def _openings(world: World, party: str) -> Path:
+    """Where labs open their runs to a party: to the cluster all of them, to the inspectorate no states and samples."""
+    path = world.folder / party / "openings" / f"{world.round:04d}"
     path.mkdir(exist_ok=True)
     return path
 

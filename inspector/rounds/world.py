@@ -1,9 +1,10 @@
 """A world of parties: a folder for each, with its keys and an inbox, and nothing that two of them write.
 
-    inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), memory.json
-    cluster/       key, inbox/, openings/ROUND/RUN (what labs open to it)
+    inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json,
+                   openings/ROUND/RUN (of runs that labs open, all but states, samples and rounding logs)
+    cluster/       key, inbox/, openings/ROUND/RUN (all of them)
     registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above
-    labs/NAME/     inbox/, runs.json: where its runs and chips lie, which nobody else reads
+    labs/NAME/     inbox/, runs.json: where its runs and chips lie, which nobody else reads; handed/ROUND/RUN
 
 A message is a DSSE envelope over an in-toto statement, about the announcement of its round. What brings it notes when
 it came, as a post office would, and brings the first of a kind only.
@@ -36,6 +37,7 @@ from firmware_sim.evidence import (
 )
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import load_private, load_public, write_keys
+from inspector.rounds.forms import check_form
 from monitor.transcript import parse_time
 
 __all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "time_text"]
@@ -92,7 +94,8 @@ class World:
         for party in (INSPECTORATE, CLUSTER):
             (folder / party / "inbox").mkdir(parents=True)
             write_keys(folder / party / "key", SigningKey.generate())
-        for place in ("registry", "labs", f"{INSPECTORATE}/secrets", f"{INSPECTORATE}/verdicts", f"{CLUSTER}/openings"):
+        mine = [f"{INSPECTORATE}/{place}" for place in ("secrets", "verdicts", "rules", "openings")]
+        for place in ("registry", "labs", f"{CLUSTER}/openings", *mine):
             (folder / place).mkdir()
         return cls(folder)
 
@@ -153,9 +156,13 @@ class World:
             raise CallerError(f"a lab of a world has a name of small letters, digits and '-', not {lab!a:.60}")
         return self.folder / "labs" / lab
 
+    def home(self, party: str) -> Path:
+        """A party's folder."""
+        return self.folder / party if party in (INSPECTORATE, CLUSTER) else self._lab(party)
+
     def inbox(self, party: str) -> Path:
         """Where a party's messages lie."""
-        return (self.folder / party if party in (INSPECTORATE, CLUSTER) else self._lab(party)) / "inbox"
+        return self.home(party) / "inbox"
 
     def send(
         self,
@@ -193,6 +200,7 @@ class World:
             envelope = canonical.encode(content["envelope"])
             payload = open_sealed(envelope, _PAYLOAD.format(kind), key, most=limits.BUNDLE_BYTES)
             [(_, about)], predicate = open_statement(payload, _PREDICATE.format(kind))
+            check_form(kind, predicate)
             return Message(
                 about=about.value, predicate=predicate, envelope=envelope, received=parse_time(content["received"])
             )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from firmware_sim import Chip, ErrorCode, MailboxError, collect_evidence
 from firmware_sim.errors import DeviceError, EvidenceError
-from monitor.lab.simulated import SimulatedLab
-from monitor.transcript.layout import chip_path
+from monitor.lab.desk import Desk, ask_lab, is_at_work
+from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.transcript.layout import MANIFEST, chip_path
+from monitor.transcript.manifest import Manifest
 
-__all__ = ["LiveChips", "chip_evidence", "write_answers"]
+__all__ = ["LiveChips", "chip_evidence", "copy_run", "is_going_on", "open_desk", "write_answers"]
 
 
 def chip_evidence(
@@ -34,8 +37,35 @@ def write_answers(lab: SimulatedLab, run: Path) -> None:
             (folder / name).write_bytes(content)
 
 
+def open_desk(lab: SimulatedLab, run: Path) -> Desk:
+    """From now on this process answers for the lab's chips, and for the run that it trains, between two steps."""
+    chips = {chip.chip_id: chip for chip in (*lab.chips, *lab.idle)}
+
+    def answer(chip: str, nonce: bytes, verifier: str) -> dict[str, bytes]:
+        try:
+            return _answer(chips[chip], nonce, verifier)
+        except (MailboxError, DeviceError) as error:
+            raise EvidenceError(str(error)) from None
+
+    return Desk(lab.folder, run, answer)
+
+
+def copy_run(run: Path, target: Path) -> None:
+    """Copy a run folder as it is between two steps; EvidenceError where the process that trains does not let go."""
+    if is_at_work(lab_path(run)):
+        ask_lab(lab_path(run), {"copy": str(target.absolute())})
+    else:
+        shutil.copytree(run, target)
+
+
+def is_going_on(run: Path) -> bool:
+    """Tell whether the lab's own run is one that it has not finished."""
+    key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(run)))
+    return not Manifest.open((run / MANIFEST).read_bytes(), key.verifying).finished
+
+
 class LiveChips:
-    """The chips of simulated labs, each of which is powered on to answer a challenge, and off again.
+    """The chips of simulated labs: one at work answers between two steps, any other is powered on for it, and off.
 
     Args:
         labs: their private folders (``RUN.lab``), which stand for whatever brings a verifier's question to a chip.
@@ -61,8 +91,11 @@ class LiveChips:
         """
         if chip not in self._labs:
             raise EvidenceError(f"no lab that was named holds chip {chip}")
+        lab = self._labs[chip]
+        if is_at_work(lab):
+            return ask_lab(lab, {"chip": chip, "nonce": nonce.hex(), "verifier": verifier})
         try:
-            asked = SimulatedLab.power_on(self._labs[chip], chip)
+            asked = SimulatedLab.power_on(lab, chip)
             answer = _answer(asked, nonce, verifier)
             asked.power_off()
         except MailboxError as error:

@@ -71,6 +71,7 @@ class LabConfig:
         silicon: folder of the chips of an earlier run that go on in this one, or None for new chips.
         idle_chips: registered chips that take no part in the run.
         beacon_every: steps from one beacon of the simulated inspectorate to the next; 0 for none.
+        number: of the run among those of its lab, so that each has salts of its own.
     """
 
     lab: str
@@ -87,6 +88,7 @@ class LabConfig:
     silicon: str | None = None
     idle_chips: int = 0
     beacon_every: int = 0
+    number: int = 0
 
     @property
     def nonce(self) -> bytes:
@@ -159,6 +161,7 @@ def next_lab_config(
         started=started.strftime(_TIME),
         declared_end=(started + duration).strftime(_TIME),
         silicon=silicon,
+        number=earlier.number + 1,
     )
 
 

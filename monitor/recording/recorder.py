@@ -27,7 +27,8 @@ from monitor.declaration.schedules import Schedule
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
 from monitor.lab.conduct import conduct
-from monitor.lab.evidence import chip_evidence, write_answers
+from monitor.lab.desk import Desk
+from monitor.lab.evidence import chip_evidence, open_desk, write_answers
 from monitor.lab.host import Host
 from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
@@ -130,6 +131,7 @@ class Recorder:
     _declared: Declaration
     _source: Source
     _host: Host
+    _desk: Desk
     _programs: StepPrograms
     _hooks: list[RemovableHandle]
     _start: Program | None = None
@@ -396,6 +398,7 @@ class Recorder:
         write_answers(self._lab, self.folder)
         self._writer.finish({**files, **evidence})
         self._lab.power_off()
+        self._desk.close()
         self._updates.remove()
         for hook in self._hooks:
             hook.remove()
@@ -484,7 +487,13 @@ class Recorder:
         self._make_host()
         self._commit_start()
 
+    def answer(self) -> None:
+        """Answer what an inspection has asked of the lab; each step does so, and a loop that waits for long may."""
+        self._require_ready()
+        self._desk.serve()
+
     def _make_host(self) -> None:
+        self._desk = open_desk(self._lab, self.folder)
         self._host = Host(
             self._declared,
             self._loop.memory,
@@ -749,6 +758,7 @@ class Recorder:
         self._host.commit(leaf, files)
         self._checkpoints.release(step)
         self._conduct.after_step(step, self._host)
+        self._desk.serve()
 
     def _agree(self) -> None:
         """Have the declaration countersigned as far as the run came."""
@@ -769,8 +779,9 @@ def _require_let_go(meter: Meter, step: int, program: Program) -> None:
 
 
 def lab_salt(config: LabConfig) -> bytes:
-    """Key of the salts of a simulated lab's data: 32 bytes."""
-    return hashlib.sha256(f"chipwitness/salt/{config.secret}".encode()).digest()
+    """Key of the salts of a run's data: 32 bytes, and others for each run of a simulated lab."""
+    label = f"chipwitness/salt/{config.secret}" + (f"/{config.number}" if config.number else "")
+    return hashlib.sha256(label.encode()).digest()
 
 
 def _is_picked(seed: int, step: int, one_in: int) -> bool:

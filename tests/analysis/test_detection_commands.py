@@ -213,7 +213,7 @@ def test_plan_of_two_sites(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     again = run_json(capsys, "plan", "--flop", "2.56e24", "--sites", str(sites))
     assert again["visits"] == data["visits"]
     assert main(words) == 0
-    assert "inspectors, cost" in capsys.readouterr().out
+    assert "Cost " in capsys.readouterr().out
 
 
 def test_plan_tells_the_honest_figure_and_the_excess(capsys: pytest.CaptureFixture[str]) -> None:
@@ -430,6 +430,71 @@ def test_table_gives_bands_where_sources_state_a_range(capsys: pytest.CaptureFix
     assert run_json(capsys, "table")["draws"] is None
 
 
+PRICED = (
+    "plan", "--flop", "1e25", "--site", "a=50000", "--periods", "30", "--evasion", "declared",
+    "--inspector-cost", "3e5",
+)  # fmt: skip
+
+
+def test_a_plan_chooses_how_many_segments_to_replay(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        *PRICED,
+        "--segments",
+        "100",
+        "--replay-price",
+        "1e-20",
+        "--travel-cost",
+        "2000",
+        "--chip-overhead",
+        "0.01",
+    ]
+    data = run_json(capsys, *words, "--chip-year", "100", "--confidentiality", "0.5")
+    replaying, costs = data["replaying"], data["costs"]
+    # Five of the hundred segments are false.
+    miss = math.prod((95 - place) / (100 - place) for place in range(replaying["replayed"]))
+    assert replaying["caught"] == pytest.approx(1 - miss)
+    totals = {each["replayed"]: each["total"] for each in replaying["tried"]}
+    assert totals[replaying["replayed"]] == min(totals.values()) == pytest.approx(data["cost"])
+    assert {1, 100} < set(totals)
+    assert replaying["flop_per_year"] == pytest.approx(
+        sum(each["samples"] * each["visits_per_year"] for each in data["visits"]) * 1e25 * replaying["replayed"] / 100
+    )
+    assert costs["replay"] == pytest.approx(replaying["flop_per_year"] * 1e-20)
+    assert costs["confidentiality"] == pytest.approx(costs["replay"] / 2)
+    assert costs["travel"] == pytest.approx(data["visits_per_year"] * 2000)
+    assert costs["chips_time"] == 50_000 * 0.01 * 100
+    assert costs["total"] == pytest.approx(sum(value for name, value in costs.items() if name != "total"))
+    assert {"false transcript", "as declared"} == {each["evasion"] for each in data["responses"]}
+    assert data["detection"] >= 0.9
+    # The dearer a replay, the fewer.
+    dear = run_json(capsys, *PRICED, "--segments", "100", "--replay-price", "1e-16")["replaying"]["replayed"]
+    assert dear < replaying["replayed"]
+
+
+def test_a_visit_a_year_meets_a_run_of_ninety_days_too_late(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--flop", "1e25", "--site", "a=50000", "--days", "90", "--evasion", "declared"]
+    assert main([*words, "--periods", "365"]) == 0
+    text = capsys.readouterr().out
+    assert "Warning: a visit every 365 days meets a run of 90 days when it is over" in text
+    assert main([*words, "--periods", "30"]) == 0
+    assert "Warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--segments 0 --replay-price 1", "--segments must be between 1 and"),
+        ("--segments 10", "--segments needs --inspector-cost and --replay-price"),
+        ("--replay-price -1", "--replay-price must be at least 0"),
+        ("--false-segments 2", "--false-segments must be between 0 and 1"),
+        ("--segments 10 --replay-price 1 --days 100/200/300", "--segments plans for exact inputs"),
+        ("--inspector-cost 0 --travel-cost 5", "--travel-cost needs --inspector-cost"),
+    ],
+)
+def test_costs_refuse_nonsense(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, *PRICED, *words.split())
+
+
 def test_plan_of_uncertain_inputs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = (
         "plan",
@@ -446,7 +511,10 @@ def test_plan_of_uncertain_inputs(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert data["bands"]["work"]["low"] < data["work"] < data["bands"]["work"]["high"]
     assert data["bands"]["detection"]["low"] < data["detection"] < data["bands"]["detection"]["high"]
     assert [row["parameter"] for row in data["tornado"]] == ["flop", "chips of a"]
-    assert (data["sobol"], data["inputs"]["rate"]) == (None, "assumed")
+    assert data["inputs"]["rate"] == "assumed"
+    assert [row["parameter"] for row in data["sobol"]] == ["flop", "chips of a"]
+    assert sum(row["first"] for row in data["sobol"]) == pytest.approx(1, abs=0.02)
+    assert data["sobol_explained"] > 0.95
     assert (tmp_path / "a.svg").exists()
     assert main([*words, "--draws", "20"]) == 0
     assert "The plan above, which is for the medians, detects in 1,000 draws with" in capsys.readouterr().out

@@ -7,6 +7,8 @@ const closedForms = (() => {
   const ROUNDING = 1e-9;
   const LARGEST_HIT = 1 - 2 ** -53;
   const MOST_VISITS = 100000;
+  const WATTS_PER_CHIP = 1400;
+  const REFERENCE_MEGAWATTS = 10;
   const HALF_LOG_2PI = 0.91893853320467274178;
 
   const detection = (logMiss) => 0 - Math.expm1(logMiss);
@@ -142,6 +144,13 @@ const closedForms = (() => {
     return 0 - Math.expm1(ratio(share / stretch) / ratio(share) * Math.log1p(-confidence));
   }
 
+  // The one hidden site is found while the run lasts; the rate grows with the root of its power.
+  function found(working, at) {
+    const power = working * WATTS_PER_CHIP / 1e6;
+    const rate = power > 0 ? at.finds * Math.sqrt(power / REFERENCE_MEGAWATTS) : 0;
+    return 0 - Math.expm1(-rate * at.days / DAYS_PER_YEAR);
+  }
+
   const finite = (value) => (Number.isFinite(value) ? value : null);
 
   function likelihood(one, other) {
@@ -179,6 +188,7 @@ const closedForms = (() => {
       chips_needed: needed,
       fits: fits ? 1 : 0,
       hidden,
+      found: found(hidden * needed, at),
       share,
       hit: share * snapshot(at.rate, at.period),
       per_period: perPeriod,
@@ -199,6 +209,6 @@ const closedForms = (() => {
     };
   }
 
-  return {answers, detection, detectionTolerating, falseAlarm, fewestTolerated, layout, logMissByDay, perYear,
+  return {answers, detection, detectionTolerating, falseAlarm, fewestTolerated, found, layout, logMissByDay, perYear,
     stretchDetection, visitDays};
 })();

@@ -9,7 +9,7 @@ const explorer = (() => {
   const DASHES = ["solid", "dash", "dashdot", "dot", "longdash", "longdashdot"];
   const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "cross", "x"];
   const START = Object.fromEntries(CONTROLS.map((each) => [each.name, each.value]));
-  const state = {...START, figure: "year", scenario: "", run: ""};
+  const state = {...START, figure: "year", scenario: "", run: "", program: ""};
   const figures = {};
   const drawn = {};
   let charts = null;
@@ -75,10 +75,13 @@ const explorer = (() => {
     }
     const hide = found.hidden > 0 ? `hide=${shown(found.hidden)}` : "";
     const evasions = [hide || "declared", hide ? `${hide},refuse` : "refuse"];
+    const site = found.hidden > 0 ? [`chipwitness evidence site --per-year ${shown(at.finds)} --days ${shown(at.days)} --chips ${
+      shown(Math.min(at.smuggled, found.chips_needed))}`] : [];
     return [
       `chipwitness samples ${run}`,
       `chipwitness alarms ${run} --samples ${found.draws} --refusals ${shown(at.refusals)} --prior ${
         shown(at.prior)} ${evasions.map((each) => `--evasion ${each}`).join(" ")}`,
+      ...site,
     ].join("\n");
   }
 
@@ -143,6 +146,24 @@ const explorer = (() => {
     },
   };
 
+  figures.found = {
+    name: "What finds smuggled chips",
+    draw(at) {
+      const {needed, draws} = closedForms.layout(at);
+      const most = Math.max(needed, 10);
+      const stock = Array.from({length: POINTS}, (_, place) => most * place / (POINTS - 1));
+      const drawn = stock.map((smuggled) => closedForms.detectionTolerating(
+        Math.min(1, Math.max(0, needed - smuggled) / at.chips), draws, closedForms.fewestTolerated(draws, at), at));
+      const seen = stock.map((smuggled) => closedForms.found(Math.min(smuggled, needed), at));
+      return {title: `Caught by draws of ${count(draws)} chips, or by finding the hidden site`, x: "smuggled chips at work",
+        y: "probability", mark: Math.min(at.smuggled, needed), range: [0, 1.02], lines: [
+          {name: "by draws", x: stock, y: drawn},
+          {name: "hidden site found", x: stock, y: seen},
+          {name: "by either", x: stock, y: drawn.map((chance, place) => 1 - (1 - chance) * (1 - seen[place]))},
+        ]};
+    },
+  };
+
   figures.alarms = {
     name: "Detection and false alarms, by tolerated refusals",
     draw(at) {
@@ -196,8 +217,13 @@ const explorer = (() => {
   function draw(id, figure) {
     drawn[id] = figure;
     byId(`${id}-caption`).textContent = `${figure.title}. ${figure.note || ""}`;
-    if (!charts) return Promise.resolve();
-    return charts.react(byId(id), tracesOf(figure), layoutOf(figure),
+    const holder = byId(id);
+    if (!charts) {
+      sketch.into(holder, figure);
+      return Promise.resolve();
+    }
+    if (holder.querySelector(".sketch")) holder.replaceChildren();
+    return charts.react(holder, tracesOf(figure), layoutOf(figure),
       {responsive: true, displayModeBar: false, displaylogo: false});
   }
 
@@ -215,6 +241,10 @@ const explorer = (() => {
   }
 
   async function saveFigure(id, format) {
+    if (!charts) {
+      save(`chipwitness-${id}.svg`, "image/svg+xml", new XMLSerializer().serializeToString(byId(id).firstChild));
+      return;
+    }
     const size = {width: 960, height: 600};
     const layout = layoutOf(drawn[id]);
     const title = {text: plain(drawn[id].title), x: 0.02, font: {size: 15}};
@@ -242,6 +272,7 @@ const explorer = (() => {
   // Closed forms
   const NAMES = {
     chips_needed: ["chips that the run needs", count], hidden: ["of it on smuggled chips", chance],
+    found: ["hidden site found while the run lasts", percent],
     share: ["share of the registered chips that it uses", chance], hit: ["a drawn chip incriminates it", chance],
     per_period: ["chips a visit by Eq. 1", short], draws: ["chips drawn at a visit", count],
     per_year: ["chips a year", count], inspectors: ["inspectors, at 1,000 chips a year", count],
@@ -264,7 +295,8 @@ const explorer = (() => {
     lines.push(`Drawing ${count(found.draws)} of ${count(at.chips)} chips every ${at.period} days (${
       count(found.per_year)} a year, ${found.inspectors === 1 ? "1 inspector" : `${count(found.inspectors)} inspectors`
       }) catches the run with ${percent(found.detection)}; an honest lab is accused with ${chance(found.false_alarm)}.`);
-    if (found.hidden > 0) lines.push(`${chance(found.hidden)} of the run hides on smuggled chips, which no draw reaches.`);
+    if (found.hidden > 0) lines.push(`${chance(found.hidden)} of the run hides on smuggled chips, which no draw reaches; their site is found with ${
+      percent(found.found)}.`);
     if (at.period >= at.days) {
       lines.push(`Warning: a visit every ${at.period} days meets a run of ${at.days} days: it is over before it is ` +
         "noticed.");
@@ -352,8 +384,9 @@ const explorer = (() => {
       const value = Number(words.get(control.name));
       if (words.has(control.name) && inside(control, value)) state[control.name] = value;
     }
-    for (const name of ["figure", "scenario", "run"]) {
-      const known = byId(name) ? Array.from(byId(name).options, (each) => each.value) : [];
+    for (const name of ["figure", "scenario", "run", "program"]) {
+      const programs = () => DATA.runs.runs.flatMap((run) => run.graphs.programs.map((each) => each.program));
+      const known = !byId(name) ? [] : name === "program" ? programs() : Array.from(byId(name).options, (each) => each.value);
       if (known.includes(words.get(name))) state[name] = words.get(name);
       if (byId(name)) byId(name).value = state[name];
     }
@@ -440,14 +473,78 @@ const explorer = (() => {
     const rows = run.chips.flatMap((chip) => (chip.problem ? [[chip.name, "problem", "", "", chip.problem]] : [])
       .concat(chip.events.slice(0, 500).map((each) => [chip.name, each[1], each[2], each[3], each[4] === null ? "" : each[4]])));
     byId("run-data").replaceChildren(table("Records, at most 500 of each chip", ["chip", "kind", "boot", "tick", "step"], rows));
+    const known = run.graphs.programs.map((each) => each.program);
+    if (!known.includes(state.program)) state.program = known[0] || "";
+    byId("program").replaceChildren(...run.graphs.programs.map((each, place) => element("option", {value: each.program},
+      `${place + 1}: ${each.program.slice(0, 16)}…, ${each.calls} calls`)));
+    byId("program").value = state.program;
+    updateProgram();
     return draw("run-plot", timeline(run));
+  }
+
+  // What a program's calls read of each other; those with the same way to go stand in one column.
+  function graphOf(graph) {
+    const column = {};
+    const spots = graph.nodes.map(([, , , depth]) => [depth, column[depth] = (column[depth] || 0) + 1]);
+    const height = spots.map(([depth, row]) => row - (column[depth] + 1) / 2);
+    const kinds = [["call", "call"], ["state", "state before the step"], ["batch", "batch"], ["constant", "constant"]];
+    const lines = [{name: "reads", mode: "lines", x: graph.edges.flatMap(([from, to]) => [spots[from][0], spots[to][0], null]),
+      y: graph.edges.flatMap(([from, to]) => [height[from], height[to], null]),
+      more: {line: {color: "#b8c0c8", width: 0.7}, hoverinfo: "skip"}}];
+    for (const [kind, name] of kinds) {
+      const places = graph.nodes.map((each, place) => place).filter((place) => graph.nodes[place][0] === kind);
+      if (places.length) {
+        lines.push({name, mode: "markers", size: 6, x: places.map((place) => spots[place][0]), y: places.map((place) => height[place]),
+          more: {text: places.map((place) => plain(`${graph.nodes[place][2] === null ? "" : `call ${graph.nodes[place][2]}: `}${
+            graph.nodes[place][1]}`)), hoverinfo: "text"}});
+      }
+    }
+    return {title: `Program ${graph.program.slice(0, 16)}…`, x: "calls that must come before", y: "", lines,
+      note: `${count(graph.calls)} calls; ${count(graph.views)} of them are views, which are left out: who reads one reads what it is a view of.${
+        graph.left_out ? ` ${count(graph.left_out)} more calls are not shown.` : ""}`, yaxis: {showticklabels: false}};
+  }
+
+  function updateProgram() {
+    const {graphs} = DATA.runs.runs.find((each) => each.name === state.run);
+    const graph = graphs.programs.find((each) => each.program === state.program);
+    for (const id of ["program-plot", "program-plot-actions"]) byId(id).hidden = !graph;
+    if (!graph) {
+      byId("program-plot-caption").textContent = graphs.problem || "The run holds no program.";
+      byId("program-data").replaceChildren();
+      return Promise.resolve();
+    }
+    const sources = {};
+    graph.edges.forEach(([from, to]) => { (sources[to] = sources[to] || []).push(from); });
+    const named = (place) => (graph.nodes[place][2] === null ? graph.nodes[place][1] : `call ${graph.nodes[place][2]}`);
+    const rows = graph.nodes.map((each, place) => [each, place]).filter(([each]) => each[0] === "call").slice(0, 500)
+      .map(([each, place]) => [each[2], each[1], (sources[place] || []).map(named).join(", ")]);
+    byId("program-data").replaceChildren(table("Calls but for views, at most 500", ["call", "operator", "reads"], rows));
+    return draw("program-plot", graphOf(graph));
   }
 
   function showDispute() {
     const dispute = DATA.runs.dispute;
     if (!dispute) return;
-    byId("dispute").replaceChildren(element("h3", {}, "A dispute, and how the search ended"), element("p", {}, dispute.text),
-      table(`Outcome: ${dispute.outcome}`, ["found", "value"], dispute.found));
+    byId("dispute").hidden = false;
+    byId("dispute-text").textContent = dispute.text;
+    byId("dispute-data").replaceChildren(table(`Outcome: ${dispute.outcome}`, ["found", "value"], dispute.found),
+      table("Where the referee asked", ["question", "compared", "of", "the labs"], dispute.search.map(([phase, place, of, agree], number) =>
+        [number + 1, `${phase} ${place}`, of, agree ? "agree" : "differ"])));
+    showSearch(dispute);
+  }
+
+  function showSearch(dispute) {
+    const kinds = [["step", true], ["step", false], ["operator", true], ["operator", false]];
+    const asked = dispute.search.map((each, number) => [number + 1, ...each]);
+    const lines = kinds.map(([kind, agree]) => {
+      const places = asked.filter((each) => each[1] === kind && each[4] === agree);
+      return {name: `${kind}s: the labs ${agree ? "agree" : "differ"}`, mode: "markers", x: places.map((each) => each[0]),
+        y: places.map((each) => each[2] / each[3]), more: {text: places.map((each) => plain(`${each[1]} ${each[2]} of ${each[3]}`)), hoverinfo: "text"}};
+    }).filter((line) => line.x.length);
+    for (const id of ["dispute-plot", "dispute-plot-actions"]) byId(id).hidden = !lines.length;
+    if (!lines.length) return Promise.resolve();
+    return draw("dispute-plot", {title: "The referee's search", x: "question", y: "place, as a share of all", lines, range: [-0.05, 1.05],
+      note: "First it halves the run until one step is left where the labs part, then that step until one operator is left."});
   }
 
   // The page
@@ -462,14 +559,17 @@ const explorer = (() => {
     });
   }
 
+  const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+
   async function updateAll() {
     showControls();
     updateLink();
     await updateClosed();
-    if (charts) performance.mark("picture");
-    await new Promise((next) => setTimeout(next));
+    await painted();
+    performance.mark(charts ? "charts" : "picture");
     if (DATA.campaigns.scenarios.length) await updateCampaign();
     if (DATA.runs && DATA.runs.runs.length) await updateRun();
+    if (charts && DATA.runs) showDispute();
   }
 
   async function unpacked() {
@@ -485,11 +585,14 @@ const explorer = (() => {
     makeControls();
     choose("figure", Object.entries(figures).map(([key, each]) => [key, each.name]), updateClosed);
     choose("scenario", DATA.campaigns.scenarios.map((each) => [each.name, each.title]), updateCampaign);
-    if (DATA.runs) choose("run", DATA.runs.runs.map((each) => [each.name, each.name]), updateRun);
+    if (DATA.runs) {
+      choose("run", DATA.runs.runs.map((each) => [each.name, each.name]), updateRun);
+      choose("program", [], updateProgram);
+    }
     actions("plot");
     actions("campaign-plot");
     if (DATA.runs) {
-      actions("run-plot");
+      for (const id of ["run-plot", "program-plot", "dispute-plot"]) actions(id);
       showDispute();
     }
     byId("reset").addEventListener("click", () => {
@@ -503,7 +606,7 @@ const explorer = (() => {
       charts = await unpacked();
       await updateAll();
     } catch (error) {
-      byId("plot").textContent = "This browser cannot draw the figures; the numbers beside them hold.";
+      console.warn(`the charting library could not be unpacked, so that figures stay plain: ${error}`);
     }
     document.documentElement.dataset.ready = "yes";
   }

@@ -74,6 +74,17 @@ def test_no_byte_can_be_changed(which, request):
         assert outcome(bytes(data), one.trust) == (Outcome.REJECT, False), place
 
 
+def test_no_byte_of_a_minimal_bundle_can_be_changed(make_run, devices):
+    """One chip, one step; every sixteenth byte, another bit in each."""
+    recorded = make_run(steps=1, chips=1, checkpoint_every=1, batch_size=2, rate=1)
+    one = made(recorded, devices, settings=replace(SETTINGS, samples=1))
+    assert outcome(one.data, one.trust) == (Outcome.ACCEPT, True)
+    for place in range(random.Random(1).randrange(16), len(one.data), 16):
+        data = bytearray(one.data)
+        data[place] ^= 1 << place // 16 % 8
+        assert outcome(bytes(data), one.trust) == (Outcome.REJECT, False), place
+
+
 def test_no_item_can_be_left_out_or_added(accepted):
     data = canonical.decode(accepted.data)
     for path in data["items"]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import ndtri
 
 from firmware_sim.errors import CallerError
 from inspector.probability import detection as closed
@@ -22,9 +24,11 @@ from inspector.probability.uncertain import (
     Uniform,
     band,
     draws,
+    levels,
     parse,
     samples_where_possible,
     sobol,
+    sobol_of_few,
     tornado,
 )
 
@@ -161,3 +165,41 @@ def test_sobol_indices_need_variance_and_answers() -> None:
         sobol(lambda at: np.where(at["a"] > 4.5, np.nan, at["a"]), {"a": Uniform(1, 5)}, number=64)
     (only,) = sobol(lambda at: at["a"] * at["b"], {"a": LogNormal(1, 5), "b": Fixed(2)}, number=1024)
     assert (only.first, only.total) == (1, 1)
+
+
+def test_sobol_indices_of_few_answers() -> None:
+    """Of a product of log-normal numbers each has the share of its own spread; no draw of it need be cheap."""
+    inputs = {"a": LogNormal(1, 10), "b": LogNormal(1, 100), "c": Fixed(3.0)}
+    at = levels(inputs, number=60, seed=2)
+    drawn = draws(inputs, number=60, seed=2)
+    found, explained = sobol_of_few(drawn["a"] * drawn["b"] / drawn["c"], at)
+    assert explained == pytest.approx(1)
+    assert [each.parameter for each in found] == ["b", "a"]
+    assert [each.first for each in found] == pytest.approx([0.8, 0.2], abs=1e-6)
+    assert [each.total for each in found] == pytest.approx([0.8, 0.2], abs=1e-6)
+    assert all(each.first_low <= each.first <= each.first_high for each in found)
+
+
+def test_sobol_indices_of_few_answers_tell_what_acts_together() -> None:
+    at = levels({"a": Uniform(0, 1), "b": Uniform(0, 1)}, number=80, seed=3)
+    one, other = (ndtri(each) for each in at.values())
+    found, explained = sobol_of_few(np.exp(one + 0.5 * one * other), at)
+    shares = {each.parameter: (each.first, each.total) for each in found}
+    assert explained > 0.99
+    assert shares["a"] == pytest.approx((0.8, 1.0), abs=1e-6)
+    assert shares["b"] == pytest.approx((0.0, 0.2), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("answers", "number", "message"),
+    [
+        (lambda z: np.exp(np.sin(7 * z[0]) + z[1]), 40, "a polynomial of second degree explains"),
+        (lambda z: np.exp(z[0]), 11, "2 inputs need 12 draws at least"),
+        (lambda z: np.where(z[0] > 0, 1.0, np.nan), 40, "some draws have no answer"),
+        (lambda z: 1 + 0 * z[0], 40, "does not vary"),
+    ],
+)
+def test_sobol_indices_that_few_answers_do_not_give(answers: Any, number: int, message: str) -> None:
+    at = levels({"a": Uniform(0, 1), "b": Uniform(0, 1)}, number=40, seed=3)
+    with pytest.raises(CallerError, match=message):
+        sobol_of_few(answers([ndtri(each) for each in at.values()])[:number], {k: v[:number] for k, v in at.items()})

@@ -1,0 +1,236 @@
+"""What a plan costs a year, and how many segments of a drawn chip's run are worth replaying."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+    from inspector.probability.planning import Problem, VisitSchedule
+
+__all__ = [
+    "KEYS",
+    "Replaying",
+    "Search",
+    "add_costs",
+    "cheapest",
+    "cost_lines",
+    "costs",
+    "flop_per_year",
+    "price_of_travel",
+]
+
+KEYS = """
+costs (money a year, null without --inspector-cost: staff, travel, replay, confidentiality, chips_time, total),
+replaying (null without --segments: segments, replayed of each drawn chip's run, false_share, caught: chance that so
+many replayed segments show a false one, flop_per_year, tried: replayed and total of every number that was planned for,
+null where no schedule is enough),
+"""
+
+_MOST_SEGMENTS = 1_000_000
+_REFINED = 2
+"""Rounds in which numbers between the best one and its neighbours are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaying:
+    """``replayed`` of a run's ``segments`` are repeated for each drawn chip; a liar makes a share of them false."""
+
+    segments: int
+    replayed: int
+    false_share: float
+
+    @property
+    def caught(self) -> float:
+        """Chance that a false segment is among those replayed (hypergeometric)."""
+        from inspector.probability.detection import detection, log_miss_without_replacement
+
+        false = max(1, math.ceil(self.false_share * self.segments * (1 - 1e-12)))
+        return float(detection(log_miss_without_replacement(chips=self.segments, used=false, samples=self.replayed)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """The cheapest number of segments, its plan, and the totals of all numbers that were tried."""
+
+    replaying: Replaying
+    problem: Problem
+    plan: VisitSchedule
+    tried: tuple[tuple[int, float | None], ...]
+
+
+def add_costs(parser: ArgumentParser) -> None:
+    """Add what visits, replays and secrecy cost, and the number of segments."""
+    option = parser.add_argument
+    option("--travel-cost", type=float, default=0.0, metavar="M", help="money for the journey of a visit (default 0)")
+    option(
+        "--segments",
+        type=int,
+        metavar="N",
+        help="a run has so many; plan how many to replay for each drawn chip, against a lab whose transcript is false "
+        "in a share of them (needs --inspector-cost and --replay-price)",
+    )
+    option(
+        "--false-segments",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="that share: the least that a lie takes (default 0.05)",
+    )
+    option("--replay-price", type=float, default=0.0, metavar="M", help="money for a replayed FLOP (default 0)")
+    option(
+        "--confidentiality",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="what secrecy adds to a replay, as a share: a cluster that both sides trust and that keeps nothing "
+        "(default 0)",
+    )
+    option(
+        "--chip-overhead",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="share of the chips' time that monitoring takes (default 0)",
+    )
+    option("--chip-year", type=float, default=0.0, metavar="M", help="money for a chip and year (default 0)")
+
+
+def price_of_travel(arguments: argparse.Namespace) -> float:
+    """Return what a journey costs in chips that could have been examined instead; 0 where no price is given."""
+    from inspector.probability.detection import CHIPS_PER_INSPECTOR
+
+    _check(arguments)
+    if not arguments.travel_cost:
+        return 0.0
+    if not arguments.inspector_cost:
+        raise CallerError("--travel-cost needs --inspector-cost, by which a journey is compared with work")
+    return float(arguments.travel_cost / arguments.inspector_cost * CHIPS_PER_INSPECTOR)
+
+
+def costs(
+    arguments: argparse.Namespace, problem: Problem, plan: VisitSchedule, replaying: Replaying | None
+) -> dict[str, float] | None:
+    """Return the parts of the yearly cost and their total; None where no price of an inspector is given."""
+    from inspector.probability.detection import CHIPS_PER_INSPECTOR
+
+    if arguments.inspector_cost is None:
+        return None
+    work = plan.work - plan.visits_per_year * price_of_travel(arguments)
+    replay = flop_per_year(problem, plan, replaying) * arguments.replay_price
+    found = {
+        "staff": work / CHIPS_PER_INSPECTOR * arguments.inspector_cost,
+        "travel": plan.visits_per_year * arguments.travel_cost,
+        "replay": replay,
+        "confidentiality": replay * arguments.confidentiality,
+        "chips_time": sum(site.chips for site in problem.sites) * arguments.chip_overhead * arguments.chip_year,
+    }
+    return found | {"total": sum(found.values())}
+
+
+def flop_per_year(problem: Problem, plan: VisitSchedule, replaying: Replaying | None) -> float:
+    """Return FLOP replayed a year: for each drawn chip its segments, of a run of at most H FLOP."""
+    if replaying is None:
+        return 0.0
+    drawn = sum(each.per_year * each.samples for each in plan.visits)
+    return drawn * problem.flop * replaying.replayed / replaying.segments
+
+
+def cheapest(arguments: argparse.Namespace, problem_at: Callable[[Replaying], Problem]) -> Search:
+    """Return the number of segments whose cheapest plan costs least in all.
+
+    Raises:
+        CallerError: no price, a number out of range.
+        OutOfReachError: no number of segments reaches the confidence.
+    """
+    from inspector.probability.detection import OutOfReachError
+    from inspector.probability.planning import cheapest_plan
+
+    _check(arguments)
+    segments = arguments.segments
+    if not arguments.inspector_cost or not arguments.replay_price:
+        raise CallerError(
+            "--segments needs --inspector-cost and --replay-price, by which replays are compared with work"
+        )
+    tried: dict[int, tuple[float, Replaying, Problem, VisitSchedule] | None] = {}
+    reason = ""
+
+    def attempt(number: int) -> None:
+        nonlocal reason
+        if number in tried:
+            return
+        replaying = Replaying(segments=segments, replayed=number, false_share=arguments.false_segments)
+        problem = problem_at(replaying)
+        try:
+            plan = cheapest_plan(problem)
+        except OutOfReachError as error:
+            reason, tried[number] = str(error), None
+            return
+        found = costs(arguments, problem, plan, replaying)
+        assert found is not None
+        tried[number] = (found["total"], replaying, problem, plan)
+
+    for step in range(12):
+        attempt(min(segments, max(1, round(segments ** (step / 11)))))
+    for _ in range(_REFINED):
+        best = _best(tried)
+        if best is None:
+            raise OutOfReachError(reason)
+        below = [number for number in tried if number < best]
+        above = [number for number in tried if number > best]
+        for other in ([max(below)] if below else []) + ([min(above)] if above else []):
+            attempt(round(math.sqrt(best * other)))
+    best = _best(tried)
+    chosen = None if best is None else tried[best]
+    if chosen is None:
+        raise OutOfReachError(reason)
+    _, replaying, problem, plan = chosen
+    totals = tuple((number, None if found is None else found[0]) for number, found in sorted(tried.items()))
+    return Search(replaying=replaying, problem=problem, plan=plan, tried=totals)
+
+
+def _best(tried: dict[int, tuple[float, Any, Any, Any] | None]) -> int | None:
+    there = {number: found[0] for number, found in tried.items() if found is not None}
+    return min(there, key=lambda number: there[number]) if there else None
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name in ("inspector_cost", "travel_cost", "replay_price", "confidentiality", "chip_year"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise CallerError(f"--{name.replace('_', '-')} must be at least 0, not {value:g}")
+    for name in ("false_segments", "chip_overhead"):
+        if not 0 <= getattr(arguments, name) <= 1:
+            raise CallerError(f"--{name.replace('_', '-')} must be between 0 and 1, not {getattr(arguments, name):g}")
+    if arguments.segments is not None and not 1 <= arguments.segments <= _MOST_SEGMENTS:
+        raise CallerError(f"--segments must be between 1 and {_MOST_SEGMENTS:,}, not {arguments.segments}")
+
+
+def cost_lines(data: dict[str, Any]) -> list[str]:
+    """Return costs and replays as text."""
+    lines = []
+    found, replaying = data["costs"], data["replaying"]
+    if found is not None:
+        names = {"chips_time": "chips' lost time"}
+        parts = [f"{names.get(name, name)} {value:,.0f}" for name, value in found.items() if value and name != "total"]
+        lines.append(f"Cost {found['total']:,.0f} a year: {', '.join(parts) or 'nothing'}.")
+    if replaying is not None:
+        lines.append(
+            f"Replay {replaying['replayed']:,} of {replaying['segments']:,} segments for each drawn chip: a transcript "
+            f"that is false in {replaying['false_share']:g} of them shows with {replaying['caught']:.4f}; "
+            f"{replaying['flop_per_year']:.3g} FLOP a year at most."
+        )
+        totals = ", ".join(f"{each['replayed']:,}: {_total(each['total'])}" for each in replaying["tried"])
+        lines.append(f"Total by segments replayed: {totals}.")
+    return lines
+
+
+def _total(value: float | None) -> str:
+    return "not enough" if value is None else f"{value:,.0f}"

@@ -1,0 +1,116 @@
+"""``rules``: what an inspectorate requires of runs, read and looked at before anybody is inspected by it."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.commands._common import add_json, finish
+from firmware_sim.errors import CallerError, EvidenceError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["add_rules", "register"]
+
+
+def add_rules(parser: ArgumentParser) -> None:
+    """Add ``--rules``."""
+    parser.add_argument(
+        "--rules",
+        type=Path,
+        metavar="FILE",
+        help="TOML of rules (`chipwitness rules show` says its form): one that is broken rejects, and one that nobody "
+        "can decide leaves the verdict open",
+    )
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``rules``."""
+    group = subparsers.add_parser("rules", help="rules that runs are inspected by: compute, data, hyper-parameters")
+    actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser = actions.add_parser(
+        "show",
+        help="read a file of rules, and say what it requires",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_form(),
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="TOML")
+    add_json(parser)
+    parser.epilog = "JSON keys: digest, rules (name, kind and what bounds it), require"
+    parser.set_defaults(handler=_show)
+    parser = actions.add_parser("digests", help="digests of samples, for a rule of kind data: one for each row")
+    parser.add_argument("file", type=Path, metavar="FILE", help="safetensors; the sample is the first axis")
+    parser.add_argument("--array", metavar="NAME", help="of this array alone (needed where there are several)")
+    add_json(parser)
+    parser.epilog = "JSON: a list of digests"
+    parser.set_defaults(handler=_digests)
+
+
+def _form() -> str:
+    return """A file of rules is TOML:
+
+    [[rule]]                       # each has a name, a kind, and at_least or at_most, or both
+    name = "below the threshold"
+    kind = "flop"                  # total compute
+    per = "job"                    # of each run, chain (a run and those that it continues), lab, or job
+    links = ["parent", "start"]    # what makes runs of any labs one job; also data, program (default: these two)
+    at_most = 1e25
+
+    [[rule]]
+    name = "benchmark left out"
+    kind = "data"                  # share of the places of all batches that hold one of these samples
+    digests = "benchmark.txt"      # a list, or a file of them (`chipwitness rules digests`)
+    at_most = 0
+
+    [[rule]]
+    name = "rates"
+    kind = "hyper"                 # a hyper-parameter of the optimizer, in every group and step
+    parameter = "lr"
+    at_most = 0.01
+
+    [[rule]]
+    name = "meters"
+    kind = "meter"                 # FLOP that a drawn chip's meter counts, to what the declared steps need of it
+    at_most = 1
+
+    [[rule]]
+    name = "cannot do it"
+    kind = "score"                 # mean loss of the final weights on a test set, by the run's own last program
+    test = "test.safetensors"
+    at_least = 3.5
+
+    [require]                      # default: all rules; every rule stands in it
+    all = ["rates", "meters", {any = ["below the threshold", {all = ["benchmark left out", "cannot do it"]}]}]
+"""
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from inspector.rules.reading import read_rules
+
+    rules = read_rules(arguments.file)
+    data = {"digest": rules.digest, **rules.to_json()}
+    lines = [f"{each.name}: {each.kind} {each.range}" for each in rules.rules.values()]
+    return finish(arguments, data, [*lines, f"required: {data['require']}", f"digest: {rules.digest}"])
+
+
+def _digests(arguments: argparse.Namespace) -> int:
+    from firmware_sim import limits
+    from inspector.replay.examination import content_digests
+    from monitor.transcript.data import decode_arrays
+
+    try:
+        arrays = decode_arrays(limits.read_file(arguments.file, limits.SAMPLES_BYTES), arguments.file.name)
+    except OSError as error:
+        raise CallerError(f"cannot read {arguments.file}: {error.strerror}") from None
+    except EvidenceError as error:
+        raise CallerError(str(error)) from None
+    names = sorted(arrays) if arguments.array is None else [arguments.array]
+    if len(names) != 1 or names[0] not in arrays:
+        raise CallerError(f"name one of the arrays {', '.join(sorted(arrays))} with --array")
+    if not arrays[names[0]].ndim:
+        raise CallerError(f"{names[0]} has no first axis")
+    found = content_digests(arrays[names[0]])
+    return finish(arguments, found, found)

@@ -1,0 +1,64 @@
+"""What a replay cluster signs of the files that an inspectorate is not shown: guards and steps, without free text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import (
+    SHA256,
+    Digest,
+    SignatureError,
+    SigningKey,
+    VerifyingKey,
+    open_sealed,
+    open_statement,
+    seal,
+    statement,
+)
+from inspector.inspection.thin import Checked
+from inspector.inspection.trust import Trust
+
+__all__ = ["CHECK", "SignedCheck", "signed_check"]
+
+CHECK = "application/vnd.chipwitness.check.v1+json"
+"""DSSE payload type of what a cluster finds of a run's states, samples and rounding logs."""
+_PREDICATE = "https://chipwitness.org/check/v1"
+_SUBJECT = "head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedCheck:
+    """What a cluster says of the run with this head (SHA-256, in hex)."""
+
+    head: str
+    checked: Checked
+
+    def sign(self, key: SigningKey) -> bytes:
+        """The envelope under the cluster's key."""
+        subject = (_SUBJECT, Digest(SHA256, bytes.fromhex(self.head)))
+        return seal(CHECK, statement(_PREDICATE, [subject], self.checked.to_json()), key)
+
+    @classmethod
+    def open(cls, envelope: bytes, key: VerifyingKey) -> SignedCheck:
+        """Verify and parse; EvidenceError on another signature or form."""
+        subjects, data = open_statement(open_sealed(envelope, CHECK, key), _PREDICATE)
+        if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
+            raise EvidenceError("a cluster's check is about something else than a head")
+        return cls(head=subjects[0][1].value.hex(), checked=Checked.from_json(dict(data)))
+
+    @property
+    def text(self) -> str:
+        """What fails, in words; empty where nothing does."""
+        parts = [f"{guard}" + ("" if step is None else f" at step {step}") for guard, step in self.checked.found]
+        return f"what the lab opened of its run fails the checks {', '.join(parts)}" if parts else ""
+
+
+def signed_check(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedCheck]:
+    """A check, and the known cluster that signed it; EvidenceError if none did."""
+    for key in trust.clusters:
+        try:
+            return key, SignedCheck.open(content, key)
+        except SignatureError:
+            continue
+    raise EvidenceError("a check is signed by no cluster that the trust file names")

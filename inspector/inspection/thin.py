@@ -1,0 +1,145 @@
+"""A run without its states, samples and rounding logs, as an inspectorate is shown it; and what a cluster says of them.
+
+Weights and samples go from the lab to the replay cluster alone. Manifest, journal, metadata and programs go to the
+inspectorate too, which checks chips, log, programs and declared numbers on them, and nothing else of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import VerifyingKey
+from inspector.inspection.guards import Guard
+from monitor.transcript import RunFolder
+from monitor.transcript.layout import CHIP_FILES, JOURNAL, MANIFEST, METADATA, chip_path
+
+__all__ = ["Checked", "ThinRun", "thin_copy"]
+
+_COUNTER_BYTES = 8
+_GUARDS = frozenset({"evidence", *(each.value for each in Guard)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a cluster says of the files that the inspectorate is not shown, in a fixed form without free text.
+
+    Attributes:
+        found: guard, and step or None, of each finding.
+        open: the same of what left it in doubt.
+        counters: by name, the bytes (hex) of the initial optimizer state's single values, such as numbers of steps.
+    """
+
+    found: tuple[tuple[str, int | None], ...] = ()
+    open: tuple[tuple[str, int | None], ...] = ()
+    counters: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able values."""
+        return {"found": [list(x) for x in self.found], "open": [list(x) for x in self.open], "counters": self.counters}
+
+    @classmethod
+    def from_json(cls, data: object) -> Checked:
+        """Parse; EvidenceError on any other form."""
+        if not isinstance(data, dict) or set(data) != {"found", "open", "counters"}:
+            raise EvidenceError("what a cluster has checked has missing or extra keys")
+        for each in [*data["found"], *data["open"]]:
+            guard, step = each
+            if guard not in _GUARDS or not (step is None or type(step) is int):
+                raise EvidenceError("what a cluster has found is malformed")
+        if not all(isinstance(text, str) and len(text) <= 2 * _COUNTER_BYTES for text in data["counters"].values()):
+            raise EvidenceError("a cluster gives more of the initial state than single values")
+        return cls(
+            found=tuple((guard, step) for guard, step in data["found"]),
+            open=tuple((guard, step) for guard, step in data["open"]),
+            counters=data["counters"],
+        )
+
+
+class ThinRun(RunFolder):
+    """A run folder that holds no states, samples, batches or rounding logs.
+
+    Attributes:
+        checked: what a cluster that holds them says; None where none has.
+    """
+
+    checked: Checked | None = None
+
+    def __init__(self, folder: Path, key: VerifyingKey, *, manifest: str | None = None) -> None:
+        """Open the folder; as ``RunFolder``, but what is withheld does not make a step one that was only announced."""
+        super().__init__(folder, key, manifest=manifest)
+        self._absent = frozenset(path for path in self._absent if _is_thin(path))
+
+    def check_contents(self, unread: Collection[str] = ()) -> int:
+        """Check those files that are there: journal, programs and chips' evidence by their digests."""
+        there = [path for path in self.files if _is_thin(path)]
+        for path in there:
+            if path not in unread:
+                self.read(path)
+        return len(there)
+
+    def checkpoint(self, step: int) -> dict[str, Tensor]:
+        """The initial state with zeros but for the optimizer's single values; CallerError for another step's."""
+        if step:
+            raise CallerError(f"the state of step {step} is not shown to an inspectorate")
+        counters = {} if self.checked is None else self.checked.counters
+        state = {}
+        for entry in self.declared.state:
+            dtype = getattr(torch, entry.dtype)
+            name = f"{entry.kind}/{entry.name}"
+            value = torch.zeros((), dtype=dtype)
+            if entry.kind == "optimizer" and name in counters:
+                content = bytearray.fromhex(counters[name])
+                if len(content) != entry.byte_count:
+                    raise EvidenceError(f"a cluster gives another value for {name!a:.100} than the run declares")
+                value = torch.frombuffer(content, dtype=dtype)
+            state[name] = value.reshape(()).expand(entry.shape)
+        return state
+
+
+class Withheld:
+    """Batches that are not shown."""
+
+    length = None
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """CallerError."""
+        raise CallerError(f"the batch of step {step} is not shown to an inspectorate")
+
+    def batch_root(self, step: int) -> bytes:
+        """CallerError."""
+        raise CallerError(f"the batch of step {step} is not shown to an inspectorate")
+
+    def describe(self, step: int) -> str:
+        """What is trained on, in words."""
+        return "batch"
+
+
+def counters_of(run: RunFolder) -> dict[str, str]:
+    """The single values of the optimizer's initial state, which numbers of the updates depend on."""
+    state = run.checkpoint(0)
+    single = [each for each in run.declared.state if each.kind == "optimizer" and each.byte_count <= _COUNTER_BYTES]
+    single = [each for each in single if all(size == 1 for size in each.shape)]
+    names = [f"{each.kind}/{each.name}" for each in single]
+    return {name: state[name].reshape(1).view(torch.uint8).numpy().tobytes().hex() for name in names if name in state}
+
+
+def thin_copy(run: Path, target: Path) -> None:
+    """Copy of a run folder what an inspectorate is shown."""
+    for path in sorted(run.rglob("*")):
+        name = str(path.relative_to(run))
+        if path.is_file() and _is_thin(name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target / name)
+
+
+def _is_thin(path: str) -> bool:
+    chips = Path(chip_path("x", CHIP_FILES[0])).parts[0]
+    return path in (MANIFEST, JOURNAL, METADATA) or path.startswith(("programs/", f"{chips}/"))

@@ -1,0 +1,53 @@
+"""What a cluster checks of the runs that labs open to it: every file that the inspectorate is not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from inspector.inspection.findings import Findings
+from inspector.inspection.guards import Settings
+from inspector.inspection.lineage import examine_lineages
+from inspector.inspection.thin import Checked, counters_of
+from inspector.inspection.transcripts import open_run, read_transcript
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Reason
+from monitor.transcript import RunFolder
+
+__all__ = ["check_runs"]
+
+
+def check_runs(folders: Sequence[Path], trust: Trust, *, now: datetime) -> dict[str, Checked]:
+    """Read whole runs: files, samples, states, logs, and what each takes over from its parent.
+
+    Returns:
+        By the SHA-256, in hex, of the manifest, what was found of each run whose lab is known.
+    """
+    findings = Findings(Settings(samples=0, seed=None, devices=()))
+    runs: list[RunFolder] = []
+    transcripts = []
+    for folder in folders:
+        run = findings.read(partial(open_run, folder, trust), run=folder.name)
+        if run is None:
+            continue
+        runs.append(run)
+        transcript = read_transcript(run, trust, findings, now=now, live=True)
+        transcripts += [] if transcript is None else [transcript]
+    examine_lineages(transcripts, trust, findings)
+    readable = {item.run.folder.name for item in transcripts}
+    return {
+        run.manifest_digest: Checked(
+            found=_about(run, findings.found),
+            open=_about(run, findings.doubts),
+            counters=counters_of(run) if run.folder.name in readable else {},
+        )
+        for run in runs
+    }
+
+
+def _about(run: RunFolder, reasons: Iterable[Reason]) -> tuple[tuple[str, int | None], ...]:
+    """Guard and step of each reason that is about a run, once."""
+    mine = [each for each in reasons if each.where.get("run") == run.folder.name]
+    return tuple(dict.fromkeys((each.guard, each.where.get("step")) for each in mine))

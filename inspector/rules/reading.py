@@ -1,0 +1,299 @@
+"""Reads rules from TOML, refusing every key, kind and value that it does not know.
+
+    [[rule]]
+    name = "below the threshold"
+    kind = "flop"                  # total compute
+    per = "job"                    # of each run, chain (a run and those that it continues), lab, or job
+    links = ["parent", "start"]    # of a job: what makes two runs of any labs one job (default: these)
+    at_most = 1e25
+
+    [[rule]]
+    name = "benchmark left out"
+    kind = "data"                  # share of the places of all batches that hold one of these samples
+    digests = "benchmark.txt"      # or a list; 64 hex digits each, as `chipwitness rules digests` prints them
+    at_most = 0                    # at_least: so much of the training is on them
+
+    [[rule]]
+    name = "rates"
+    kind = "hyper"                 # a hyper-parameter of the optimizer, in every group and step
+    parameter = "lr"
+    at_most = 0.01
+
+    [[rule]]
+    name = "meters"
+    kind = "meter"                 # FLOP that a drawn chip's meter counts, to what the declared steps need of it
+    at_least = 0.9
+    at_most = 1
+
+    [[rule]]
+    name = "cannot do it"
+    kind = "score"                 # mean loss of the final weights on a test set, by the run's own last program
+    test = "test.safetensors"
+    at_least = 3.5
+
+    [require]                      # default: all rules; each rule must stand in it
+    all = ["rates", {any = ["below the threshold", {all = ["benchmark left out", {not = "cannot do it"}]}]}]
+
+Files are named relative to the rules'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import canonical
+
+__all__ = ["KINDS", "LINKS", "PER", "Expression", "Rule", "Rules", "read_rules"]
+
+KINDS = {
+    "flop": {"per", "links"},
+    "data": {"digests"},
+    "hyper": {"parameter"},
+    "meter": set[str](),
+    "score": {"test"},
+}
+"""Kinds of rules, with the keys of each beside ``name``, ``kind``, ``at_least`` and ``at_most``."""
+PER = ("run", "chain", "lab", "job")
+LINKS = ("parent", "start", "data", "program")
+"""What may make two runs parts of one job: one continues the other, or both the same one; they start from one state, or
+one from a state of the other's; they declare one data set; they update weights by one program."""
+_USUAL_LINKS = ("parent", "start")
+_MOST_RULES, _MOST_DEPTH = 256, 16
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,80}")
+_PARAMETER = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+Expression = tuple[str, tuple[Any, ...]]
+"""("rule", (name,)), ("not", (expression,)), or ("all" or "any", expressions)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule: a quantity, and the range that it has to lie in.
+
+    Attributes:
+        about: what the kind needs beside: ``per`` and ``links``; ``digests`` and the name of their ``set``;
+            ``parameter``; the ``test`` file and ``test_sha256``.
+    """
+
+    name: str
+    kind: str
+    at_least: Fraction | None
+    at_most: Fraction | None
+    about: Mapping[str, Any]
+
+    def holds(self, value: int | float | Fraction) -> bool:
+        """Tell whether a value lies in the range."""
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+    @property
+    def range(self) -> str:
+        """The range in words."""
+        parts = [("at least", self.at_least), ("at most", self.at_most)]
+        return " and ".join(f"{words} {_number(limit)}" for words, limit in parts if limit is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able values; of long lists and files their digest."""
+        about = {key: value for key, value in self.about.items() if key not in ("digests", "test")}
+        limits_ = {"at_least": self.at_least, "at_most": self.at_most}
+        shown = {key: _number(value) for key, value in limits_.items() if value is not None}
+        return {"name": self.name, "kind": self.kind, **about, **shown}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Rule:
+        """What ``to_json`` returned, without digests and files; KeyError, ValueError or TypeError on another form."""
+        least, most = (None if data.get(key) is None else _parsed(data[key]) for key in ("at_least", "at_most"))
+        about = {key: value for key, value in data.items() if key not in ("name", "kind", "at_least", "at_most")}
+        if data["kind"] not in KINDS:
+            raise ValueError("a rule is of no known kind")
+        return cls(name=data["name"], kind=data["kind"], at_least=least, at_most=most, about=about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Rules, and which of them are required in what combination.
+
+    Attributes:
+        digest: SHA-256, in hex, of what decides them.
+    """
+
+    rules: Mapping[str, Rule]
+    require: Expression
+
+    def of_kind(self, kind: str) -> list[Rule]:
+        """The rules of a kind."""
+        return [each for each in self.rules.values() if each.kind == kind]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hex, of everything that decides them."""
+        return hashlib.sha256(canonical.encode(self.to_json())).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able values."""
+        return {"rules": [each.to_json() for each in self.rules.values()], "require": _expression_json(self.require)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Rules:
+        """What ``to_json`` returned; CallerError, KeyError, ValueError or TypeError on another form."""
+        rules = [Rule.from_json(each) for each in data["rules"]]
+        return cls(rules={each.name: each for each in rules}, require=_expression(data["require"], 0))
+
+
+def digests_name(digests: tuple[str, ...]) -> str:
+    """The name of a set of digests: SHA-256, in hex, over all of them."""
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
+
+
+def read_rules(path: Path) -> Rules:
+    """Parse a file of rules; CallerError of one line on anything missing, unknown or out of range."""
+    try:
+        text = limits.read_file(path, limits.SCENARIO_BYTES).decode()
+        data = tomllib.loads(text)
+    except OSError as error:
+        raise CallerError(f"cannot read the rules {path}: {error.strerror}") from None
+    except (EvidenceError, ValueError, RecursionError) as error:
+        raise CallerError(f"the rules {path} are not TOML that can be read: {error}") from None
+    try:
+        _only(data, {"rule", "require"}, "the file")
+        entries = data.get("rule", [])
+        if not isinstance(entries, list) or not 1 <= len(entries) <= _MOST_RULES:
+            raise CallerError(f"there are 1 … {_MOST_RULES} [[rule]] tables")
+        found = [_rule(entry, path.parent) for entry in entries]
+        rules = {each.name: each for each in found}
+        if len(rules) < len(found):
+            raise CallerError("two rules have one name")
+        require = _expression(data.get("require", {"all": list(rules)}), 0)
+        named = set(_names(require))
+        if named - set(rules):
+            raise CallerError(f"require names {min(named - set(rules))!a:.100}, which is no rule")
+        if set(rules) - named:
+            raise CallerError(f"rule {min(set(rules) - named)!a:.100} stands in no requirement")
+    except CallerError as error:
+        raise CallerError(f"{path}: {error}") from None
+    return Rules(rules=rules, require=require)
+
+
+def _rule(entry: object, folder: Path) -> Rule:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not _NAME.fullmatch(entry["name"]):
+        raise CallerError("a rule has a name of 1 to 80 characters")
+    name, kind = entry["name"], entry.get("kind")
+    what = f"rule {name!a:.100}"
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise CallerError(f"{what} is of no kind of {', '.join(KINDS)}")
+    _only(entry, {"name", "kind", "at_least", "at_most"} | KINDS[kind], what)
+    least, most = (_limit(entry[key], f"{what}: {key}") if key in entry else None for key in ("at_least", "at_most"))
+    if least is None and most is None:
+        raise CallerError(f"{what} says neither at_least nor at_most")
+    if least is not None and most is not None and least > most:
+        raise CallerError(f"{what}: nothing is at least {_number(least)} and at most {_number(most)}")
+    return Rule(name=name, kind=kind, at_least=least, at_most=most, about=_about(entry, kind, what, folder))
+
+
+def _about(entry: Mapping[str, Any], kind: str, what: str, folder: Path) -> dict[str, Any]:
+    if kind == "flop":
+        per, links = entry.get("per"), entry.get("links", list(_USUAL_LINKS))
+        if per not in PER:
+            raise CallerError(f"{what}: per is one of {', '.join(PER)}")
+        if "links" in entry and per != "job":
+            raise CallerError(f"{what}: links say what a job is; per is {per}")
+        if not isinstance(links, list) or not links or not set(map(str, links)) <= set(LINKS):
+            raise CallerError(f"{what}: links are some of {', '.join(LINKS)}")
+        return {"per": per, **({"links": sorted(set(links))} if per == "job" else {})}
+    if kind == "data":
+        digests = _digests(entry.get("digests"), what, folder)
+        return {"digests": digests, "set": digests_name(digests)}
+    if kind == "hyper":
+        parameter = entry.get("parameter")
+        if not isinstance(parameter, str) or not _PARAMETER.fullmatch(parameter):
+            raise CallerError(f"{what}: parameter is the name of a hyper-parameter, such as lr")
+        return {"parameter": parameter}
+    if kind == "score":
+        test = entry.get("test")
+        if not isinstance(test, str):
+            raise CallerError(f"{what}: test is the name of a safetensors file")
+        return {"test": folder / test, "test_sha256": hashlib.sha256(_content(folder / test, what)).hexdigest()}
+    return {}
+
+
+def _digests(found: object, what: str, folder: Path) -> tuple[str, ...]:
+    if isinstance(found, str):
+        found = _content(folder / found, what).decode(errors="replace").split()
+    if not isinstance(found, list) or not found:
+        raise CallerError(f"{what}: digests are a list, or the name of a file, with at least one")
+    odd = [each for each in found if not isinstance(each, str) or not _DIGEST.fullmatch(each)]
+    if odd:
+        raise CallerError(f"{what}: {odd[0]!a:.80} is no digest of 64 hex digits")
+    return tuple(sorted(set(found)))
+
+
+def _content(path: Path, what: str) -> bytes:
+    try:
+        return limits.read_file(path, limits.SAMPLES_BYTES)
+    except OSError as error:
+        raise CallerError(f"{what}: cannot read {path}: {error.strerror}") from None
+    except EvidenceError as error:
+        raise CallerError(f"{what}: {path}: {error}") from None
+
+
+def _limit(value: object, what: str) -> Fraction:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return Fraction(value)
+    except (ValueError, OverflowError):
+        pass
+    raise CallerError(f"{what} is a finite number, not {value!a:.60}")
+
+
+def _expression(data: object, depth: int) -> Expression:
+    if isinstance(data, str):
+        return ("rule", (data,))
+    if depth > _MOST_DEPTH:
+        raise CallerError(f"require is nested more than {_MOST_DEPTH} deep")
+    if not isinstance(data, dict) or len(data) != 1 or not set(data) <= {"all", "any", "not"}:
+        raise CallerError("require and its parts are the name of a rule, or one of all, any and not")
+    [(word, parts)] = data.items()
+    if word == "not":
+        return (word, (_expression(parts, depth + 1),))
+    if not isinstance(parts, list) or not parts:
+        raise CallerError(f"{word} takes a list of at least one part")
+    return (word, tuple(_expression(part, depth + 1) for part in parts))
+
+
+def _names(expression: Expression) -> Iterator[str]:
+    word, parts = expression
+    for part in parts:
+        if word == "rule":
+            yield part
+        else:
+            yield from _names(part)
+
+
+def _expression_json(expression: Expression) -> Any:
+    word, parts = expression
+    if word == "rule":
+        return parts[0]
+    return {word: _expression_json(parts[0]) if word == "not" else [_expression_json(part) for part in parts]}
+
+
+def _only(data: Mapping[str, Any], known: set[str], what: str) -> None:
+    unknown = sorted(set(data) - known)
+    if unknown:
+        raise CallerError(f"{what} has an unknown key {unknown[0]!a:.60}; known: {', '.join(sorted(known))}")
+
+
+def _parsed(text: str) -> Fraction:
+    return Fraction(int(text) if text.lstrip("-").isdigit() else float(text))
+
+
+def _number(value: Fraction) -> str:
+    return str(value.numerator) if value.denominator == 1 else repr(float(value))

@@ -1,0 +1,106 @@
+"""Where a lab at work is asked for something: files in its private folder, looked at between two steps.
+
+A chip at work belongs to the process that trains on it, and a run folder is whole between two steps. So whoever brings
+a verifier's question, or hands the run over, leaves it here, and that process answers when a step is committed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import EvidenceError
+
+__all__ = ["Desk", "ask_lab", "is_at_work"]
+
+_FOLDER, _LOCK = "desk", "at-work"
+_POLL_SECONDS = 0.02
+_MOST_SECONDS = 3600.0
+"""A step that takes longer than this keeps its lab from answering."""
+
+
+class Desk:
+    """The side of the process that trains; it is open until it is closed, forgotten, or the process ends.
+
+    Args:
+        lab: the lab's private folder.
+        run: what it trains.
+        answer: the four files with which the chip of an id answers a nonce and a verifier's name.
+    """
+
+    def __init__(self, lab: Path, run: Path, answer: Callable[[str, bytes, str], Mapping[str, bytes]]) -> None:
+        self._folder, self._run, self._answer = lab / _FOLDER, run, answer
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self.close = weakref.finalize(self, os.close, lock)
+        """From then on the chips and the run folder are anybody's again."""
+
+    def serve(self) -> None:
+        """Answer everything that was asked so far; call it between two steps."""
+        for path in sorted(self._folder.glob("*.ask")):
+            asked = json.loads(path.read_text("utf-8"))
+            told: dict[str, Any] = {}
+            try:
+                if "copy" in asked:
+                    shutil.copytree(self._run, asked["copy"])
+                else:
+                    files = self._answer(asked["chip"], bytes.fromhex(asked["nonce"]), asked["verifier"])
+                    told = {name: content.hex() for name, content in files.items()}
+            except (EvidenceError, OSError) as error:
+                told = {"error": str(error)}
+            _write(path.with_suffix(".told"), told)
+            path.unlink()
+
+
+def is_at_work(lab: Path) -> bool:
+    """Tell whether a process trains on the chips of a lab with this private folder, and answers for it."""
+    try:
+        lock = os.open(lab / _FOLDER / _LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def ask_lab(lab: Path, question: Mapping[str, str]) -> dict[str, bytes]:
+    """Ask the process that trains there, and wait for it: for a chip's answer, or a copy of the run.
+
+    Args:
+        question: ``chip``, ``nonce`` (hex) and ``verifier``; or ``copy``, a folder that is not there yet.
+
+    Raises:
+        EvidenceError: it does not answer: it came to its end, takes too long, or something is wrong with the chip.
+    """
+    name = os.urandom(8).hex()
+    path = lab / _FOLDER / f"{name}.told"
+    _write(lab / _FOLDER / f"{name}.ask", question)
+    deadline = time.monotonic() + _MOST_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline or not is_at_work(lab):
+            raise EvidenceError("the lab's process ended, or took too long, before it answered")
+        time.sleep(_POLL_SECONDS)
+    told = json.loads(path.read_text("utf-8"))
+    path.unlink()
+    if "error" in told:
+        raise EvidenceError(str(told["error"]))
+    return {file: bytes.fromhex(content) for file, content in told.items()}
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(data), "utf-8")
+    os.replace(draft, path)

@@ -1,0 +1,226 @@
+"""Law 3: what labs try in rounds: to show some runs, another world, another history, or one chip to two buyers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+
+import pytest
+import torch
+from scipy.stats import binom
+from torch import nn
+from torch.nn import functional
+
+from firmware_sim.errors import CallerError
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.sampling import challenge_seed, draw
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from inspector.rounds import steps
+from inspector.rounds.world import World
+from monitor import Recorder
+from monitor.lab.evidence import LiveChips
+from monitor.lab.simulated import lab_path
+from monitor.transcript import RunFolder
+from tests.conftest import STARTED
+from tests.guards import off
+
+SETTINGS = Settings(samples=2, seed=None, devices=("sse41",))
+SMALL = {"steps": 2, "chips": 2, "checkpoint_every": 1, "batch_size": 4}
+MINUTE = timedelta(minutes=1)
+WORLDS, DRAWS, FALSE_ALARM = 200, 2000, 1e-3
+
+
+@pytest.fixture
+def play(devices):
+    """A round of one lab, in which it hands over some of its runs."""
+
+    def run(world, *, hand=None, now=STARTED):
+        steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
+        steps.hand(world, "lab", runs=hand, now=now)
+        steps.reveal(world, now=now)
+        steps.answer(world, "lab", now=now)
+        steps.order(world, now=now)
+        steps.replay(world, now=now, worker=devices.run)
+        return steps.decide(world, now=now).verdict
+
+    return run
+
+
+def texts(verdict):
+    return " | ".join(each.text for each in verdict.reasons)
+
+
+def test_a_second_world_of_folders(make_run, play, tmp_path):
+    """Chips and folders are put back to before a run; what an earlier round was shown convicts the lab twice."""
+    first = make_run("first", **SMALL)
+    shutil.copytree(lab_path(first.run) / "chips", tmp_path / "copy")
+    second = make_run("second", after=first.run, seed=6, **SMALL)
+    world = World.create(tmp_path / "world")
+    world.join(second.trust, {"first": first.run, "second": second.run})
+    assert play(world).outcome is Outcome.ACCEPT
+    shutil.rmtree(lab_path(first.run) / "chips")
+    shutil.copytree(tmp_path / "copy", lab_path(first.run) / "chips")
+    verdict = play(world, hand=["first"])
+    assert verdict.outcome is Outcome.REJECT
+    assert "whose head it signed for an earlier round" in texts(verdict)
+    assert "at the last inspection" in texts(verdict)
+    with off("heads handed over again", "answer goes on"):
+        assert play(world, hand=["first"]).outcome is Outcome.ACCEPT
+
+
+def recorder_of(run, *, resume=False, after=None):
+    """A model, its optimizer and a recorder of a loop whose batches come as it goes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if resume:
+        return model, optimizer, Recorder.resume(model, optimizer, out=run)
+    every = 2 if after is None else 3
+    options = {"seed": 5, "chips": 2, "checkpoint_every": every, "lab": "lab", "started": STARTED, "hours": 1.0}
+    return model, optimizer, Recorder(model, optimizer, out=run, after=after, **options)
+
+
+def train(model, optimizer, recorder, numbers, seed):
+    for number in numbers:
+        generator = torch.Generator().manual_seed(seed + number)
+        x, y = torch.randn(5, 8, generator=generator), torch.randint(0, 4, (5,), generator=generator)
+        with recorder.step({"x": x, "y": y}) as step:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            step.commit(loss=loss)
+
+
+def test_a_history_forked_at_a_resume(tmp_path, play):
+    """Steps 3 and 4 are shown to an inspection, then trained again on other data from a backup of step 2."""
+    run, backup = tmp_path / "run", tmp_path / "backup"
+    lab = lab_path(run)
+    parts = recorder_of(run)
+    train(*parts, (1, 2), seed=0)
+    shutil.copytree(run, backup / "run")
+    shutil.copytree(lab, backup / "lab")
+    train(*parts, (3, 4), seed=0)
+    parts[2]._lab.power_off()
+    parts[2]._desk.close()
+    world = World.create(tmp_path / "world")
+    world.join(Trust.load([tmp_path / "run.trust.json"], [run]), {"run": run})
+    seen = play(world)
+    assert seen.outcome is Outcome.ACCEPT, seen.reasons
+    assert "lab.run goes on, and this is about its first 4 steps" in seen.reasons[0].text
+    shutil.rmtree(run)
+    shutil.rmtree(lab)
+    shutil.copytree(backup / "run", run)
+    shutil.copytree(backup / "lab", lab)
+    parts = recorder_of(run, resume=True)
+    train(*parts, (3, 4, 5), seed=100)
+    parts[2].finish()
+    verdict = play(world)
+    assert verdict.outcome is Outcome.REJECT
+    assert "does not go on from step 4, as lab signed it earlier: one run has two histories" in texts(verdict)
+    assert "at the last inspection" in texts(verdict)
+    with off("one history", "answer goes on"):
+        assert play(world).outcome is Outcome.ACCEPT
+
+
+def test_a_head_that_never_moves(tmp_path, play):
+    """The lab keeps handing over step 2, while its chips go on: the next round sees it, the one after rejects it."""
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    parts = recorder_of(run)
+    train(*parts, (1, 2), seed=0)
+    shutil.copytree(run, kept)
+    shutil.copytree(lab_path(run), lab_path(kept))
+    train(*parts, (3, 4), seed=0)
+    parts[2]._lab.power_off()
+    parts[2]._desk.close()
+    shutil.rmtree(lab_path(kept) / "chips")
+    lab_path(kept).joinpath("chips").symlink_to(lab_path(run) / "chips")
+    world = World.create(tmp_path / "world")
+    world.join(Trust.load([tmp_path / "run.trust.json"], [run]), {"run": kept})
+    seen = play(world)
+    assert seen.outcome is Outcome.ACCEPT, seen.reasons
+    assert "chips have gone on by up to 2 steps since, which the next inspection looks at" in seen.reasons[0].text
+    verdict = play(world)
+    assert verdict.outcome is Outcome.REJECT
+    assert "was seen at an earlier inspection, and lies beyond the head that is handed over now (step 3)" in texts(
+        verdict
+    )
+    with off("heads keep up"):
+        assert play(world).outcome is Outcome.ACCEPT
+        hidden = recorder_of(tmp_path / "hidden", after=run)
+        train(*hidden, (1,), seed=7)
+        hidden[2].finish()
+        assert "belongs to a run that was not declared" in texts(play(world))
+
+
+def test_one_chip_is_sold_twice(make_run, tmp_path):
+    """The registry of a world gives a chip to one lab; without that, the second buyer would own it too."""
+    one, two = make_run("one", lab="lab-a", **SMALL), make_run("two", lab="lab-b", **SMALL)
+    sold = replace(two.trust, chips={**two.trust.chips, "lab-a-chip-0000": "lab-b"})
+    world = World.create(tmp_path / "world")
+    world.join(one.trust, {"one": one.run})
+    with pytest.raises(CallerError, match="disagree about chip lab-a-chip-0000"):
+        world.join(sold, {"two": two.run})
+    assert "lab-b" not in world.trust().labs
+    with off("one owner"):
+        world.join(sold, {"two": two.run})
+        assert "lab-a-chip-0000" in world.trust().chips_of("lab-b")
+
+
+def test_a_lab_that_signs_that_it_has_no_run(make_run, devices):
+    """One of four chips is drawn, two of which have trained in secret: predicted 1/2, and measured in 200 worlds."""
+    honest, liar = make_run("honest", lab="lab-a", **SMALL), make_run("liar", lab="lab-b", **SMALL)
+    trust = honest.trust.merge(liar.trust)
+    heads = [RunFolder(honest.run, trust.labs["lab-a"]).manifest_digest]
+    live, pool = LiveChips([lab_path(each.run) for each in (honest, liar)]), sorted(trust.chips)
+
+    def judged(secret):
+        settings = replace(SETTINGS, samples=1, seed=secret, committed=True)
+        return inspect(
+            [honest.run],
+            trust,
+            settings,
+            now=honest.now,
+            worker=devices.run,
+            ask=live.ask,
+            labs=trust.labs,
+            heads=heads,
+        )
+
+    def caught():
+        @cache
+        def outcome(chip):
+            return judged(next(each for each in secrets if drawn(each) == chip)).outcome
+
+        return sum(outcome(drawn(secret)) is Outcome.REJECT for secret in secrets)
+
+    def drawn(secret):
+        return draw(pool, 1, challenge_seed(secret, heads))[0]
+
+    secrets = [f"world {number}" for number in range(WORLDS)]
+    low, high = binom.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], WORLDS, 0.5)
+    assert low <= caught() <= high
+    verdict = judged(next(each for each in secrets if drawn(each).startswith("lab-b")))
+    assert verdict.evidence["labs"] == {"lab-a": "ACCEPT", "lab-b": "REJECT"}
+    assert "belongs to a run that was not declared" in texts(verdict)
+    with off("undeclared runs"):
+        assert caught() == 0
+
+
+def test_a_root_cannot_be_ground_against_the_draw():
+    """A lab that may sign any of 64 heads takes the one that its rehearsal drew its bad chips least by."""
+    pool = [f"lab-chip-{number:04d}" for number in range(8)]
+    heads = [hashlib.sha256(f"head {number}".encode()).hexdigest() for number in range(64)]
+
+    def missed(secret, head):
+        return pool[0] not in draw(pool, 3, challenge_seed(secret, [head]))
+
+    best = max(heads, key=lambda head: sum(missed(f"rehearsal {number}", head) for number in range(100)))
+    escaped = sum(missed(f"world {number}", best) for number in range(DRAWS))
+    assert escaped <= binom.ppf(1 - FALSE_ALARM, DRAWS, 5 / 8)
+    assert all(any(missed(f"known {number}", head) for head in heads) for number in range(20))  # who knows the secret

@@ -1,0 +1,164 @@
+"""Weights and samples stay with lab and cluster: nothing of them lies in the inspectorate's folder, in any form."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inspector.bundle import contents
+from inspector.bundle.checking import check_bundle
+from inspector.inspection.guards import Settings
+from inspector.inspection.verdict import Outcome
+from inspector.rounds import steps
+from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+from monitor.transcript import RunFolder
+from monitor.transcript.layout import SAMPLES
+from tests.conftest import STARTED
+
+WINDOW, DISTINCT = 16, 8
+SETTINGS = Settings(samples=2, seed=None, devices=("sse41",))
+
+
+def windows(content: bytes) -> np.ndarray:
+    """All windows of 16 bytes with at least 8 distinct values, each as a 64-bit number that its bytes give."""
+    if len(content) < WINDOW:
+        return np.empty(0, dtype=np.uint64)
+    every = np.lib.stride_tricks.sliding_window_view(np.frombuffer(content, np.uint8), WINDOW)
+    ordered = np.sort(every, axis=1)
+    rich = (np.diff(ordered, axis=1) != 0).sum(axis=1) >= DISTINCT - 1
+    high, low = np.ascontiguousarray(every[rich]).view(np.uint64).T
+    return high * np.uint64(0x9E3779B97F4A7C15) ^ low
+
+
+def forms(content: bytes, depth: int = 3) -> list[bytes]:
+    """The content, and what its stretches of hex and base64 stand for, wherever these begin."""
+    found = [content]
+    if depth:
+        for text in re.findall(rb"[0-9a-fA-F]{32,}", content):
+            found += [bytes.fromhex(text[at : len(text) - (len(text) - at) % 2].decode()) for at in (0, 1)]
+        for text in re.findall(rb"[A-Za-z0-9+/]{22,}", content):
+            for at in range(4):
+                part = text[at : len(text) - (len(text) - at) % 4]
+                try:
+                    found += forms(base64.b64decode(part), depth - 1) if part else []
+                except binascii.Error:  # a stretch that is none
+                    continue
+    return found
+
+
+def holds(content: bytes, secrets: np.ndarray) -> bool:
+    """Whether any window of it is among the secret ones, which are sorted."""
+    found = windows(content)
+    places = np.searchsorted(secrets, found).clip(max=len(secrets) - 1)
+    return bool((secrets[places] == found).any())
+
+
+def leaked(folder: Path, secrets: np.ndarray) -> list[str]:
+    """Files that hold a window of what is secret."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [
+        str(path.relative_to(folder))
+        for path in paths
+        if any(holds(form, secrets) for form in forms(path.read_bytes()))
+    ]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, record):
+    return record(tmp_path_factory.mktemp("secret") / "run", steps=2, chips=2, checkpoint_every=1, batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def secrets(small):
+    """Windows of every sample, and of every tensor of every kept state."""
+    run = RunFolder(small.run, small.trust.labs["lab"])
+    states = [tensor for at in (0, 2) for name, tensor in run.checkpoint(at).items() if "/" in name]  # but for proofs
+    arrays = [*run.data().samples.values(), *(tensor.numpy() for tensor in states)]
+    return np.unique(np.concatenate([windows(array.tobytes()) for array in arrays]))
+
+
+def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_path):
+    """It decides when the folders of lab and cluster are gone."""
+    world, now = World.create(tmp_path / "world"), STARTED
+    world.join(small.trust, {"run": small.run})
+    steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
+    steps.hand(world, "lab", now=now)
+    steps.reveal(world, now=now)
+    steps.answer(world, "lab", now=now)
+    steps.order(world, now=now)
+    steps.replay(world, now=now, worker=devices.run)
+    home = world.folder / INSPECTORATE
+    public = (world.folder / CLUSTER / "key.pub").read_bytes()
+    for party in ("labs", CLUSTER):
+        shutil.rmtree(world.folder / party)
+    (world.folder / CLUSTER).mkdir()
+    (world.folder / CLUSTER / "key.pub").write_bytes(public)
+    decided = steps.decide(world, now=now)
+    assert decided.verdict.outcome is Outcome.ACCEPT, decided.verdict.reasons
+    assert check_bundle(decided.bundle.read_bytes(), world.trust()).outcome is Outcome.ACCEPT
+    signed = json.loads(base64.b64decode(json.loads(decided.bundle.read_bytes())["items"]["checks/0.json"]))
+    schema = json.loads((Path(contents.__file__).parent / "schemas" / "check.json").read_text())
+    pytest.importorskip("jsonschema").validate(json.loads(base64.b64decode(signed["payload"])), schema)
+    assert leaked(home, secrets) == []
+    weights = RunFolder(small.run, small.trust.labs["lab"]).checkpoint(2)
+    tensor = max(weights.values(), key=lambda each: each.numel()).numpy().tobytes()
+    for number, form in enumerate((bytes, binascii.hexlify, base64.b64encode)):
+        (home / f"planted-{number}").write_bytes(b"x" * 5 + form(tensor[3:40]) + b"-")
+    assert leaked(home, secrets) == ["planted-0", "planted-1", "planted-2"]
+
+
+def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path):
+    """Another sample than the lab committed to lies in the run; the inspectorate sees neither."""
+    lied = make_run(lie="change-sample", lie_step=2, steps=2, chips=2, checkpoint_every=1)
+    samples = lied.run / SAMPLES
+    samples.write_bytes(samples.read_bytes()[:-1] + b"\x07")
+    world, now = World.create(tmp_path / "world"), STARTED
+    world.join(lied.trust, {"run": lied.run})
+    steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
+    steps.hand(world, "lab", now=now)
+    steps.reveal(world, now=now)
+    steps.answer(world, "lab", now=now)
+    steps.order(world, now=now)
+    steps.replay(world, now=now, worker=devices.run)
+    decided = steps.decide(world, now=now)
+    assert decided.verdict.outcome is Outcome.REJECT
+    assert any("the cluster finds what fails the check evidence" in each.text for each in decided.verdict.reasons)
+    shown = check_bundle(decided.bundle.read_bytes(), world.trust())
+    assert shown.outcome is Outcome.REJECT
+    assert "fails the checks evidence: contested, rests on cluster key" in shown.reasons[0].text
+
+
+def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_path):
+    """The inspectorate has a thin copy, and the cluster has nothing to check or replay."""
+    world, now = World.create(tmp_path / "world"), STARTED
+    world.join(small.trust, {"run": small.run})
+    steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
+    steps.hand(world, "lab", now=now)
+    steps.reveal(world, now=now)
+    steps.answer(world, "lab", now=now)
+    steps.order(world, now=now)
+    shutil.rmtree(world.folder / CLUSTER / "openings" / "0001" / "lab.run")
+    steps.replay(world, now=now, worker=devices.run)
+    verdict = steps.decide(world, now=now).verdict
+    assert verdict.outcome is Outcome.REJECT
+    assert "lab did not open run" in verdict.reasons[0].text
+
+
+def test_two_runs_over_one_data_set_share_no_sample_digest(make_run):
+    """Of one lab after each other, and of two labs; otherwise whoever sees the digests learns who trains on what."""
+    options = {"steps": 2, "chips": 1, "checkpoint_every": 1, "batch_size": 4}
+    first = make_run("first", **options)
+    runs = [first, make_run("second", after=first.run, **options), make_run("third", lab="other", seed=6, **options)]
+    data = [RunFolder(each.run, next(iter(each.trust.labs.values()))).data() for each in runs]
+    rows = [{values[row].tobytes() for values in each.samples.values() for row in range(len(values))} for each in data]
+    assert rows[0] == rows[1]  # the same samples
+    digests = [{each.sample_digest(row) for row in range(int(each.order.max()) + 1)} for each in data]
+    assert not digests[0] & digests[1]
+    assert not (digests[0] | digests[1]) & digests[2]
