@@ -62,6 +62,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "grows, less is let go than natively, clipping or uneven pieces do not occur, or a lying rank is not named",
     )
     one.add_argument("--steps", type=int, metavar="N", help="steps of each training, at least 3 (default: 3)")
+    kinds = ("equality", "elastic", "memory", "lie")
+    one.add_argument("--cases", nargs="+", choices=kinds, metavar="WORK", help=f"of {', '.join(kinds)} (default: all)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(

@@ -2,9 +2,9 @@
 
 A rank computes its micro-batches, then the update of its shards. In each backward pass it takes one part, also where
 none is left for it and it only joins the exchange; so a rank's work is that of its passes and that of the operators
-after the gradients' sums. Copies are not counted, as layouts make them, nor are views and unset memory. The exchange,
-exact sums and the gradients' norms are an interval of their own, which shows its bytes alone: the chunks that a rank
-signs.
+after the gradients' sums. Copies are not counted, as layouts make them, nor are views, single numbers and unset
+memory. The exchange, exact sums and the gradients' norms are an interval of their own, which shows its bytes alone: the
+chunks that a rank signs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from monitor.programs.program import Program
 __all__ = ["RankMeter", "beyond", "expected_work", "sums_at"]
 
 _STACK, _SUM, _NORM = "aten.stack.default", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"
-_MOVES = frozenset({"aten.copy_.default", "aten.empty.memory_format", "aten.empty_strided.default"})
+_MOVES = frozenset(
+    {"aten.copy_.default", "aten.empty.memory_format", "aten.empty_strided.default", "aten.scalar_tensor.default"}
+)
 
 
 class RankMeter:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from analysis.cli import main
-from analysis.examples.train_on_two_processes import MODULE, gpt_job, judge, train
+from analysis.examples.train_on_two_processes import MODULE, batches, gpt_job, judge, train
 from firmware_sim.errors import CallerError
 from inspector import Outcome, Trust
 from monitor import RunFolder
@@ -15,6 +15,7 @@ from monitor.distributed.attribution import departures
 from monitor.distributed.job import Job
 from monitor.distributed.launching import launch
 from monitor.distributed.rank import Rank
+from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.reduction import even_pieces, row_pieces
 
 WRONG = 3
@@ -61,7 +62,10 @@ def test_a_wrong_chunk_is_rejected_and_named(tmp_path, capsys):
 @pytest.mark.parametrize("kind", ["batch", "norm", "shard", "work"])
 def test_what_a_rank_alters_is_named(tmp_path, kind):
     run = tmp_path / "run"
-    train(run, "alone", (kind, 0, WRONG))
+    recorder = DistributedRecorder(gpt_job(2, layers=1, width=6), layout="alone", out=run, seed=1, lie=(kind, 0, WRONG))
+    for batch in batches(4, 2):
+        recorder.step(batch)
+    recorder.finish()
     assert {(each.step, each.rank, each.kind) for each in departures(opened(run), lab_of(run))} == {(WRONG, 0, kind)}
     assert kind != "work" or "meter" in judge(run).reasons[0].text
 
