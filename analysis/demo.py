@@ -70,6 +70,8 @@ SAMPLING = Sampling(confidence=0.9, against=Violation.parse("data:0.05"))
 CONTROL_DEVICES = (*REPLAY_DEVICES, "emulated-split-k")
 """Tried in turn until one rounds otherwise: kernel families of some processors add products in the same order."""
 DISPUTE_STEPS = 6
+_CELL_TRIALS = 100
+"""Campaigns of each cell of the regimes in the explorer that the report links to."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class Demo:
 
 
 def run_demo(out: Path, *, say: Say, advance: Callable[[], None], seed: int = SEED) -> Demo:
-    """Run all scenes; write ``summary.json``, figures, ``report.html`` and, with Chromium, ``report.pdf``.
+    """Run all scenes; write ``summary.json``, figures, ``report.html``, what it links to, and a PDF where Chromium is.
 
     Args:
         seed: of the labs' training, their secrets and the inspector's draws; at least 0.
@@ -152,8 +154,26 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
         write_report(demo.out, demo.summary)
     demo.summary["seconds"] = {part: round(value, 3) for part, value in demo.seconds.items()}
     (demo.out / "summary.json").write_text(json.dumps(demo.summary, indent=2) + "\n", encoding="utf-8")
+    _pages(demo)
     advance()
     return demo
+
+
+def _pages(demo: Demo) -> None:
+    """Write what the report links to: the explorer of its runs, and the glossary."""
+    from analysis.explorer.page import explorer_page
+    from analysis.explorer.precomputed import precomputed
+    from analysis.explorer.runs import opened_runs
+    from analysis.report.page import glossary_page
+
+    page = explorer_page(
+        campaigns=precomputed(["regimes"], trials=_CELL_TRIALS, seed=demo.seed),
+        runs=opened_runs(demo.out),
+        command=f"chipwitness demo --seed {demo.seed}",
+        report="report.html",
+    )
+    (demo.out / "explorer.html").write_text(page, encoding="utf-8")
+    (demo.out / "glossary.html").write_text(glossary_page(), encoding="utf-8")
 
 
 def _made(seed: int) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def _island(plan: Plan, particles: int, cuts: list[list[list[int]]], rng: Genera
         if math.isinf(gain):
             return gain
         total += gain
-    return total + _escape_of_loss_test(plan)
+    return total + _escape_at_the_end(plan)
 
 
 def _resampled(world: CountsWorld, rng: Generator) -> tuple[CountsWorld, float]:
@@ -242,14 +242,21 @@ def _resampled(world: CountsWorld, rng: Generator) -> tuple[CountsWorld, float]:
     return world.take(rng.permutation(alive)[places.astype(np.int64)]), math.log(alive.size / size)
 
 
-def _escape_of_loss_test(plan: Plan) -> float:
-    test = plan.loss_test
-    if test is None:
-        return 0.0
-    from scipy.stats import binom
+def _escape_at_the_end(plan: Plan) -> float:
+    """Return the log of the chance that neither claimed losses nor other evidence accuse.
 
-    # The claims of losses are independent of all draws, so their exact probability replaces a last simulated step.
-    return float(binom.logcdf(test.tolerated - test.diverted, test.chips, test.loss))
+    Both are independent of all draws, so their exact probability replaces a last simulated step.
+    """
+    total = 0.0
+    if plan.loss_test is not None:
+        from scipy.stats import binom
+
+        test = plan.loss_test
+        total += float(binom.logcdf(test.tolerated - test.diverted, test.chips, test.loss))
+    if plan.weighing is not None:
+        accused = plan.weighing.probability()
+        total += -math.inf if accused >= 1 else math.log1p(-accused)
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ MONITOR = (
     {"replay"},
     {"lab"},
     {"recording"},
-    {"distributed"},
+    {"adapters", "distributed"},
 )
 INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
@@ -87,10 +87,10 @@ INSPECTOR = (
     {"rounds"},
 )
 ANALYSIS = (
-    {"public_data", "text", "version"},
+    {"glossary", "public_data", "text", "version"},
     {"scenarios", "montecarlo", "registration"},
     {"regimes"},
-    {"report", "explorer"},
+    {"report", "explorer", "docs"},
     {"demo", "examples"},
     {"bench"},
     {"commands"},

@@ -127,7 +127,7 @@ def _fuzz(name: str, target: Target, seconds: float, seed: int, folder: Path) ->
         rng = random.Random(number)
         if target.is_json and rng.random() < 0.7:
             try:
-                return mutate_json(data, rng)[:size]
+                return mutate_json(data, rng, most=size)[:size]
             except ValueError:
                 pass
         return bytes(atheris.Mutate(data, size))

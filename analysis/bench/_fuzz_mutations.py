@@ -15,13 +15,19 @@ _VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def mutate_json(data: bytes, rng: random.Random) -> bytes:
-    """Return the document's canonical encoding with one to three of its parts changed; ValueError if it is no JSON."""
+def mutate_json(data: bytes, rng: random.Random, most: int = 1 << 20) -> bytes:
+    """Return the document's canonical encoding with one to three of its parts changed; ValueError if it is no JSON.
+
+    A document that has grown beyond `most` bytes is not changed any further: parts that are repeated within repeated
+    parts would fill the memory.
+    """
     try:
-        value = json.loads(data)
         for _ in range(rng.randint(1, 3)):
-            value = _mutated(value, rng)
-        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+            value = _mutated(json.loads(data), rng)
+            data = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+            if len(data) > most:
+                break
+        return data
     except RecursionError:
         raise ValueError("the document is nested too deeply") from None
 

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from analysis.bench._fuzz_protocol import BundleReader, RoundReader, prepare_bundle, prepare_round
 from analysis.registration import registered_trust
 from firmware_sim import limits
 from firmware_sim.audit import audit_schedule, check_epoch_keys
@@ -55,7 +57,7 @@ from inspector.replay.segment import replay_segment, segments
 from monitor import Recorder
 from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
-from monitor.lab.simulated import new_lab_config
+from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.policy import Policy, bound_named
 from monitor.presets.task import Task
@@ -117,6 +119,9 @@ def prepare(folder: Path) -> None:
             model(batch).square().mean().backward()
             optimizer.step()
     recorder.finish()
+    now = _STARTED + timedelta(minutes=30)
+    prepare_bundle(folder / "run", trust, _KEY, folder / "bundle.json", now)
+    prepare_round(folder / "world", folder / "run", trust, now)
     run = World(folder).preset
     answer = {"replays": [replay_segment(run, 0).to_json()]}
     document = {"device": "native", "fingerprint": "f", "seconds": 0.5, **answer}
@@ -162,6 +167,19 @@ class World:
     def programs(self) -> list[bytes]:
         """Programs of that run."""
         return [self.loop.read(path) for path in self.loop.programs().values()]
+
+    @cached_property
+    def bundle(self) -> BundleReader:
+        """Reads bundles of that run."""
+        return BundleReader(self.folder / "bundle.json", self.trust("run"), _KEY)
+
+    @cached_property
+    def round(self) -> RoundReader:
+        """Reads what that run's lab says in a round, on a copy of the world for each process."""
+        folder = self.folder / f"world-{os.getpid()}"
+        shutil.copytree(self.folder / "world", folder)
+        config = SimulatedLab.read_config(lab_path(self.folder / "run"))
+        return RoundReader(folder, "lab", SimulatedLab.lab_key(config), _STARTED + timedelta(minutes=30))
 
     @cached_property
     def asked(self) -> tuple[tuple[EpochKey, ...], Quote]:
@@ -365,6 +383,10 @@ def targets(world: World) -> dict[str, Target]:
         ),
         "memory": Target(read=world.as_file(load_memory), seeds=lambda: [canonical.encode(_POSITIONS)]),
         "scenario": Target(read=world.as_file(_read_scenario), seeds=_scenarios, is_json=False),
+        "bundle": Target(read=lambda data: world.bundle.read(data), seeds=lambda: [world.bundle.seed()]),
+        "heads": Target(
+            read=lambda data: world.round.read(data), seeds=lambda: [world.round.seed(world.preset.manifest_bytes)]
+        ),
         "statement": Target(read=_read_statement, seeds=_statements),
         "proof": Target(read=ChipProof.from_bytes, seeds=_proofs),
         "chip-list": Target(

@@ -2,7 +2,8 @@
 
 The unit of rounding is the micro-batch: under ``exact`` numerics the state root of every step is the same whatever the
 number of processes, their kernels and the optimizer's ``foreach``, and where processes come and go in mid-run. With
-PyTorch's own arithmetic each number of processes ends elsewhere.
+PyTorch's own arithmetic each number of processes ends elsewhere. What four processes record is inspected by one; where
+the last of them lies, the run is rejected and that rank named.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.bench._origin import write
+from analysis.examples.train_on_two_processes import MODULE, judge
+from inspector import Outcome, Trust
 from inspector.devices import device
+from inspector.inspection.transcripts import open_run
+from monitor.distributed.attribution import departures
 from monitor.distributed.launching import launch
+from monitor.distributed.lies import RANK_LIES
 
 __all__ = ["run", "table", "verdict", "write"]
 
@@ -24,8 +30,12 @@ _CHILD = "analysis.bench._distributed_child"
 _MICRO_BATCHES = 12
 _MANY = 48
 _MOST_MEMORY = 1.1
+_RETURNING = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "32768", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Has glibc give memory back that is let go, which is not what a rank needs."""
 _FAMILIES = ("mkl-compatible", "sse41")
 _LAYOUTS = (("alone", 1), ("fsdp2", 2), ("fsdp2", 3), ("fsdp2", 4), ("ddp", 2))
+_LIAR, _LIE_STEP = 3, 3
+"""Rank, of four, that lies, and when: in a step that the recorder does not repeat, which would refuse it."""
 _ELASTIC = (("fsdp2", 4), ("fsdp2", 2), ("alone", 1))
 
 
@@ -33,9 +43,11 @@ def run(*, steps: int = 3, progress: Callable[[int], object] | None = None) -> l
     """Train on every layout.
 
     Rows hold ``work``, ``mode`` (layout and number of processes), ``numerics``, ``device``, ``foreach``,
-    ``micro_batches``, ``seconds`` of the steps, ``ratio`` (of memory at 48 micro-batches to that at 12, or None),
-    ``peak_mib`` (resident memory of rank 0) and ``roots`` (the state root after each step; of weights alone for
-    native).
+    ``micro_batches``, ``seconds`` of the job, ``step_mib`` (the most that a rank's memory grows by in a step
+    after the first; None where there is none, and for native), ``ratio`` (of that at 48 micro-batches to that at 12, or
+    None), ``freed`` (storages of whole parameters that FSDP2 let go on rank 0), ``uneven`` (tensors of which ranks hold
+    pieces of different lengths; None for native), ``norms`` (of all gradients, in each step), ``clip`` (the most that
+    is left of them) and ``roots`` (the state root after each step; of weights alone for native).
     """
     rows: list[Row] = []
 
@@ -54,15 +66,33 @@ def run(*, steps: int = 3, progress: Callable[[int], object] | None = None) -> l
         for number, (layout, processes) in enumerate(_ELASTIC):
             end = str(Path(folder) / f"{number}.safetensors")
             part = (steps * number // len(_ELASTIC), steps * (number + 1) // len(_ELASTIC))
-            take(layout, processes, steps=part, start=start, end=end, work="elastic")
+            take(layout, processes, steps=part, start=start, end=end, family=_FAMILIES[number % 2], work="elastic")
             start = end
     for layout, processes in (("alone", 1), ("fsdp2", 2), ("fsdp2", 4), ("ddp", 2)):
         take(layout, processes, numerics="native")
-    sizes = {"width": 120, "layers": 4}
-    few = take("fsdp2", 2, sizes=sizes, steps=(0, 1), work="memory")
-    many = take("fsdp2", 2, sizes=sizes, steps=(0, 1), work="memory", micro_batches=_MANY)
-    many["ratio"] = many["peak_mib"] / few["peak_mib"]
+    sizes = {"width": 120}
+    few = take("fsdp2", 2, sizes=sizes, steps=(0, 2), work="memory")
+    many = take("fsdp2", 2, sizes=sizes, steps=(0, 2), work="memory", micro_batches=_MANY)
+    many["ratio"] = many["step_mib"] / few["step_mib"]
+    for lie in (None, *RANK_LIES):
+        rows.append(_lied(lie))
+        if progress is not None:
+            progress(1)
     return rows
+
+
+def _lied(lie: str | None) -> Row:
+    """A recorded run of four processes, as an inspection and the ranks' statements show it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        launch(MODULE, _LIAR + 1, {"run": str(run), "lie": lie and [lie, _LIAR, _LIE_STEP]})
+        trust = Trust.load([run.with_name(f"{run.name}.trust.json")], [run])
+        opened = open_run(run, trust)
+        found = departures(opened, trust.labs[opened.metadata.lab])
+        outcome = judge(run).outcome
+    named = sorted({(each.step, each.rank, each.kind) for each in found})
+    mode = f"fsdp2-{_LIAR + 1}"
+    return {"work": "lie", "mode": mode, "lie": lie, "outcome": outcome.value, "named": [list(each) for each in named]}
 
 
 def _trained(
@@ -90,7 +120,8 @@ def _trained(
         "start": start,
         "end": end,
     }
-    found = launch(_CHILD, processes, given, environment=device(family).process_environment())
+    environment = {**device(family).process_environment(), **(_RETURNING if work == "memory" else {})}
+    found = launch(_CHILD, processes, given, environment=environment)
     return {
         "work": work,
         "mode": f"{layout}-{processes}",
@@ -98,15 +129,15 @@ def _trained(
         "device": family,
         "foreach": foreach,
         "micro_batches": micro_batches,
-        "seconds": found["seconds"],
         "ratio": None,
-        "peak_mib": found["peak_mib"],
-        "roots": found["roots"],
+        **found,
     }
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
     """Which layout ended in other bits than one process, or None; that native ends in one is also said."""
+    lies = [row for row in rows if row["work"] == "lie"]
+    rows = [row for row in rows if row["work"] != "lie"]
     exact = [row for row in rows if row["work"] == "equality" and row["numerics"] == "exact"]
     expected = exact[0]["roots"]
     for row in exact:
@@ -114,22 +145,43 @@ def verdict(rows: Sequence[Row]) -> str | None:
             return f"{row['mode']} on {row['device']} ends in other bits than {exact[0]['mode']}"
     if [root for row in rows if row["work"] == "elastic" for root in row["roots"]] != expected:
         return "a run whose number of processes changes ends in other bits"
+    for row in rows:
+        if row["clip"] is None or min(row["norms"]) <= row["clip"]:
+            return f"{row['mode']} has a step without clipping, so that this table does not show it"
+        if row["work"] == "equality" and row["mode"].startswith("fsdp2") and row["uneven"] == 0:
+            return f"{row['mode']} has even shards alone, so that this table does not show others"
+    counts = {row["mode"]: row["freed"] for row in rows if row["numerics"] == "native"}
+    for row in exact:
+        if row["freed"] != counts.get(row["mode"], row["freed"]):
+            return f"{row['mode']} lets {row['freed']} storages go, and native FSDP2 {counts[row['mode']]}"
     native = [row["roots"][-1] for row in rows if row["numerics"] == "native"]
     if len(set(native)) == 1:
         return "native arithmetic ends in one state on every layout, so that this table shows nothing"
     for row in rows:
         if row["ratio"] is not None and row["ratio"] > _MOST_MEMORY:
             return f"{row['micro_batches']} micro-batches take {row['ratio']:.2f} times the memory of {_MICRO_BATCHES}"
+    for row in lies:
+        named = [] if row["lie"] is None else [[_LIE_STEP, _LIAR, row["lie"]]]
+        if row["outcome"] != (Outcome.REJECT if named else Outcome.ACCEPT).value or row["named"] != named:
+            return f"a rank that alters {row['lie']} ends in {row['outcome']}, and named is {row['named']}"
     return None
 
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines for a person."""
-    lines = [f"{'work':9} {'layout':8} {'numerics':8} {'device':15} {'foreach':7} {'parts':>5} {'MiB':>6}  roots"]
+    names = f"{'work':9} {'layout':8} {'numerics':8} {'device':15} {'foreach':7} {'parts':>5}"
+    lines = [f"{names} {'MiB':>6} {'freed':>5}  roots"]
     for row in rows:
+        if row["work"] == "lie":
+            named = ", ".join(f"step {step}, rank {rank}, {kind}" for step, rank, kind in row["named"])
+            lines.append(
+                f"{'lie':9} {row['mode']:8} {row['lie'] or 'none':8} {row['outcome']}; {named or 'none named'}"
+            )
+            continue
         roots = " ".join(root[:8] for root in row["roots"])
+        step = "" if row["step_mib"] is None else f"{row['step_mib']:.1f}"
         lines.append(
             f"{row['work']:9} {row['mode']:8} {row['numerics']:8} {row['device']:15} {row['foreach']!s:7} "
-            f"{row['micro_batches']:5} {row['peak_mib']:6.0f}  {roots}"
+            f"{row['micro_batches']:5} {step:>6} {row['freed']:5}  {roots}"
         )
     return lines

@@ -14,7 +14,9 @@ from analysis.commands import (
     demo,
     detection,
     disputes,
+    docs,
     drift,
+    evidence,
     explore,
     odds,
     operators,
@@ -47,11 +49,13 @@ _GROUPS = (
     detection,
     odds,
     campaign,
+    evidence,
     explore,
     registry,
     operators,
     programs,
     declarations,
+    docs,
 )
 
 

@@ -39,11 +39,12 @@ within the cap on false alarms, or null), refusals_needed (tolerated with them),
 null), inspectors_needed, measured_lies, assumed_lies, lawful_runs (runs that spend the threshold or less: no violation,
 and nothing incriminates them), band (of the closed form over draws of the scenario's uncertain numbers: low, median,
 high, and possible, the share of draws with an answer; null without), posterior (with --prior: chance of a violation
-once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict). prior,
+once accused and once passed, and likelihood_ratio of an accusation; null where nobody gets that verdict), evidence
+(beyond chips: accused, exactly, by it alone at the end of the days, and what the strategy evades; null without). prior,
 uncertain (the file's distributions by key) and
 draws (null without). Where a scenario asks for a confidence that no schedule reaches
 within the cap: rows (null) and reason, exit code 2. With --list: scenarios (name, title, regimes); with --show: name,
-toml.
+toml; with --keys: sections (path, header, text, keys: name, kind, default, text) and policies (name, text, parameters).
 """
 
 
@@ -58,6 +59,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a TOML file, or the name of a ready scenario")
     parser.add_argument("--list", action="store_true", help="list the ready scenarios")
     parser.add_argument("--show", metavar="NAME", help="print a ready scenario, to start one of your own from")
+    parser.add_argument(
+        "--keys",
+        nargs="?",
+        const="all",
+        metavar="SECTION",
+        help="list the keys of scenario files with their defaults, or those of one section, and the policies",
+    )
     parser.add_argument(
         "--regime", metavar="NAME", help="one of the scenario's regimes in full (default: all of them side by side)"
     )
@@ -96,6 +104,8 @@ def _campaign(arguments: argparse.Namespace) -> int:
     from inspector.campaign import NoScheduleError
     from inspector.campaign.checks import probability
 
+    if arguments.keys is not None:
+        return _keys(arguments)
     if arguments.list or arguments.show is not None:
         if arguments.scenario is not None:
             raise CallerError(f"{'--list' if arguments.list else '--show NAME'} takes no scenario")
@@ -121,6 +131,7 @@ def _campaign(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         _draw(arguments, scenario, rows)
     data = _document(arguments, scenario, rows)
+    _add_evidence(scenario, data)
     _add_bands(arguments, scenario, data)
     _add_posteriors(arguments, data)
     return finish(arguments, data, _lines(arguments, data))
@@ -151,6 +162,34 @@ def _show(arguments: argparse.Namespace) -> int:
 
     text = scenario_text(arguments.show)
     return finish(arguments, {"name": arguments.show, "toml": text}, text.rstrip("\n").split("\n"))
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    """Print what a scenario file may hold."""
+    import dataclasses
+
+    from analysis.report.tables import aligned
+    from inspector.campaign.schema import SECTIONS, policy_pages
+
+    name = arguments.keys
+    found = [each for each in SECTIONS if name == "all" or each.path == name or each.path.startswith(f"{name}.")]
+    policies = policy_pages() if name in ("all", "strategy", "policies") else ()
+    if not found and not policies:
+        known = ", ".join([*(each.path for each in SECTIONS if each.path), "policies"])
+        raise CallerError(f"no section {name!r}; known: {known}")
+    lines: list[str] = []
+    for section in found:
+        lines += [f"{section.header}: {section.text}"]
+        rows = [[f"  {key.name}", key.kind, key.default or "-", key.text] for key in section.keys]
+        lines += [*aligned(rows, left=4), ""]
+    for policy in policies:
+        given = ", ".join(key if value is None else f"{key} = {value}" for key, value in policy.parameters.items())
+        lines.append(f'policy = "{policy.name}"{", " if given else ""}{given}: {policy.text}')
+    data = {
+        "sections": [dataclasses.asdict(section) for section in found],
+        "policies": [dataclasses.asdict(policy) for policy in policies],
+    }
+    return finish(arguments, data, lines)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -235,6 +274,17 @@ def _add_posteriors(arguments: argparse.Namespace, data: dict[str, Any]) -> None
         row["posterior"] = {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
 
 
+def _add_evidence(scenario: Scenario, data: dict[str, Any]) -> None:
+    """Add how often evidence beyond chips alone accuses each strategy; null where the regime has none."""
+    strategies = {strategy.name: strategy for strategy in scenario.strategies}
+    for row in data["rows"]:
+        strategy = strategies.get(row["strategy"])
+        weighing = None if strategy is None else scenario.plan(strategy).weighing
+        row["evidence"] = None
+        if strategy is not None and weighing is not None:
+            row["evidence"] = {"accused": weighing.probability(), "evades": list(strategy.evades)}
+
+
 def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str, Any]) -> None:
     """Add what uncertain numbers of the scenario do to each closed form."""
     from tqdm import tqdm
@@ -252,7 +302,7 @@ def _add_bands(arguments: argparse.Namespace, scenario: Scenario, data: dict[str
                     regime=arguments.regime,
                     false_alarms=arguments.false_alarms,
                     at=at,
-                    sized=scenario.inspection,
+                    sized=scenario,
                 ),
                 number=arguments.draws,
                 seed=arguments.seed,

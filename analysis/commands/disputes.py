@@ -24,7 +24,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_trust(parser)
     parser.add_argument("--device", default="native", metavar="NAME", help="device of the referee and the provers")
     add_json(parser)
-    parser.epilog = "JSON keys: outcome, reasons, evidence, step, operator, guilty, rounds, bytes, operators_executed"
+    parser.epilog = (
+        "JSON keys: outcome, reasons, evidence, step, operator, guilty, rounds, bytes, operators_executed, search "
+        "(where the referee compared: step or operator, place, of how many, whether the labs agree)"
+    )
     parser.set_defaults(handler=_dispute)
 
 
@@ -51,5 +54,6 @@ def _dispute(arguments: argparse.Namespace) -> int:
         for reason in verdict.reasons:
             say(f"  {reason.text}")
         for name, value in verdict.evidence.items():
-            say(f"  {name:20} {value}")
+            if name != "search":
+                say(f"  {name:20} {value}")
     return verdict.outcome.exit_code

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _TRIALS = 500
+_REPORT = "report.html"
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
@@ -64,7 +65,10 @@ def _explore(arguments: argparse.Namespace) -> int:
         campaigns = precomputed(
             names, trials=arguments.trials, seed=arguments.seed, progress=lambda name: bar.update() and None
         )
-    page = explorer_page(campaigns=campaigns, runs=runs, command=_command(arguments)).encode("utf-8")
+    beside = runs is not None and arguments.place.resolve() == out.resolve().parent and (out.parent / _REPORT).is_file()
+    page = explorer_page(
+        campaigns=campaigns, runs=runs, command=_command(arguments), report=_REPORT if beside else None
+    ).encode("utf-8")
     try:
         out.write_bytes(page)
     except OSError as error:

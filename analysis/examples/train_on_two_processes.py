@@ -80,7 +80,7 @@ def gpt_job(micro_batches: int = MICRO_BATCHES, *, foreach: bool = False, **size
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, foreach=foreach),
         loss=loss,
         micro_batches=micro_batches,
-        clip=0.5,
+        clip=0.25,
         units=lambda model: list(model.blocks),  # type: ignore[arg-type]
     )
 
@@ -93,10 +93,14 @@ def batches(steps: int, micro_batches: int = MICRO_BATCHES) -> Iterator[Tensor]:
 
 
 def train(run: Path, layout: str = "fsdp2", lie: tuple[str, int, int] | None = None) -> None:
-    """What each process does."""
+    """What each process does; where the processes of an earlier start died, these go on, however many they are."""
+    goes_on = run.is_dir()
     with join() if layout != "alone" else nullcontext():
-        recorder = DistributedRecorder(gpt_job(), layout=layout, out=run, seed=1, lie=lie)
-        for batch in batches(STEPS):
+        if goes_on:
+            recorder = DistributedRecorder.resume(gpt_job(), layout=layout, out=run, lie=lie)
+        else:
+            recorder = DistributedRecorder(gpt_job(), layout=layout, out=run, seed=1, lie=lie)
+        for batch in list(batches(STEPS))[recorder.steps :]:
             recorder.step(batch)
         recorder.finish()
 

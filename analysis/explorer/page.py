@@ -14,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from analysis.explorer.answers import CONTROLS
+from analysis.glossary import chapters
 from analysis.version import version
 from firmware_sim.errors import CallerError
 
@@ -23,13 +24,16 @@ LARGEST = 5_000_000
 """Bytes that a page may have."""
 
 
-def explorer_page(*, campaigns: Mapping[str, Any], runs: Mapping[str, Any] | None, command: str) -> str:
+def explorer_page(
+    *, campaigns: Mapping[str, Any], runs: Mapping[str, Any] | None, command: str, report: str | None = None
+) -> str:
     """Return the page as HTML.
 
     Args:
         campaigns: as ``precomputed`` returns them.
         runs: as ``opened_runs`` returns them, or None.
         command: that makes the page.
+        report: name of a report beside the page, to link to.
 
     Raises:
         CallerError: it would be larger than ``LARGEST``.
@@ -48,9 +52,12 @@ def explorer_page(*, campaigns: Mapping[str, Any], runs: Mapping[str, Any] | Non
         library_source=Markup(base64.b64encode(gzip.compress(source, mtime=0)).decode("ascii")),
         style=Markup(_part("explorer.css")),
         closed_forms=Markup(_part("closed_forms.js")),
+        sketch=Markup(_part("sketch.js")),
         script=Markup(_part("explorer.js")),
         data=_as_script(data),
         has_runs=runs is not None,
+        words=chapters(),
+        report=report,
     )
     size = len(page.encode("utf-8"))
     if size > LARGEST:

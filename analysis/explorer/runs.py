@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.explorer.programs import program_graphs
 from analysis.text import visible
 from firmware_sim import limits
 from firmware_sim.checks import ChipEvidence
@@ -73,6 +74,7 @@ def _run(folder: Path, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
         "name": visible(folder.name),
         "chips": [_chip(each, most) for each in shown],
         "chips_left_out": len(chips) - len(shown),
+        "graphs": program_graphs(folder),
         "verdict": None if verdict is None else _verdict(verdict),
     }
 
@@ -140,8 +142,20 @@ def _dispute(verdict: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "outcome": visible(verdict.get("outcome", "no outcome")),
         "text": " ".join(visible(each.get("text", "")) for each in _dicts(verdict.get("reasons"))),
-        "found": [[visible(key).replace("_", " "), visible(value)] for key, value in evidence.items()],
+        "found": [
+            [visible(key).replace("_", " "), visible(value)] for key, value in evidence.items() if key != "search"
+        ],
+        "search": _search(evidence.get("search")),
     }
+
+
+def _search(found: object) -> list[list[Any]]:
+    """Return where the referee asked: phase, place, of how many, and whether the parties agreed there."""
+    kept = []
+    for each in found[:_MOST_REASONS] if isinstance(found, list) else []:
+        if isinstance(each, list | tuple) and len(each) == 4 and type(each[1]) is type(each[2]) is int and each[2] > 0:
+            kept.append([visible(each[0]), each[1], each[2], each[3] is True])
+    return kept
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:

@@ -12,11 +12,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from analysis.glossary import chapters
 from analysis.report import equality, figures
 from analysis.report._words import plainly
 from analysis.report.style import Origin
 
-__all__ = ["write_report"]
+__all__ = ["glossary_page", "write_report"]
 
 _PDF_SECONDS = 120
 _LONG = re.compile(r"\b[0-9a-f]{24,}\b")
@@ -28,14 +29,23 @@ def write_report(out: Path, summary: dict[str, Any]) -> None:
     folder = out / "figures"
     folder.mkdir(exist_ok=True)
     drawn = {name: _svg(path, name) for name, path in _draw(folder, summary).items()}
-    source = resources.files(__package__).joinpath("templates/report.html.j2").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"plainly": plainly, "shortened": _shortened}
     table = equality.load(equality.COMMITTED)
     shown = {"hardware": table["hardware"], "works": equality.summary(table["rows"])}
-    html = environment.from_string(source).render(summary=summary, figures=drawn, equality=shown)
+    html = _rendered("report.html.j2", summary=summary, figures=drawn, equality=shown)
     (out / "report.html").write_text(html, encoding="utf-8")
     _print(out / "report.html", out / "report.pdf")
+
+
+def glossary_page() -> str:
+    """Return the glossary as HTML, to stand beside a report."""
+    return _rendered("glossary.html.j2", chapters=chapters())
+
+
+def _rendered(template: str, **values: object) -> str:
+    source = resources.files(__package__).joinpath("templates", template).read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"plainly": plainly, "shortened": _shortened}
+    return environment.from_string(source).render(**values)
 
 
 def _draw(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:

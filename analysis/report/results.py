@@ -95,6 +95,28 @@ def cost_figure(
         crown(axes, title=title or "What confidence costs", note=note)
 
 
+def found_figure(
+    target: Target,
+    *,
+    chips: NDArray[np.float64],
+    found: Mapping[str, NDArray[np.float64]],
+    title: str = "",
+    note: str = "",
+    origin: Origin | None = None,
+) -> None:
+    """Draw the chance that undeclared chips are found against their number, a line for each source."""
+    with canvas(target, title=title or "Hidden sites", origin=origin) as axes:
+        for number, (name, chance) in enumerate(found.items()):
+            axes.plot(chips, chance, **line(number), markevery=max(1, chips.size // 8), label=name)
+        axes.set_xscale("log")
+        axes.set_xlim(chips.min(), chips.max())
+        axes.set_ylim(0, 1.03)
+        count_axis(axes.xaxis)
+        percent_axis(axes.yaxis)
+        label(axes, x="chips at undeclared sites", y="probability that they are found")
+        crown(axes, title=title or "What finds an undeclared site", note=note)
+
+
 def evasion_figure(
     target: Target,
     *,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis import public_data
 from firmware_sim.errors import CallerError
-from inspector.campaign import Catalogue, Inspection, Kind, Scenario, load_regimes, load_scenario
+from inspector.campaign import Catalogue, Kind, Scenario, load_regimes, load_scenario
 
 __all__ = ["open_regimes", "open_scenario", "public_catalogue", "ready_scenarios", "scenario_text"]
 
@@ -48,7 +48,7 @@ def open_scenario(
     regime: str | None = None,
     false_alarms: float | None = None,
     at: Mapping[str, float] | None = None,
-    sized: Inspection | None = None,
+    sized: Scenario | None = None,
 ) -> Scenario:
     """Load a scenario by path, or a ready one by name; a path that exists comes first.
 

@@ -14,13 +14,20 @@ __all__ = ["Share", "allocate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """``count`` chips of one pool at work at the same time (registered ones: in each wave)."""
+    """``count`` chips of one pool at work at the same time (registered ones: in each wave).
+
+    ``work`` is the FLOP that they do in a day, ``watts`` the power of each, ``age`` the days that their site had stood
+    before the first day.
+    """
 
     lab: str
     site: str
     declared: bool
     status: Status
     count: int
+    work: float
+    watts: float
+    age: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,9 @@ def _take(group: list[_Stock], part: float, waves: int, free: dict[tuple[str, st
                 declared=entry.site.declared,
                 status=entry.pool.status,
                 count=count,
+                work=exact * entry.flop_per_day,
+                watts=entry.pool.kind.watts,
+                age=entry.site.age_days,
             )
         )
     return shares

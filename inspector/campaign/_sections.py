@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,14 +59,14 @@ def _choice(table: Table, key: str, kind: type[E], default: E) -> E:
 
 def kind_of(table: Table) -> Kind:
     """Return a chip model."""
-    name, speed = table.text("name"), table.number("flop_per_second")
+    name, speed, watts = table.text("name"), table.number("flop_per_second"), table.number("watts", 1_400.0)
     link = table.number("link_gbps") if table.has("link_gbps") else None
     if link is None:
         table.text("link_gbps", "")
     table.close()
     if speed <= 0:
         raise table.fail(f"must be above 0, got {speed!r}", "flop_per_second")
-    return table.build(lambda: Kind(name=name, flop_per_day=speed * SECONDS_PER_DAY, link_gbps=link))
+    return table.build(lambda: Kind(name=name, flop_per_day=speed * SECONDS_PER_DAY, link_gbps=link, watts=watts))
 
 
 def lab_of(table: Table, kinds: Mapping[str, Kind], known: Catalogue, searched: bool) -> Lab:
@@ -74,12 +75,16 @@ def lab_of(table: Table, kinds: Mapping[str, Kind], known: Catalogue, searched: 
     sites = []
     for entry in table.tables("site"):
         pools = tuple(_pool(chips, kinds, known) for chips in entry.tables("chips"))
-        site_name, declared = entry.text("name"), entry.switch("declared", True)
+        site_name, declared, age = entry.text("name"), entry.switch("declared", True), entry.number("age_days", 0.0)
         entry.close()
         if not declared and not searched:
-            message = "false changes nothing while no site is searched: it needs 'searches = true' in [inspection]"
+            message = (
+                "false changes nothing while nobody looks for sites: it needs 'searches = true' in [inspection], or "
+                "[[evidence]]"
+            )
             raise entry.fail(message, "declared")
-        sites.append(entry.build(lambda n=site_name, p=pools, d=declared: Site(name=n, pools=p, declared=d)))  # type: ignore[misc]
+        made = partial(Site, name=site_name, pools=pools, declared=declared, age_days=age)
+        sites.append(entry.build(made))
     table.close()
     return table.build(lambda: Lab(name=name, sites=tuple(sites)))
 
@@ -152,9 +157,9 @@ def strategy_of(table: Table) -> Strategy:
     for entry in table.tables("policies", required=False):
         name = entry.text("policy")
         policies.append(entry.build(lambda n=name, e=entry: policy_from(n, e.rest())))  # type: ignore[misc]
-    name = table.text("name")
+    name, evades = table.text("name"), table.texts("evades")
     table.close()
-    strategy = table.build(lambda: Strategy(name=name, policies=tuple(policies)))
+    strategy = table.build(lambda: Strategy(name=name, policies=tuple(policies), evades=evades))
     table.build(strategy.conduct)
     return strategy
 
@@ -207,9 +212,12 @@ def inspection_of(table: Table, fleet: Fleet) -> tuple[Inspection, bool]:
         "honest_refusal_rate": table.number("honest_refusal_rate", 0.0, share=True),
         "refusals_allowed": 0 if table.is_text("refusals_allowed") else table.whole("refusals_allowed", 0),
         "searches": table.switch("searches", False),
+        "search_chips": table.whole("search_chips") if table.has("search_chips") else None,
+        "aggregates": table.number("aggregates", 0.0, share=True),
         "loss_rate_per_year": table.number("loss_rate_per_year", 0.0),
     }
     table.number("loss_alarm", 0.0)
+    table.whole("search_chips", 0)
     made = table.build(
         lambda: Inspection(period_days=period, samples=samples, capacity=capacity, loss_alarm=alarm, **values)  # type: ignore[arg-type]
     )

@@ -145,11 +145,12 @@ class _Scan:
 class Numbers:
     """What a file's uncertain numbers are read as: the values in ``at`` by their dotted keys, else their medians.
 
-    ``met`` collects the distributions.
+    ``met`` collects the distributions, ``asked`` the keys that readers ask for, by the path of their table.
     """
 
     def __init__(self, at: Mapping[str, float] | None = None) -> None:
         self.met: dict[str, Distribution] = {}
+        self.asked: dict[str, set[str]] = {}
         self._at = at or {}
 
     def read(self, name: str, text: str, domain: Domain) -> float:
@@ -191,6 +192,7 @@ class Table:
 
     def _get(self, key: str, kinds: tuple[type, ...], what: str) -> Any:
         self._known.append(key)
+        self._numbers.asked.setdefault(_plain(self._path), set()).add(key)
         if key not in self._data:
             return None
         value = self._data[key]
@@ -253,6 +255,16 @@ class Table:
         value = self._need(key, self._get(key, (dict,), "a table"))
         return Table(value, (*self._path, key), self._lines, self._source, self._numbers)
 
+    def texts(self, key: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return a list of texts; a single text is a list of one."""
+        value = self._get(key, (list, str), "a list of texts")
+        if value is None:
+            return default
+        found = [value] if isinstance(value, str) else value
+        if not all(isinstance(each, str) for each in found):
+            raise self.fail("must be a list of texts", key)
+        return tuple(found)
+
     def names(self) -> list[str]:
         """Return all keys that are there."""
         return list(self._data)
@@ -309,6 +321,11 @@ def read_toml(path: Path, numbers: Numbers | None = None) -> Table:
     except (EvidenceError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path.name} is not TOML: {error}") from None
     return Table(data, (), lines, path.name, numbers or Numbers())
+
+
+def _plain(path: Path_) -> str:
+    """Return a table's path without the places in arrays."""
+    return ".".join(part for part in path if isinstance(part, str))
 
 
 def _dotted(path: Path_) -> str:

@@ -100,7 +100,10 @@ class _Worlds:
             caught_period[self.caught & (caught_period < 0)] = period
             if stop_when_caught and self.caught.all():
                 break
-        caught_period[self._losses() & (caught_period < 0)] = plan.periods - 1
+        late = self._losses()
+        if plan.weighing is not None:
+            late = late | plan.weighing.accused(self.worlds, self.rng)
+        caught_period[late & (caught_period < 0)] = plan.periods - 1
         return Outcome(
             caught_period=caught_period, finished=finished(plan, control), period_days=plan.inspection.period_days
         )

@@ -267,7 +267,10 @@ def simulate_counts(plan: Plan, trials: int, rng: Generator) -> Outcome:
             world.draw(index, urn.samples, rng)
         world.end(rng)
         caught_period[world.caught & (caught_period < 0)] = period
-    caught_period[world.test_losses(rng) & (caught_period < 0)] = plan.periods - 1
+    late = world.test_losses(rng)
+    if plan.weighing is not None:
+        late = late | plan.weighing.accused(trials, rng)
+    caught_period[late & (caught_period < 0)] = plan.periods - 1
     return Outcome(
         caught_period=caught_period, finished=finished(plan, world.control), period_days=plan.inspection.period_days
     )

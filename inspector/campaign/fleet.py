@@ -61,17 +61,27 @@ class Evidence(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A chip model: FLOP per chip and day at full utilisation, and its link in GB/s (None: never the bottleneck)."""
+    """A chip model.
+
+    Attributes:
+        name: unique.
+        flop_per_day: at full utilisation.
+        link_gbps: GB/s of its link; None: never the bottleneck.
+        watts: drawn at work, with its share of server and cooling. The default is a DGX H100's 10.2 kW over 8 chips,
+            and a tenth more for the building.
+    """
 
     name: str
     flop_per_day: float
     link_gbps: float | None = None
+    watts: float = 1_400.0
 
     def __post_init__(self) -> None:
         named("kind.name", self.name)
         positive("kind.flop_per_day", self.flop_per_day)
         if self.link_gbps is not None:
             positive("kind.link_gbps", self.link_gbps)
+        positive("kind.watts", self.watts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +98,16 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A data centre; inspectors can only search one that was declared."""
+    """A data centre, which had stood ``age_days`` before day 0; inspectors can only search one that was declared."""
 
     name: str
     pools: tuple[Pool, ...]
     declared: bool = True
+    age_days: float = 0.0
 
     def __post_init__(self) -> None:
         named("site.name", self.name)
+        at_least("site.age_days", self.age_days, 0)
         if not self.pools:
             raise CallerError(f"site {self.name!r} has no chips")
         if not self.declared and any(pool.status is Status.REGISTERED for pool in self.pools):
@@ -184,6 +196,10 @@ class Inspection:
         refusals_allowed: refusals per draw (urn and period) that are tolerated; one more counts as failure.
         capacity: chips that the inspectors can handle in a period (None: no limit).
         searches: whether declared sites are searched for unregistered chips in each period.
+        search_chips: chips that a search looks at, drawn from all on the site; None: a search sees through hidden
+            chips with the assumed rate, however many they are.
+        aggregates: chance that parts of one job, found with several labs, are recognised as one; 0: labs are judged
+            alone.
         loss_rate_per_year: honest losses per registered chip and year.
         loss_alarm: false-alarm probability of the test on claimed losses at the end; None: no test.
     """
@@ -199,6 +215,8 @@ class Inspection:
     refusals_allowed: int = 0
     capacity: int | None = None
     searches: bool = False
+    search_chips: int | None = None
+    aggregates: float = 0.0
     loss_rate_per_year: float = 0.0
     loss_alarm: float | None = None
 
@@ -210,6 +228,9 @@ class Inspection:
         whole("inspection.refusals_allowed", self.refusals_allowed)
         if self.capacity is not None:
             whole("inspection.capacity", self.capacity)
+        if self.search_chips is not None:
+            whole("inspection.search_chips", self.search_chips)
+        probability("inspection.aggregates", self.aggregates)
         at_least("inspection.loss_rate_per_year", self.loss_rate_per_year, 0)
         if self.loss_alarm is not None:
             fraction("inspection.loss_alarm", self.loss_alarm)

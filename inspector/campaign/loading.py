@@ -1,27 +1,6 @@
 """Scenario files: a fleet, its runs, the inspector's regime, and the strategies to compare, in TOML.
 
-Keys, with their defaults; a key that is not listed is refused::
-
-    title, description = "", days                    horizon in days
-    [rule]        threshold_flop | model, times = 1; evidence = "after-threshold" | "whole-run"
-    [inspection]  period_days, snapshot_rate, samples (a period; or "all") and/or confidence = 0.9 (alone: sets the
-                  samples),
-                  sampling = "pooled" | "per-lab" | "per-site", replacement = false, redraw = true,
-                  log = "period" | "run", honest_refusal_rate = 0, refusals_allowed = 0 | "fewest" (that keep honest
-                  labs within the cap), false_alarms = 0.01 (the cap: samples and refusals that accuse an honest lab
-                  more often are not chosen), searches = false,
-                  loss_rate_per_year = 0, loss_alarm (none), inspectors (no limit), chips_per_inspector_year = 1000,
-                  inspector_cost = 0 and fixed_cost = 0 (money a year)
-    [[regime]]    instead of [inspection], several: name, source = "", the keys of [inspection], and
-                  assumed = { lie = rate } instead of those of [detection]
-    [detection]   table (JSON of measured rates), device, settings (choose its rows), assumed = { lie = rate }
-    [[kind]]      name, flop_per_second, link_gbps (never limits)
-    [[lab]]       name; [[lab.site]] name, declared = true (false: never searched; needs searches = true);
-                  [[lab.site.chips]] kind and count, or stock, as_of and
-                  share = 1; status = "registered" | "exempt" | "undeclared" | "lost"
-    [[run]]       name, lab, flop | model, times = 1; days, start = 0, utilisation = 1
-    [[strategy]]  name, policies = [{ policy = "stretch", factor = 2 }, ...]
-
+`inspector.campaign.schema.SECTIONS` lists every key with its default and unit; a key that is not listed is refused.
 A number (but a policy's) may be uncertain, as a text: flop = "1e25/2e25/5e25" and the other forms of
 `inspector.probability.uncertain`. It is read as its median; ``Scenario.uncertain`` names its distribution.
 
@@ -36,6 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from inspector.campaign._observed import chosen_evidence, evidence_of
 from inspector.campaign._sections import (
     assumed_of,
     cap_of,
@@ -64,7 +44,7 @@ def load_scenario(
     regime: str | None = None,
     false_alarms: float | None = None,
     at: Mapping[str, float] | None = None,
-    sized: Inspection | None = None,
+    sized: Scenario | None = None,
 ) -> Scenario:
     """Read and check a scenario file; paths in it are relative to it.
 
@@ -74,7 +54,8 @@ def load_scenario(
         regime: which of several regimes to take; a file with one needs none.
         false_alarms: cap on false alarms, instead of the file's.
         at: values of uncertain numbers by their dotted keys, instead of their medians.
-        sized: take samples and tolerated refusals from there, where the file leaves them to be chosen.
+        sized: take samples and tolerated refusals from there, where the file leaves them to be chosen, and the rule
+            that weighs evidence beyond chips.
 
     Raises:
         NoScheduleError: No schedule reaches the confidence that the file asks for, within the cap on false alarms.
@@ -127,13 +108,14 @@ def _load(
     known: Catalogue,
     false_alarms: float | None,
     wanted: str | None,
-    sized: Inspection | None,
+    sized: Scenario | None,
 ) -> tuple[Scenario, ...]:
     kinds = dict(known.kinds)
     for table in root.tables("kind", required=False):
         kind = kind_of(table)
         kinds[kind.name] = kind
-    searched = any(section.switch("searches", False) for _, section in sections)
+    observed = evidence_of(root)
+    searched = bool(observed.each) or any(section.switch("searches", False) for _, section in sections)
     labs = [lab_of(table, kinds, known, searched) for table in root.tables("lab")]
     fleet = root.build(lambda: Fleet(labs=tuple(labs)))
     rule = rule_of(root.table("rule"), known)
@@ -144,6 +126,10 @@ def _load(
         if strategy.name in seen:
             raise table.fail(f"two strategies are named {strategy.name!r}", "name")
         seen.add(strategy.name)
+        if strategy.evades:
+            if not observed.each:
+                raise table.fail("changes nothing without [[evidence]]", "evades")
+            table.build(lambda names=strategy.evades: observed.among(names), "evades")  # type: ignore[misc]
     title, description, days = root.text("title"), root.text("description", ""), root.number("days")
     made = []
     for name, section in sections:
@@ -153,6 +139,7 @@ def _load(
         confidence, busy = wanted_of(section)
         cap, chooses = cap_of(section, false_alarms)
         cost, source = cost_of(section), section.text("source", "") if name else ""
+        observations = chosen_evidence(section, observed)
         section.close()
         one = partial(
             Scenario,
@@ -173,6 +160,7 @@ def _load(
             regime=name,
             source=source,
             cost=cost,
+            observations=observations,
         )
         made.append((root.build(one), section, sampled))
     root.close()
@@ -183,20 +171,31 @@ def _load(
     )
 
 
-def _checked(made: Scenario, root: Table, section: Table, sampled: bool, sized: Inspection | None) -> Scenario:
+def _checked(made: Scenario, root: Table, section: Table, sampled: bool, sized: Scenario | None) -> Scenario:
     """Return the scenario with its regime sized, every strategy tried."""
     regime = made.inspection
     if sized is None:
+        if made.observations.each:
+            _tried(made, root, section)
+            made = root.build(made.weighed)
         regime = _sized(made, section, sampled=sampled)
     else:
-        samples = regime.samples if sampled else sized.samples
-        refusals = sized.refusals_allowed if made.chooses_refusals or not sampled else regime.refusals_allowed
+        made = dataclasses.replace(made, weighs=sized.weighs)
+        samples = regime.samples if sampled else sized.inspection.samples
+        refusals = (
+            sized.inspection.refusals_allowed if made.chooses_refusals or not sampled else regime.refusals_allowed
+        )
         regime = dataclasses.replace(regime, samples=samples, refusals_allowed=refusals)
     made = dataclasses.replace(made, inspection=regime)
+    _tried(made, root, section)
+    return made
+
+
+def _tried(made: Scenario, root: Table, section: Table) -> None:
+    """Refuse a strategy that cannot be carried out, or a regime that cannot be held."""
     section.build(made.honest)
     for strategy, table in zip(made.strategies, root.tables("strategy"), strict=True):
         table.build(lambda strategy=strategy: made.plan(strategy))  # type: ignore[misc]
-    return made
 
 
 def _sized(scenario: Scenario, section: Table, *, sampled: bool) -> Inspection:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from firmware_sim.errors import CallerError
 from firmware_sim.lies import LabLie
 from inspector.campaign._allocate import Share, allocate
-from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Rule, Run, Sampling, Status
+from inspector.campaign.evidence import HiddenSite, Target, Weighing
+from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Rule, Run, Sampling, Site, Status
 from inspector.campaign.policies import Conduct, Strategy
 from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.reactions import Control, Reaction
@@ -84,6 +85,7 @@ class Plan:
     """One strategy against one inspection regime, ready to simulate.
 
     ``lawful`` names the runs that spend the threshold or less: they break no rule, and nothing incriminates them.
+    ``target`` is what the plan shows to others than chips, ``weighing`` what they make of it, if there are any.
     """
 
     name: str
@@ -100,6 +102,8 @@ class Plan:
     lies: tuple[str, ...]
     hidden_chips: int
     lawful: tuple[str, ...] = ()
+    target: Target = field(default_factory=Target)
+    weighing: Weighing | None = None
 
     @property
     def involved(self) -> int:
@@ -167,6 +171,8 @@ def make_plan(
     strata: list[Stratum] = []
     searches: list[Search] = []
     lawful: list[str] = []
+    sites: dict[tuple[str, str], HiddenSite] = {}
+    statuses: set[Status] = set()
     diverted = hidden = 0
     end = 0.0
     free: dict[tuple[str, str, int], int] = {}
@@ -183,11 +189,13 @@ def make_plan(
                 strata.append(_stratum(share, window, placed, conduct, inspection, book, urn_of))
                 continue
             hidden += share.count
+            statuses.add(share.status)
+            if not share.declared and share.status is not Status.EXEMPT:
+                _hide(sites, share, window)
             diverted += share.count if share.status is Status.LOST else 0
             if inspection.searches and share.declared:
-                searches.append(
-                    Search(site=share.site, busy_begin=window[0], busy_end=window[1], catch=book.rate(HIDDEN_LIE))
-                )
+                catch = _search_catch(_site(fleet, share), share.status, inspection, book.rate(HIDDEN_LIE))
+                searches.append(Search(site=share.site, busy_begin=window[0], busy_end=window[1], catch=catch))
     if conduct.reaction is None and end > days * (1 + 1e-12):
         raise CallerError(
             f"strategy {strategy.name!r}: the runs end on day {end:g}, after the horizon of {days:g} days"
@@ -207,7 +215,41 @@ def make_plan(
         lies=tuple(sorted(book.used)),
         hidden_chips=hidden,
         lawful=tuple(lawful),
+        target=Target(
+            declared=any(stratum.count for stratum in strata) and len(lawful) < len(runs),
+            sites=tuple(sites.values()),
+            missing=_stock(fleet, Status.UNDECLARED) if Status.UNDECLARED in statuses else 0,
+        ),
     )
+
+
+def _hide(sites: dict[tuple[str, str], HiddenSite], share: Share, window: tuple[float, float]) -> None:
+    """Add chips at work to their undeclared site."""
+    key, days = (share.lab, share.site), window[1] - window[0]
+    there = sites.get(key)
+    if there is None:
+        sites[key] = HiddenSite(chips=share.count, watts=share.watts, days=days, age=share.age)
+        return
+    chips = there.chips + share.count
+    watts = (there.watts * there.chips + share.watts * share.count) / chips
+    sites[key] = HiddenSite(chips=chips, watts=watts, days=max(there.days, days), age=there.age)
+
+
+def _site(fleet: Fleet, share: Share) -> Site:
+    return next(site for lab in fleet.labs if lab.name == share.lab for site in lab.sites if site.name == share.site)
+
+
+def _search_catch(site: Site, status: Status, inspection: Inspection, rate: float) -> float:
+    """Return how often a search of a site finds its chips of a status, at work or not."""
+    if inspection.search_chips is None:
+        return rate
+    there = sum(pool.count for pool in site.pools)
+    hidden = sum(pool.count for pool in site.pools if pool.status is status)
+    return -math.expm1(inspection.search_chips * math.log1p(-min(rate * hidden / there, 1 - 2**-53)))
+
+
+def _stock(fleet: Fleet, status: Status) -> int:
+    return sum(pool.count for lab in fleet.labs for site in lab.sites for pool in site.pools if pool.status is status)
 
 
 class _Book:
@@ -226,6 +268,7 @@ class _Book:
 class _Placed:
     shares: list[tuple[Share, tuple[float, float]]]
     incriminating_from: float
+    small: frozenset[str]
     busy_end: float
 
 
@@ -251,7 +294,11 @@ def _place(
             placed.extend((share, window) for window in windows)
         else:
             placed.append((share, (begin, end)))
-    return _Placed(shares=placed, incriminating_from=incriminating, busy_end=end)
+    work: dict[str, float] = {}
+    for share in shares:
+        work[share.lab] = work.get(share.lab, 0.0) + share.work * duration
+    small = [lab for lab, done in work.items() if conduct.split and done <= rule.threshold_flop * (1 + 1e-12)]
+    return _Placed(shares=placed, incriminating_from=incriminating, small=frozenset(small), busy_end=end)
 
 
 def _stratum(
@@ -266,8 +313,11 @@ def _stratum(
     bare = 0.0 if conduct.chip_lie is None else book.rate(conduct.chip_lie)
     lawful = math.isinf(placed.incriminating_from)
     rate = 0.0 if lawful else inspection.snapshot_rate * conduct.snapshot_share
-    seen = book.rate(conduct.snapshot_lie) if rate > 0 else 0.0
     begin = window[1] if lawful else max(window[0], min(placed.incriminating_from, window[1]))
+    if share.lab in placed.small and not lawful:
+        seen, begin = inspection.aggregates, window[0]
+    else:
+        seen = book.rate(conduct.snapshot_lie) if rate > 0 else 0.0
     return Stratum(
         urn=urn_of[share.lab, share.site],
         count=share.count,

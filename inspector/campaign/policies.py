@@ -30,6 +30,7 @@ __all__ = [
     "HideLogs",
     "Policy",
     "Rush",
+    "Split",
     "Spoof",
     "StayUnder",
     "Strategy",
@@ -53,6 +54,7 @@ class Conduct:
         reference_gbps: the link at which the run was planned.
         flop_cap: largest multiple of H that the run spends; None: all of its FLOP.
         parts: pieces into which the run is cut so that each stays small.
+        split: whether each lab counts its part alone, as if the others had none.
         snapshot_lie: what the lab tells about a snapshot of the run.
         chip_lie: a permanent trace on each involved chip (tampered firmware), or None.
         snapshot_share: share of the snapshots that involved chips still take.
@@ -67,6 +69,7 @@ class Conduct:
     reference_gbps: float = 900.0
     flop_cap: float | None = None
     parts: int = 1
+    split: bool = False
     snapshot_lie: str = LabLie.UNDECLARED_RUN.value
     chip_lie: str | None = None
     snapshot_share: float = 1.0
@@ -263,6 +266,26 @@ class Collude:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Further labs carry parts of the run, in proportion to their stock, and each declares its part alone.
+
+    Where a part stays below the threshold, only an inspector who aggregates over labs sees what it is a part of.
+    """
+
+    labs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.labs, str) or not self.labs:
+            raise CallerError("split.labs must be a non-empty list of lab names")
+        object.__setattr__(self, "labs", tuple(self.labs))
+        for lab in self.labs:
+            named("split.labs", lab)
+
+    def __call__(self, conduct: Conduct, /) -> Conduct:
+        return dataclasses.replace(conduct, labs=(*conduct.labs, *self.labs), split=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adapt:
     """The Prover watches the inspections and reacts."""
 
@@ -276,10 +299,14 @@ class Adapt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A named list of policies, applied in order; no policy at all is the run as planned."""
+    """A named list of policies, applied in order; no policy at all is the run as planned.
+
+    ``evades`` names the evidence beyond chips that the lab does something against; "all" stands for every one.
+    """
 
     name: str
     policies: tuple[Policy, ...] = ()
+    evades: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         named("strategy.name", self.name)
@@ -303,6 +330,7 @@ POLICIES: Mapping[str, type[Any]] = {
     "weight-swap": WeightSwap,
     "spoof": Spoof,
     "chain": ChainRuns,
+    "split": Split,
     "stay-under": StayUnder,
     "collude": Collude,
     "pause-when-drawn": PauseWhenDrawn,

@@ -78,6 +78,9 @@ def predict(plan: Plan) -> Prediction:
     if plan.loss_test is not None:
         total += _loss_log_miss(plan)
         course[-1] = total
+    if plan.weighing is not None:
+        total += _log1m(plan.weighing.probability())
+        course[-1] = total
     kind = "with replacement" if plan.inspection.replacement else "without replacement"
     return Prediction(log_miss=total, by_period=tuple(course), reason=f"exact, {kind}")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from firmware_sim.errors import CallerError
 from inspector.campaign._toml import ScenarioError
 from inspector.campaign.checks import at_least, fraction, named, positive, probability
+from inspector.campaign.evidence import Observations, Weighing
 from inspector.campaign.fleet import Fleet, Inspection, Kind, Rule, Run
 from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import Strategy
@@ -16,6 +17,7 @@ from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.sizing import Sizing, false_alarm, size
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.detection import OutOfReachError
+from inspector.probability.evidence import Rule as AlarmRule
 from inspector.probability.uncertain import Distribution
 
 __all__ = ["Catalogue", "Cost", "NoScheduleError", "Scenario", "ScenarioError"]
@@ -60,6 +62,7 @@ class Scenario:
     with more than ``false_alarms`` is ever proposed; where ``chooses_refusals``, as few refusals are tolerated as that
     takes. ``uncertain`` holds the distributions of the file's numbers by their dotted keys. ``regime`` names the regime
     where a file has several, and ``source`` says where its numbers are from.
+    ``observations`` is its evidence beyond chips, ``weighs`` the rule that weighs it, made for all strategies alike.
     """
 
     title: str
@@ -79,6 +82,8 @@ class Scenario:
     regime: str = ""
     source: str = ""
     cost: Cost = Cost()
+    observations: Observations = field(default_factory=Observations)
+    weighs: AlarmRule | None = None
 
     def __post_init__(self) -> None:
         named("title", self.title)
@@ -96,7 +101,7 @@ class Scenario:
 
     def plan(self, strategy: Strategy, bound: IntervalEnd = IntervalEnd.POINT, confidence: float = 0.95) -> Plan:
         """Return the plan of one strategy at one end of the measured rates."""
-        return make_plan(
+        made = make_plan(
             self.fleet,
             self.runs,
             self.rule,
@@ -107,10 +112,28 @@ class Scenario:
             bound=bound,
             confidence=confidence,
         )
+        if self.weighs is None:
+            return made
+        sources = self.observations.of(made.target)
+        if len(made.lawful) == len(self.runs):  # It breaks no rule, and gives alarms as the honest do.
+            return dataclasses.replace(made, weighing=Weighing(rule=self.weighs, sources=sources, evading=None))
+        evading = sources.among([each for each in strategy.evades if each == "all" or each in sources.names])
+        return dataclasses.replace(made, weighing=Weighing(rule=self.weighs, sources=sources, evading=evading))
+
+    def weighed(self) -> Scenario:
+        """Return the scenario with the rule that weighs its evidence beyond chips, made for all strategies alike."""
+        if not self.observations.each:
+            return self
+        targets = [self.plan(strategy).target for strategy in self.strategies]
+        return dataclasses.replace(self, weighs=self.observations.rule(targets))
 
     def honest(self) -> Plan:
         """Return the plan of a world in which nobody breaks the rule."""
-        return honest_plan(self.fleet, self.inspection, days=self.days)
+        made = honest_plan(self.fleet, self.inspection, days=self.days)
+        if self.weighs is None:
+            return made
+        sources = self.observations.of(made.target)
+        return dataclasses.replace(made, weighing=Weighing(rule=self.weighs, sources=sources, evading=None))
 
     def false_alarm(self) -> float:
         """Return the exact chance that this regime accuses somebody in a world in which nobody breaks the rule."""

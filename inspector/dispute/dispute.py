@@ -112,16 +112,20 @@ def _first_difference(parties: tuple[CheckedProver, CheckedProver], task: Disput
     def same_state(first: Leaf, second: Leaf) -> bool:
         return first.state == second.state
 
-    if not same_claim(*leaves(0)):
+    def asked(step: int, agree: bool) -> bool:
+        traffic.search.append(("step", step, task.steps, agree))
+        return agree
+
+    if not asked(0, same_claim(*leaves(0))):
         return 0
     last = leaves(task.steps)
-    if same_claim(*last):
+    if asked(task.steps, same_claim(*last)):
         return None
     same = same_claim if same_state(*last) else same_state
     agreed, different = 0, task.steps
     while different - agreed > 1:
         middle = (agreed + different) // 2
-        if same(*leaves(middle)):
+        if asked(middle, same(*leaves(middle))):
             agreed = middle
         else:
             different = middle
@@ -165,7 +169,9 @@ def _first_operator(parties: tuple[CheckedProver, CheckedProver], step: int, siz
     while different - same > 1:
         middle = (same + different) // 2
         traffic.rounds += 1
-        if parties[0].prefix(step, middle) == parties[1].prefix(step, middle):
+        agree = parties[0].prefix(step, middle) == parties[1].prefix(step, middle)
+        traffic.search.append(("operator", middle, size, agree))
+        if agree:
             same = middle
         else:
             different = middle
@@ -306,6 +312,7 @@ def _verdict(outcome: Outcome, text: str, step: int | None, ruling: Ruling | Non
         "case": None if ruling is None else ruling.case,
         "rounds": traffic.rounds,
         "bytes": traffic.bytes,
+        "search": [list(each) for each in traffic.search],
         "operators_executed": 0 if ruling is None else ruling.executed,
     }
     where = {key: evidence[key] for key in ("step", "operator", "guilty") if evidence[key] is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -32,10 +32,15 @@ class Failure(EvidenceError):
 
 @dataclass(slots=True)
 class Traffic:
-    """Rounds (one question to each party) and bytes of all answers."""
+    """Rounds (one question to each party), bytes of all answers, and where the search asked.
+
+    ``search`` has for each place that was compared: "step" or "operator", the place, how many there are, and whether
+    the parties agreed there.
+    """
 
     rounds: int = 0
     bytes: int = 0
+    search: list[tuple[str, int, int, bool]] = field(default_factory=list)
 
 
 class CheckedProver:

@@ -116,7 +116,7 @@ class ExecutionReport:
         }
 
 
-def examine_execution(run: RunFolder, leaves: list[Leaf], agreed: Agreement, findings: Findings) -> ExecutionReport:
+def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings) -> ExecutionReport:
     """Check all steps of a run against the agreement."""
     where = {"run": run.folder.name}
     report = ExecutionReport()
@@ -234,7 +234,7 @@ def _read_programs(
     return {digest: run.program(digest) for digest in report.programs if agreed.may_decode(digest, findings)}
 
 
-def _check_steps(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]) -> bool:
+def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program]) -> bool:
     """Each step's execution fits its program and the declared optimizer."""
     for leaf in leaves[1:]:
         execution = execution_of(leaf)
@@ -258,7 +258,7 @@ def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:
     _follow(run, leaves, programs, agreed, ExecutionReport())
 
 
-def _check_flop(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]) -> int:
+def _check_flop(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program]) -> int:
     """Each step declares what its program computes; returns what all of them compute at most."""
     begun, most = run.declared.origin.initialisation, 0
     for leaf in leaves:
@@ -271,7 +271,7 @@ def _check_flop(run: RunFolder, leaves: list[Leaf], programs: dict[str, Program]
 
 
 def _follow(
-    run: RunFolder, leaves: list[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
+    run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
 ) -> None:
     """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
     used = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -44,7 +44,7 @@ class Transcript:
 
     run: RunFolder
     agreed: Agreement
-    leaves: list[Leaf]
+    leaves: Sequence[Leaf]
     tree: MerkleTree
     data: Batches
     region_tables: list[bytes]
@@ -173,7 +173,7 @@ def _take_checked(run: RunFolder, findings: Findings) -> None:
         findings.doubt(text, run=name, by="cluster")
 
 
-def _check_trained(leaves: list[Leaf]) -> bool:
+def _check_trained(leaves: Sequence[Leaf]) -> bool:
     """Whoever finishes a run has taken steps, declared beforehand or not."""
     if len(leaves) < 2:
         raise EvidenceError("the run is finished and commits no step")
@@ -198,7 +198,7 @@ def _unfinished(run: RunFolder, findings: Findings, now: datetime, *, live: bool
 
 
 def _check_checkpoints(
-    run: RunFolder, leaves: list[Leaf], agreed: Agreement, findings: Findings, memory: ShardedMemory
+    run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings, memory: ShardedMemory
 ) -> None:
     """Each W_i is there and is the state that its leaf commits to, but for what the step after it overwrites.
 
@@ -229,13 +229,13 @@ def _check_samples(run: RunFolder, data: Batches) -> bool:
     return True
 
 
-def _check_batches(leaves: list[Leaf], data: Batches, unread: Collection[str]) -> None:
+def _check_batches(leaves: Sequence[Leaf], data: Batches, unread: Collection[str]) -> None:
     for leaf in leaves[1:]:
         if batch_path(leaf.step) not in unread and leaf.batch != data.batch_root(leaf.step).hex():
             raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
 
 
-def _check_logs(run: RunFolder, leaves: list[Leaf]) -> None:
+def _check_logs(run: RunFolder, leaves: Sequence[Leaf]) -> None:
     for leaf in leaves[1:]:
         if leaf.log != str(digest_bytes("rounding-log", run.rounding_log(leaf.step))):
             raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step commits to")

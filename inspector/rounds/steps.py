@@ -16,6 +16,7 @@ other runs than it handed over, counts as a refusal; so does each drawn chip tha
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import shutil
@@ -25,6 +26,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from firmware_sim import limits
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
@@ -285,8 +287,7 @@ def _inspect(
             raise EvidenceError("no answer came by the deadline")
         return {name: decode_base64(text) for name, text in answers[chip].items()}
 
-    places = sorted(_openings(world, INSPECTORATE).iterdir())
-    opened = {_digest((path / MANIFEST).read_bytes()): path for path in places}
+    opened = _opened(world)
     missing = [head for head in heads if _digest(head) not in opened]
     if checks is not None:  # the cluster has answered, and checked all that was opened to it
         missing += [head for head in heads if _digest(head) in opened and _digest(head) not in checks]
@@ -382,10 +383,21 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
         if found is None:
             silent.append(lab)
             continue
-        for text in found.predicate["heads"]:
-            if signer_of(text.encode(), trust)[0] == lab:
-                heads.append(text.encode())
+        try:
+            handed = [text.encode() for text in found.predicate["heads"]]
+            heads += [head for head in handed if signer_of(head, trust)[0] == lab]
+        except (EvidenceError, UnicodeEncodeError):
+            silent.append(lab)  # a head that is none hides a run as well as silence does
     return heads, silent
+
+
+def _opened(world: World) -> dict[str, Path]:
+    """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none."""
+    found = {}
+    for path in sorted(_openings(world, INSPECTORATE).iterdir()):
+        with contextlib.suppress(OSError, EvidenceError):
+            found[_digest(limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES))] = path
+    return found
 
 
 def _settings(world: World, announced: Message) -> Settings:

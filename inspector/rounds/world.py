@@ -37,6 +37,7 @@ from firmware_sim.evidence import (
 )
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import load_private, load_public, write_keys
+from inspector.rounds.forms import check_form
 from monitor.transcript import parse_time
 
 __all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "time_text"]
@@ -199,6 +200,7 @@ class World:
             envelope = canonical.encode(content["envelope"])
             payload = open_sealed(envelope, _PAYLOAD.format(kind), key, most=limits.BUNDLE_BYTES)
             [(_, about)], predicate = open_statement(payload, _PREDICATE.format(kind))
+            check_form(kind, predicate)
             return Message(
                 about=about.value, predicate=predicate, envelope=envelope, received=parse_time(content["received"])
             )

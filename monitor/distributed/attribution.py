@@ -16,7 +16,8 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
-from monitor import numerics
+from monitor.distributed.job import norm_of
+from monitor.distributed.metering import expected_work, sums_at
 from monitor.distributed.reduction import Cut, even_pieces, row_pieces
 from monitor.distributed.statements import batch_digest, flat_digest, read_keys, read_step
 from monitor.programs.program import Program
@@ -26,12 +27,10 @@ from monitor.transcript import RunFolder
 
 __all__ = ["Departure", "departures"]
 
-_STACK, _SUM = "aten.stack.default", "aten.sum.dim_IntList"
-
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """What one rank did otherwise than the program: ``kind`` is batch, chunk, norm, shard or statement."""
+    """What one rank did otherwise than the program: ``kind`` is batch, chunk, norm, shard, work or statement."""
 
     step: int
     rank: int
@@ -50,22 +49,23 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
         EvidenceError: the run or the ranks' keys cannot be read.
     """
     folder, run_id = run.folder, run.metadata.run_id.hex()
-    keys = read_keys(folder, run_id, lab)
+    signers = read_keys(folder, run_id, lab)
     steps, batches = ProgramSteps(run, 0), run.batches()
     names = [entry.name for entry in run.declared.state if entry.kind == "gradient"]
     for step in range(1, run.committed + 1):
         program = steps.program(step)
         watch = _Gradients(program, names)
         steps.take(watch=watch)
-        truth = _Truth(watch, batches.batch(step), steps.training.memory.tensors)
+        truth = _Truth(watch, program, batches.batch(step), steps.training.memory.tensors)
         found: list[Departure] = []
+        keys = signers[max(first for first in signers if first <= step)]
         for rank, key in enumerate(keys):
             try:
                 said = read_step(folder, run_id, step, rank, key)
                 found += [Departure(step, rank, *what) for what in truth.compare(said, rank, len(keys))]
             except (EvidenceError, CallerError, KeyError, TypeError, ValueError) as error:
                 found.append(Departure(step, rank, "statement", f"{error}"))
-        for kind in ("statement", "batch", "chunk", "norm", "shard"):
+        for kind in ("statement", "batch", "chunk", "norm", "shard", "work"):
             if first := [each for each in found if each.kind == kind]:
                 return first
     return []
@@ -75,12 +75,7 @@ class _Gradients:
     """Keeps, of one repeated step, the gradients of each micro-batch and their sums."""
 
     def __init__(self, program: Program, names: Sequence[str]) -> None:
-        operators = [call["operator"] for call in program.calls]
-        pattern = [_STACK, _SUM] * len(names)
-        starts = [at for at in range(len(operators)) if operators[at : at + len(pattern)] == pattern]
-        if not starts:
-            raise EvidenceError("the step's program adds no gradients of micro-batches")
-        self._start, self._names, self._at = starts[0], names, 0
+        self._start, self._names, self._at = sums_at(program, len(names)), names, 0
         self.parts: dict[str, list[Tensor]] = {}
         self.sums: dict[str, Tensor] = {}
 
@@ -101,7 +96,14 @@ class _Gradients:
 class _Truth:
     """What the ranks of a step should have signed."""
 
-    def __init__(self, found: _Gradients, batch: Mapping[str, Tensor], state: Mapping[tuple[str, str], Tensor]) -> None:
+    def __init__(
+        self,
+        found: _Gradients,
+        program: Program,
+        batch: Mapping[str, Tensor],
+        state: Mapping[tuple[str, str], Tensor],
+    ) -> None:
+        self._program = program
         self._parts, self._sums, self._state = found.parts, found.sums, state
         self._batch = dict(batch) if set(batch) != {"batch"} else batch["batch"]
         self._count = len(next(iter(found.parts.values())))
@@ -117,9 +119,14 @@ class _Truth:
             if said["batches"].get(str(micro)) != expected:
                 found.append(("batch", f"it trained on other samples than micro-batch {micro}'s"))
         found += self._chunks(said["chunks"], own, ranks)
-        norms = [flat_digest(_norm(each)) for each in self._sums.values()] if said["norms"] else []
+        norms = [flat_digest(norm_of(each)) for each in self._sums.values()] if said["norms"] else []
         if said["norms"] != norms:
             found.append(("norm", "it scaled by other norms than those of the summed gradients"))
+        work = expected_work(self._program, len(self._parts), self._count, ranks)
+        if said["work"] != [work.calls, work.flop]:
+            calls, flop = said["work"]
+            extra = f"{calls - work.calls} calls and {flop - work.flop} FLOP"
+            found.append(("work", f"its meter counts {extra} beside its micro-batches and its part of the update"))
         for name, (first, last, digest) in said["shards"].items():
             kind, _, tensor = name.partition("/")
             if flat_digest(self._state[kind, tensor].reshape(-1)[first:last]) != digest:
@@ -153,8 +160,3 @@ class _Truth:
         if sent != {(micro, name, to) for micro in own for name in self._parts for to in range(ranks)}:
             found.append(("chunk", "it did not send each of its micro-batches' gradients to each rank"))
         return found
-
-
-def _norm(gradient: Tensor) -> Tensor:
-    with torch.no_grad(), numerics.recording("exact"):
-        return torch.linalg.vector_norm(gradient)  # type: ignore[no-any-return]

@@ -10,9 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from monitor import numerics
 from monitor.recording.micro_batches import total
 
-__all__ = ["Job"]
+__all__ = ["Job", "norm_of"]
+
+
+def norm_of(gradient: Tensor) -> Tensor:
+    """The norm of one whole gradient by the rule of exact numerics, outside of any step."""
+    with torch.no_grad(), numerics.recording("exact"):
+        norm: Tensor = torch.linalg.vector_norm(gradient)
+        return norm
 
 
 def _no_units(model: nn.Module) -> Sequence[nn.Module]:

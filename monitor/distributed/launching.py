@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,9 @@ def launch(
 ) -> Any:
     """Run ``python -m module`` in ``ranks`` processes of one gloo job.
 
+    A process ends as soon as the module has: gloo's threads may still let go of tensors then, which aborts an
+    interpreter that takes its objects down.
+
     Each finds what it is given by ``arguments``, takes part by ``join``, and finds torchrun's variables. What rank 0
     gives by ``answer`` is returned; None if it gives nothing.
 
@@ -76,19 +81,27 @@ def launch(
             for rank in range(ranks):
                 own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 with (Path(folder) / f"{rank}.err").open("wb") as errors:
-                    running.append(subprocess.Popen([sys.executable, "-m", module], env=own, stderr=errors))
+                    running.append(subprocess.Popen([sys.executable, "-m", __name__, module], env=own, stderr=errors))
             codes = _wait(running, timeout)
         finally:
             for process in running:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-        failed = [rank for rank, code in enumerate(codes) if code]
-        if failed:
-            texts = {rank: (Path(folder) / f"{rank}.err").read_text(errors="replace").strip() for rank in failed}
-            rank, text = next(((rank, text) for rank, text in texts.items() if text), (failed[0], ""))
-            raise CallerError(f"rank {rank} failed: {text.splitlines()[-1] if text else 'without a word'}")
+        if any(codes):
+            raise CallerError(_failure(codes, [Path(folder) / f"{rank}.err" for rank in range(ranks)]))
         return json.loads(result.read_text()) if result.exists() else None
+
+
+def _failure(codes: Sequence[int], errors: Sequence[Path]) -> str:
+    """Which rank failed first, and its last words: one that fails takes others along, which write theirs later."""
+    ended = [rank for rank, code in enumerate(codes) if code < 0]
+    if ended:
+        return f"rank {ended[0]} failed: signal {-codes[ended[0]]} ended it"
+    failed = [rank for rank, code in enumerate(codes) if code]
+    rank = min(failed, key=lambda each: (not errors[each].stat().st_size, errors[each].stat().st_mtime_ns))
+    text = errors[rank].read_text(errors="replace").strip()
+    return f"rank {rank} failed: {text.splitlines()[-1] if text else 'without a word'}"
 
 
 def _wait(running: list[subprocess.Popen[bytes]], timeout: float) -> list[int]:
@@ -101,3 +114,22 @@ def _wait(running: list[subprocess.Popen[bytes]], timeout: float) -> list[int]:
             return [process.poll() or 0 for process in running]
         time.sleep(0.02)
     raise CallerError(f"the job did not end within {timeout:.0f} seconds")
+
+
+def _main(module: str) -> int:
+    """Run a module; its exit code."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    _code = _main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_code)

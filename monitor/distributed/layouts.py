@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from firmware_sim.errors import CallerError
-from monitor.distributed.job import Job
+from monitor import numerics
+from monitor.distributed.job import Job, norm_of
 from monitor.distributed.reduction import Reduction, even_pieces, row_pieces
 from monitor.numerics.exact.accumulator import ExactSum
 from monitor.recording.micro_batches import gradient_missing
@@ -66,7 +67,8 @@ class _Whole:
 
     def norms(self) -> list[Tensor]:
         """Norm of each gradient."""
-        return [torch.linalg.vector_norm(parameter.grad) for parameter in _learning(self.parameters).values()]
+        with self.reduction.session.aside():
+            return [norm_of(each.grad) for each in _learning(self.parameters).values() if each.grad is not None]
 
 
 class Alone(_Whole):
@@ -193,7 +195,8 @@ class Sharded:
             for number, held in enumerate(sums):
                 held.digits, held.special = digits[number], special[number]
                 squares.append(held.rounded().reshape(()))
-        return [torch.sqrt(square) * scale for square, scale in zip(squares, scales, strict=True)]
+            with numerics.recording("exact"):
+                return [torch.sqrt(square) * scale for square, scale in zip(squares, scales, strict=True)]
 
 
 class _ReduceScatter(ReduceScatter):
@@ -213,11 +216,6 @@ class _ReduceScatter(ReduceScatter):
         with self._reduction.session.aside(), torch.no_grad():
             sums = self._reduction.exchange(self._names, input_tensor.view(self._reduction.ranks, -1))
             output_tensor.zero_() if sums is None else output_tensor.copy_(sums)
-
-
-def _largest(shard: Tensor) -> Tensor:
-    """Bits of the largest magnitude, as INT32; those of zero where there is none."""
-    return shard.abs().view(torch.int32).max() if shard.numel() else torch.zeros((), dtype=torch.int32)
 
 
 def _learning(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

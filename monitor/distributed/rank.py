@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
+from monitor.distributed.holding import held, owner, require_one_order
 from monitor.distributed.job import Job
 from monitor.distributed.layouts import LAYOUTS, Layout, local, whole
+from monitor.distributed.metering import RankMeter
 from monitor.distributed.reduction import Chunk
 from monitor.distributed.session import rank_session
 from monitor.distributed.statements import Statements
@@ -24,19 +27,22 @@ from monitor.recording.micro_batches import micro_batch, total
 __all__ = ["Rank", "place"]
 
 _BACKENDS = ("gloo", "nccl")
+_OF_PARAMETER = ("weight", "gradient", "optimizer")
 
 
 class Rank:
     """This process's part of a job, in the process group that is open; in none, all of it.
 
     Args:
-        layout: ``fsdp2``, ``ddp``, or ``alone`` for one process.
+        layout: ``fsdp2`` or ``ddp``; on one process it is ``alone``, whatever is given.
         seed: of the initial weights and of dropout.
 
     Attributes:
         statements: what this rank signs, where somebody wants it.
         rank, ranks: this process's number, and how many there are.
         steps: taken so far.
+        work: what its meter counted in the last step, without bytes.
+        norm: of all gradients together, by which the last step clipped them; None without clipping.
 
     Raises:
         CallerError: a layout or process group whose bits nobody vouches for.
@@ -48,9 +54,13 @@ class Rank:
                 f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}: hybrid sharding, tensor and pipeline "
                 "parallelism are refused, their sums are others"
             )
+        if place()[1] == 1:
+            layout = "alone"  # FSDP2 on one process passes by whatever stands for its reduce-scatter
         check_subnormals()
         self.job, self.seed, self.steps = job, seed, 0
         self.rank, self.ranks = place()
+        self.norm: Tensor | None = None
+        self.work = NO_WORK
         model = initialised(job.model, seed=seed)
         self._buffers = dict(model.named_buffers())
         self.layout: Layout = LAYOUTS[layout](job, model, self.rank, self.ranks)
@@ -69,7 +79,8 @@ class Rank:
         keys = RecordedKeys(self.seed, number)
         versions = {name: buffer._version for name, buffer in self._buffers.items()}
         losses = torch.zeros(job.micro_batches, dtype=torch.int32)
-        with rank_session("exact", keys, self.seed, number) as session:
+        meter = RankMeter()
+        with rank_session("exact", keys, self.seed, number, meter) as session:
             self.optimizer.zero_grad()
             rounds = -(-job.micro_batches // self.ranks)
             for turn in range(rounds):
@@ -84,7 +95,8 @@ class Rank:
                     loss = job.loss(self.layout.model, part)
                     loss.backward()  # type: ignore[no-untyped-call]
                 if not is_idle:
-                    losses[micro] = loss.detach().view(torch.int32)
+                    with session.aside():
+                        losses[micro] = loss.detach().view(torch.int32)
                 self.layout.settle()
             if job.clip is not None:
                 self._clip(job)
@@ -96,7 +108,7 @@ class Rank:
         for name, buffer in self._buffers.items():
             if buffer._version != versions[name]:
                 raise CallerError(f"buffer {name} is written in each micro-batch; such a model has one order of them")
-        self.steps = number
+        self.steps, self.work = number, meter.total
         self.close()
         return loss
 
@@ -118,7 +130,7 @@ class Rank:
     def close(self) -> None:
         """The step has ended."""
         if self.statements is not None:
-            self.statements.close(self.steps, self.shards())
+            self.statements.close(self.steps, self.work, self.shards())
 
     def _clip(self, job: Job) -> None:
         gradients = [local(each.grad) for each in self.parameters.values() if each.grad is not None]
@@ -127,44 +139,92 @@ class Rank:
             if self.statements is not None:
                 with self.layout.reduction.session.aside():
                     self.statements.norms(norms)
-            job.clipped(gradients, norms)
+            self.norm = job.clipped(gradients, norms)
 
     def shards(self) -> dict[TensorKey, tuple[int, Tensor]]:
         """What lies on this rank of weights, gradients and optimizer state, and from which element on."""
         found = {}
         for key, tensor in self._tensors().items():
             mine = local(tensor)
-            owner = key[1] if key[1] in self.parameters else key[1].rpartition("/")[0]
             is_cut = mine.numel() != tensor.numel()
-            found[key] = (self.layout.reduction.pieces[owner][self.rank][0] if is_cut else 0, mine)
+            found[key] = (self.layout.reduction.pieces[owner(*key)][self.rank][0] if is_cut else 0, mine)
         return found
 
     def state(self) -> dict[TensorKey, Tensor]:
         """The whole state, made of all ranks' parts, on rank 0; nothing on the others, which take part."""
         found: dict[TensorKey, Tensor] = {}
         with torch.no_grad():
-            for key, tensor in self._tensors().items():
+            tensors = self._tensors()
+            if self.ranks > 1:
+                require_one_order(tensors.items(), self._device)
+            for key, tensor in tensors.items():
                 value = whole(tensor)
                 if self.rank == 0:
                     found[key] = value.detach().clone()
         return found
 
     def load(self, state: Mapping[TensorKey, Tensor], steps: int) -> None:
-        """Go on from a whole state, whatever number of ranks it comes from."""
-        self.steps = steps
+        """Go on from a whole state, whatever number of ranks it comes from: that of rank 0; the others may give none.
+
+        Args:
+            state: as ``state`` gives it; without the gradients and optimizer state that nobody made yet.
+
+        Raises:
+            CallerError: the state of another job.
+        """
+        told: list[Any] = [[(*key, tuple(each.shape), each.dtype) for key, each in state.items()], steps]
+        if self.ranks > 1:
+            dist.broadcast_object_list(told)
+        entries, self.steps = told
+        self._require_mine({(kind, name) for kind, name, _, _ in entries})
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad()
+        device = self._device
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                self._fill(name, parameter, state["weight", name])
-                for (kind, place), value in state.items():
-                    owner, _, key = place.rpartition("/")
-                    if kind == "optimizer" and owner == name:
-                        is_alike = value.shape == parameter.shape
-                        held = torch.zeros_like(parameter, requires_grad=False) if is_alike else value.clone()
-                        self.optimizer.state[parameter][key] = held
-                        if is_alike:
-                            self._fill(name, held, value)
-            for name, buffer in self._buffers.items():
-                buffer.copy_(state["buffer", name])
+            for kind, name, shape, dtype in entries:
+                is_given = self.rank == 0
+                value = state[kind, name].to(device) if is_given else torch.empty(shape, dtype=dtype, device=device)
+                value = value.contiguous()
+                if self.ranks > 1:
+                    dist.broadcast(value, 0)
+                self._put(kind, name, value)
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = next(iter(self.parameters.values())).device
+        return device
+
+    def _require_mine(self, keys: Set[TensorKey]) -> None:
+        """CallerError unless a state has these parameters and buffers, and nothing for any others."""
+        needed = {("weight", name) for name in self.parameters} | {("buffer", name) for name in self._buffers}
+        others = needed - keys
+        for kind, name in keys - needed:
+            if kind not in _OF_PARAMETER or owner(kind, name) not in self.parameters:
+                others.add((kind, name))
+        if others:
+            raise CallerError(f"the state is another job's: {'/'.join(min(others))!a:.80}")
+
+    def _put(self, kind: str, name: str, value: Tensor) -> None:
+        """Take what lies here of one tensor."""
+        if kind == "buffer":
+            self._buffers[name].copy_(value)
+            return
+        member = owner(kind, name)
+        parameter = self.parameters[member]
+        is_alike = value.shape == parameter.shape
+        if kind != "optimizer" and not is_alike:
+            raise CallerError(f"the state is another job's: {kind} {name!a:.80} has the shape {tuple(value.shape)}")
+        if kind == "weight":
+            self._fill(member, parameter, value)
+        elif not is_alike:
+            self.optimizer.state[parameter][name.rpartition("/")[2]] = value.clone()
+        else:
+            mine = torch.zeros_like(parameter, requires_grad=False, dtype=value.dtype)
+            self._fill(member, mine, value)
+            if kind == "gradient":
+                parameter.grad = mine
+            else:
+                self.optimizer.state[parameter][name.rpartition("/")[2]] = mine
 
     def _fill(self, name: str, tensor: Tensor, value: Tensor) -> None:
         mine, flat = local(tensor), value.reshape(-1)
@@ -174,18 +234,13 @@ class Rank:
         mine.copy_(flat.view(mine.shape))
 
     def _tensors(self) -> dict[TensorKey, Tensor]:
-        found: dict[TensorKey, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            found["weight", name] = parameter.detach()
-            if parameter.requires_grad:
-                gradient = parameter.grad
-                found["gradient", name] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    found["optimizer", f"{name}/{key}"] = value.detach()
-        for name, buffer in self._buffers.items():
-            found["buffer", name] = buffer.detach()
-        return found
+        """What of the state's tensors lies here, each whole or a shard; zeros for gradients that are not there."""
+        found = {
+            ("gradient", name): torch.zeros_like(parameter, requires_grad=False)
+            for name, parameter in self.parameters.items()
+            if parameter.requires_grad and parameter.grad is None
+        }
+        return dict(sorted({**found, **held(self.parameters, self._buffers, self.optimizer)}.items()))
 
 
 def place() -> tuple[int, int]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from firmware_sim import Work
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import TensorKey
+from monitor.distributed.holding import held
 from monitor.distributed.job import Job
 from monitor.distributed.lies import lying_rank
+from monitor.distributed.metering import beyond, expected_work
 from monitor.distributed.rank import Rank, place
 from monitor.distributed.shadow import Shadow
 from monitor.distributed.statements import Statements, rank_key, write_keys
 from monitor.lab.simulated import SimulatedLab, lab_path, simulated_secret
+from monitor.programs.program import Program
 from monitor.recording.initialising import initialised
 from monitor.recording.recorder import Recorder
+from monitor.transcript import RunFolder
 
 __all__ = ["DistributedRecorder"]
 
@@ -57,39 +68,126 @@ class DistributedRecorder:
         lie: tuple[str, int, int] | None = None,
         **options: Any,
     ) -> None:
-        if lie is not None and lie[1] == place()[0]:
-            self.rank = lying_rank(lie[0], job, layout, seed=seed, step=lie[2])
-        else:
-            self.rank = Rank(job, layout, seed=seed)
+        self.rank = _rank(job, layout, seed, lie)
         self._recorder: Recorder | None = None
         if self.rank.rank == 0:
-            model = initialised(job.model, seed=seed)
-            optimizer = job.optimizer(iter(dict(model.named_parameters()).values()))
+            model, optimizer = _whole(job, seed)
             self._recorder = Recorder(model, optimizer, out=out, numerics="exact", seed=seed, **options)
-            self._shadow = Shadow(job, seed)
-        secret = simulated_secret(seed)
-        run_id = self._run_id()
-        if self._recorder is not None:
-            keys = [rank_key(secret, number).verifying for number in range(self.rank.ranks)]
-            lab = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(Path(out))))
-            write_keys(Path(out), run_id, keys, lab)
-        self.rank.statements = Statements(Path(out), run_id, self.rank.rank, rank_key(secret, self.rank.rank))
+        self._begin(Path(out))
 
-    def _run_id(self) -> str:
-        """The run's name, which rank 0 tells the others."""
-        told = [self._recorder.run_id if self._recorder is not None else ""]
-        if self.rank.ranks > 1:
-            dist.broadcast_object_list(told)
-        return told[0]
+    @classmethod
+    def resume(
+        cls,
+        job: Job,
+        *,
+        layout: str,
+        out: str | Path,
+        lie: tuple[str, int, int] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Go on with a run whose processes died, on any layout and number of processes.
+
+        Rank 0 repeats the steps after the last checkpoint in one process, and gives the others their parts. The loop
+        goes on with batch ``recorder.steps``.
+
+        Args:
+            job: as in the first part.
+            layout: of this part.
+            out: the run folder, with the lab's folder beside it, where rank 0 finds them.
+            lie: as for the first part.
+            options: further ones of ``Recorder.resume``, such as ``check_writes``.
+
+        Raises:
+            CallerError: as ``Rank`` and ``Recorder.resume``.
+            EvidenceError: a committed step does not lead to its committed state again.
+        """
+        recorder = cls.__new__(cls)
+        seed = _told(_seed_of(Path(out)) if place()[0] == 0 else 0)
+        recorder.rank = _rank(job, layout, seed, lie)
+        recorder._recorder = None
+        reached: dict[TensorKey, Tensor] = {}
+        if recorder.rank.rank == 0:
+            model, optimizer = _whole(job, seed)
+            recorder._recorder = Recorder.resume(model, optimizer, out=out, **options)
+            reached = held(dict(model.named_parameters()), dict(model.named_buffers()), optimizer)
+        recorder.rank.load(reached, 0 if recorder._recorder is None else recorder._recorder.steps)
+        recorder._begin(Path(out), reached)
+        return recorder
+
+    def _begin(self, out: Path, reached: Mapping[TensorKey, Tensor] | None = None) -> None:
+        """Say which ranks sign the steps from the next one on."""
+        job, seed, rank = self.rank.job, self.rank.seed, self.rank.rank
+        secret = simulated_secret(seed)
+        run_id = _told("" if self._recorder is None else self._recorder.run_id)
+        if self._recorder is not None:
+            self._shadow = Shadow(job, seed)
+            if reached:
+                self._shadow.load(reached)
+            keys = [rank_key(secret, number).verifying for number in range(self.rank.ranks)]
+            lab = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(out)))
+            write_keys(out, run_id, self.steps + 1, keys, lab)
+        self.rank.statements = Statements(out, run_id, rank, rank_key(secret, rank))
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that are recorded."""
+        return self.rank.steps
 
     def step(self, batch: object) -> Tensor:
         """Take the next step on a batch, which every rank is given whole; returns its loss."""
         loss = self.rank.step(batch)
+        works = self._works()
         reached = {f"{kind}/{name}": tensor for (kind, name), tensor in self.rank.state().items()}
         if self._recorder is not None:
-            self._recorder.commit_elsewhere(batch, self._shadow.take(self.rank.steps, batch), reached, loss)
+            taken = self._shadow.take(self.rank.steps, batch)
+            self._recorder.commit_elsewhere(batch, taken, reached, loss, functools.partial(self._hidden, works))
         return loss
+
+    def _works(self) -> list[Work]:
+        """What each rank's meter counted."""
+        mine = torch.tensor([self.rank.work.calls, self.rank.work.flop])
+        every = [torch.empty_like(mine) for _ in range(self.rank.ranks)]
+        if self.rank.ranks > 1:
+            dist.all_gather(every, mine)
+        else:
+            every = [mine]
+        return [Work(*each.tolist()) for each in every]
+
+    def _hidden(self, works: list[Work], program: Program) -> Work:
+        """What the ranks' devices count beyond the program; the simulated chips stand for all of these."""
+        learning = sum(parameter.requires_grad for parameter in self.rank.parameters.values())
+        try:
+            expected = expected_work(program, learning, self.rank.job.micro_batches, self.rank.ranks)
+        except EvidenceError as error:
+            raise CallerError(f"{error}; make what they share before the first step") from None
+        return beyond(works, expected)
 
     def finish(self) -> str:
         """Close the run; returns the digest of the last state, on rank 0, and nothing on the others."""
         return "" if self._recorder is None else self._recorder.finish()
+
+
+def _whole(job: Job, seed: int) -> tuple[nn.Module, Optimizer]:
+    """The model and the optimizer of one process."""
+    model = initialised(job.model, seed=seed)
+    return model, job.optimizer(iter(dict(model.named_parameters()).values()))
+
+
+def _seed_of(out: Path) -> int:
+    """The seed that a run declares."""
+    lab = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(out)))
+    return RunFolder(out, lab.verifying).declared.seed
+
+
+def _rank(job: Job, layout: str, seed: int, lie: tuple[str, int, int] | None) -> Rank:
+    if lie is not None and lie[1] == place()[0]:
+        return lying_rank(lie[0], job, layout, seed=seed, step=lie[2])
+    return Rank(job, layout, seed=seed)
+
+
+def _told(value: Any) -> Any:
+    """What rank 0 says."""
+    told = [value]
+    if place()[1] > 1:
+        dist.broadcast_object_list(told)
+    return told[0]

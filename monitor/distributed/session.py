@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from monitor import numerics
+from monitor.distributed.metering import RankMeter
 from monitor.programs.keys import RecordedKeys, step_seed
 
 __all__ = ["rank_session"]
@@ -49,11 +50,13 @@ def _is_shape_alone(value: object) -> bool:
 
 
 @contextmanager
-def rank_session(name: numerics.Numerics, keys: RecordedKeys, seed: int, step: int) -> Iterator[numerics.Session]:
-    """Control one rank's part of a step."""
+def rank_session(
+    name: numerics.Numerics, keys: RecordedKeys, seed: int, step: int, meter: RankMeter
+) -> Iterator[numerics.Session]:
+    """Control one rank's part of a step, whose operators a meter counts."""
     random = torch.get_rng_state()
     torch.default_generator.manual_seed(step_seed(seed, step))
-    session = numerics.recording(name, keys=keys)
+    session = numerics.recording(name, keys=keys, observer=meter)
     try:
         with session, _Aside(session):
             yield session

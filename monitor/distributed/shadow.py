@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import TensorKey
 from monitor import numerics
 from monitor.distributed.job import Job
 from monitor.numerics.session import plain_kernels
@@ -56,6 +57,14 @@ class Shadow:
         self._model, self._optimizer = model, job.optimizer(iter(dict(model.named_parameters()).values()))
         self._loop = LoopState(model, self._optimizer, (1,))
         self._updates = OptimizerUpdates(self._optimizer)
+
+    def load(self, state: Mapping[TensorKey, Tensor]) -> None:
+        """Go on from what a model and its optimizer hold; the numbers that the optimizer counts lie on the host."""
+        with torch.no_grad():
+            for key, tensor in self._loop.memory.tensors.items():
+                if key in state and tensor.device.type != "meta":
+                    tensor.copy_(state[key])
+        self._loop.hold({f"{kind}/{name}" for kind, name in state})
 
     def take(self, step: int, batch: object) -> TakenElsewhere:
         """Take the next step on shapes.

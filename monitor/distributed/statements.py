@@ -1,20 +1,24 @@
 """What each rank signs of a step: what it read, what it sent to whom, the norms it took, and what lies on it after.
 
 Digests alone, so that a replay by one process can say which rank departed from it. They lie in ``RUN.ranks``, one file
-for each step and rank, beside the ranks' keys under the lab's signature.
+for each step and rank, beside the ranks' keys under the lab's signature: a file of these for each step from which on
+the run has other ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from firmware_sim import Work
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import SigningKey, TensorKey, VerifyingKey, open_sealed, seal
+from firmware_sim.limits import Limit, read_foreign
 from monitor.distributed.reduction import Chunk
 from monitor.programs.batches import flatten_batch
 from monitor.programs.trace import tensor_digest
@@ -32,7 +36,10 @@ __all__ = [
 
 _KEYS = "application/vnd.chipwitness.rank-keys+json"
 _STEP = "application/vnd.chipwitness.rank-step+json"
-_PARTS = {"run", "step", "rank", "batches", "chunks", "norms", "shards"}
+_CHANGES = Limit(1 << 16, "changes of a run's ranks")
+_BYTES = Limit(256 << 20, "bytes of a rank's statement")
+"""That of a rank with 10^6 chunks of 200 bytes."""
+_PARTS = {"run", "step", "rank", "batches", "chunks", "norms", "work", "shards"}
 
 
 def ranks_path(run: Path) -> Path:
@@ -85,8 +92,8 @@ class Statements:
         """The rank scales gradients by these norms."""
         self._norms = [flat_digest(norm) for norm in norms]
 
-    def close(self, step: int, shards: Mapping[TensorKey, tuple[int, Tensor]]) -> None:
-        """The step has ended; of each tensor the rank holds what it holds from an element on."""
+    def close(self, step: int, work: Work, shards: Mapping[TensorKey, tuple[int, Tensor]]) -> None:
+        """The step has ended, with what the rank's meter counted; of each tensor, what is held from an element on."""
         payload = {
             "run": self._run_id,
             "step": step,
@@ -94,6 +101,7 @@ class Statements:
             "batches": self._batches,
             "chunks": self._chunks,
             "norms": self._norms,
+            "work": [work.calls, work.flop],
             "shards": {
                 f"{kind}/{name}": [first, first + held.numel(), flat_digest(held)]
                 for (kind, name), (first, held) in shards.items()
@@ -103,22 +111,37 @@ class Statements:
         self._forget()
 
 
-def write_keys(run: Path, run_id: str, keys: Sequence[VerifyingKey], lab: SigningKey) -> None:
-    """Say which keys the ranks of a run sign with."""
+def write_keys(run: Path, run_id: str, first: int, keys: Sequence[VerifyingKey], lab: SigningKey) -> None:
+    """Say which keys the ranks of a run sign with from a step on."""
     ranks_path(run).mkdir(exist_ok=True)
-    payload = {"run": run_id, "keys": [key.raw.hex() for key in keys]}
-    (ranks_path(run) / "keys.json").write_bytes(seal(_KEYS, payload, lab))
+    payload = {"run": run_id, "first": first, "keys": [key.raw.hex() for key in keys]}
+    (ranks_path(run) / f"keys-{first:08d}.json").write_bytes(seal(_KEYS, payload, lab))
 
 
-def read_keys(run: Path, run_id: str, lab: VerifyingKey) -> list[VerifyingKey]:
-    """The ranks' keys, in order; EvidenceError where the lab did not sign them for this run."""
-    payload = open_sealed(_read(ranks_path(run) / "keys.json"), _KEYS, lab)
-    if not isinstance(payload, dict) or set(payload) != {"run", "keys"} or payload["run"] != run_id:
-        raise EvidenceError("the ranks' keys are of another run or malformed")
+def read_keys(run: Path, run_id: str, lab: VerifyingKey) -> dict[int, list[VerifyingKey]]:
+    """The ranks' keys, in order, by the step from which on they sign; EvidenceError where the lab did not say so."""
     try:
-        return [VerifyingKey(bytes.fromhex(text)) for text in payload["keys"]]
-    except (TypeError, ValueError):
-        raise EvidenceError("the ranks' keys are malformed") from None
+        names = sorted(path.name for path in islice(ranks_path(run).glob("keys-*.json"), _CHANGES.most + 1))
+    except OSError as error:
+        raise EvidenceError(f"cannot read the ranks' keys: {error.strerror}") from None
+    _CHANGES.check(len(names))
+    found = {}
+    for name in names:
+        payload = open_sealed(_read(ranks_path(run) / name), _KEYS, lab)
+        if not isinstance(payload, dict) or set(payload) != {"run", "first", "keys"} or payload["run"] != run_id:
+            raise EvidenceError("the ranks' keys are of another run or malformed")
+        first = payload["first"]
+        if type(first) is not int or name != f"keys-{first:08d}.json" or not isinstance(payload["keys"], list):
+            raise EvidenceError("the ranks' keys are of another step or malformed")
+        try:
+            found[first] = [VerifyingKey(bytes.fromhex(text)) for text in payload["keys"]]
+        except (TypeError, ValueError):
+            raise EvidenceError("the ranks' keys are malformed") from None
+        if not found[first]:
+            raise EvidenceError("a run has no ranks")
+    if 1 not in found:
+        raise EvidenceError("cannot read the ranks' keys of the first step")
+    return found
 
 
 def read_step(run: Path, run_id: str, step: int, rank: int, key: VerifyingKey) -> dict[str, Any]:
@@ -137,6 +160,6 @@ def _name(step: int, rank: int) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_foreign(path, _BYTES)
     except OSError as error:
         raise EvidenceError(f"cannot read {path.name}: {error.strerror}") from None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
 from firmware_sim.errors import CallerError
+from monitor.presets._digits import digits
 from monitor.presets._preset import Preset, Samples
 
 __all__ = ["DIGITS_CNN"]
@@ -35,16 +34,7 @@ def _samples(source: Path | None) -> Samples:
     """1,797 images: {"pixels": uint8 [n, 8, 8] with values 0…16, "label": uint8 [n]}."""
     if source is not None:
         raise CallerError("digits-cnn has its own data; it takes no data file")
-    return {name: array.copy() for name, array in _digits().items()}
-
-
-@cache
-def _digits() -> Samples:
-    """The images, parsed from the library's text file once per process: an inspection asks for them several times."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return {"pixels": digits.images.astype(np.uint8), "label": digits.target.astype(np.uint8)}
+    return {name: array.copy() for name, array in digits().items()}
 
 
 def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from firmware_sim.errors import CallerError
+from monitor.presets._digits import digits
 from monitor.presets._preset import Preset, Samples
 
 __all__ = ["RESNET50_CIFAR"]
@@ -66,11 +67,9 @@ def _samples(source: Path | None) -> Samples:
     """1,797 digits: {"pixels": uint8 [n, 3, 32, 32] with values 0…16, "label": uint8 [n]}; 4×4 pixels for each one."""
     if source is not None:
         raise CallerError("resnet50-cifar has its own data; it takes no data file")
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = digits.images.astype(np.uint8).repeat(4, axis=1).repeat(4, axis=2)
-    return {"pixels": np.repeat(images[:, None], 3, axis=1), "label": digits.target.astype(np.uint8)}
+    small = digits()
+    images = small["pixels"].repeat(4, axis=1).repeat(4, axis=2)
+    return {"pixels": np.repeat(images[:, None], 3, axis=1), "label": small["label"].copy()}
 
 
 def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

@@ -123,7 +123,7 @@ def one_optimizer(given: object) -> Optimizer:
     A fused or foreach update of PyTorch's own classes is the same arithmetic as the plain one, by other operators; a
     recorded run takes those that every device has, so ``fused`` is switched off here.
     """
-    members: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    members: list[Any] = [_unwrapped(each) for each in (given if isinstance(given, list | tuple) else [given])]
     for member in members:
         if isinstance(member, Optimizer) and class_name(member) in CLASSES:
             for group in member.param_groups:
@@ -134,6 +134,11 @@ def one_optimizer(given: object) -> Optimizer:
     if len(members) > 1 and all(isinstance(member, Optimizer) for member in members):
         return cast(Optimizer, Several(members))
     return cast(Optimizer, members[0] if len(members) == 1 else given)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer that Accelerate has prepared, which holds its state; any other as it is."""
+    return optimizer.optimizer if class_name(optimizer) == "accelerate.optimizer.AcceleratedOptimizer" else optimizer
 
 
 def original(model: object) -> nn.Module:

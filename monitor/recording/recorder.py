@@ -6,7 +6,7 @@ import functools
 import gc
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from firmware_sim import KEPT_BYTES, Meter
+from firmware_sim import KEPT_BYTES, Meter, Work
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor import numerics
@@ -649,7 +649,12 @@ class Recorder:
         self._commit(program, execution, batch, opened.content, opened.session.log, loss)
 
     def commit_elsewhere(
-        self, given: object, taken: TakenElsewhere, reached: Mapping[str, Tensor], loss: Tensor
+        self,
+        given: object,
+        taken: TakenElsewhere,
+        reached: Mapping[str, Tensor],
+        loss: Tensor,
+        beside: Callable[[Program], Work],
     ) -> None:
         """Record a step that other processes took.
 
@@ -658,6 +663,7 @@ class Recorder:
             taken: the operators that one process would have run.
             reached: the state that the processes came to, under ``kind/name``.
             loss: the step's loss.
+            beside: what their devices counted beside the program.
 
         Raises:
             CallerError: as for any step; also where a step that is repeated from its program leads elsewhere.
@@ -672,6 +678,7 @@ class Recorder:
             )
             taken.settle()
             self._count(step, program, execution, batch)
+            self._loop.memory.meter.charge(beside(program))
             self._loop.memory.load(reached)
             self._commit(program, execution, batch, encode_state(batch), b"", loss_bits(loss))
             self._state = "ready"

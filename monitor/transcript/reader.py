@@ -43,10 +43,11 @@ from monitor.transcript.layout import (
     step_record,
 )
 from monitor.transcript.leaf import Leaf
+from monitor.transcript.leaves import Leaves
 from monitor.transcript.listing import Listing
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata
-from monitor.transcript.record import Entry, Record
+from monitor.transcript.record import Entry
 from monitor.transcript.state import decode_state, encode_state
 
 __all__ = ["RunFolder", "decode_state", "encode_state"]
@@ -264,27 +265,23 @@ class RunFolder:
 
     def leaf(self, step: int) -> Leaf:
         """Return the leaf of a step, checked to be that step's."""
-        return self._decode(self.journal.record(step_record(step)), step)
+        leaf = Leaf.decode(self.journal.record(step_record(step)).leaf, self.layout)
+        if leaf.step != step:
+            raise EvidenceError(f"the record of step {step} holds step {leaf.step}")
+        return leaf
 
-    def load_steps(self) -> tuple[list[Leaf], MerkleTree]:
+    def load_steps(self) -> tuple[Leaves, MerkleTree]:
         """Return all leaves 0 … committed and their log; EvidenceError unless all leaves have the signed root."""
         tree = MerkleTree()
-        leaves = []
-        for step in range(self.manifest.steps + 1):
-            record = self.journal.record(step_record(step))
-            tree.append(record.leaf)
-            leaves.append(self._decode(record, step))
+        leaves = Leaves(self.leaf, self.manifest.steps + 1)
+        for step in range(len(leaves)):
+            tree.append(self.journal.record(step_record(step)).leaf)
+            _ = leaves[step]  # a record that holds none, or another step's, is refused here
         if tree.root() != self.manifest.root:
             raise EvidenceError("the signed root is not that of the log of steps")
         if self.committed < self.manifest.steps:  # the last one is announced, and not there yet
             tree = MerkleTree(leaf.encoded() for leaf in leaves[:-1])
         return leaves[: self.committed + 1], tree
-
-    def _decode(self, record: Record, step: int) -> Leaf:
-        leaf = Leaf.decode(record.leaf, self.layout)
-        if leaf.step != step:
-            raise EvidenceError(f"the record of step {step} holds step {leaf.step}")
-        return leaf
 
     def batches(self) -> Batches:
         """Return D; EvidenceError unless it opens the commitment in M."""

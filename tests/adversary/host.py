@@ -96,7 +96,7 @@ class Puppet(Chip):
                 lie.hit(self.number)
         if self.idled is not None:
             self.idled.hit(self.number)
-            self.idled = None
+            self.bare, self.idled = self.idled, None
             self.chip.idle(1)
             return None
         view = self.view

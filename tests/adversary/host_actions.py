@@ -701,9 +701,9 @@ def restore_chip(world: World, pick: int) -> None:
 
     def act() -> None:
         chip = world.random(pick).choice(world.chips)
-        if chip.memory is None:
-            return
         folder = chip.chip._silicon.folder
+        if chip.memory is None or not folder.is_dir():  # chips of a run that could not begin are gone with it
+            return
         kept = folder.with_name(folder.name + ".kept")
         kind = type(chip.chip)
         chip.chip.power_off()

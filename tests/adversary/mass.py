@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -59,6 +60,9 @@ def run(
             kind = waiting[future][0]
             found, spent = future.result()
             played[kind] += found
+            for world in found:
+                if "violation" in world:
+                    print(f"the {kind} lab's sequence {world['seed']} breaks a law", file=sys.stderr, flush=True)
             seconds[kind] += spent
             progress(len(found))
         rows = []

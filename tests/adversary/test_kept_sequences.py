@@ -133,6 +133,7 @@ def test_a_seed_that_decides_nothing_is_no_lie():
 def test_a_lie_that_was_not_told_is_none():
     """All were counted as accepted lies: a crash makes up for the tick, another body takes the place of the decay."""
     assert play(scene({}), [("no_tick", 0), ("step", 0), ("crash", 0)]).problem is None
+    assert play(scene({}), [("idle_instead", 0), ("step", 0), ("crash", 0)]).problem is None
     assert play(scene({}), [("huge_decay", 0), ("no_products", 0), ("step", 0), ("step", 0)]).problem is None
 
 

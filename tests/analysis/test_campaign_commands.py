@@ -82,7 +82,7 @@ def test_json_holds_every_documented_key(engine: str, small: Path, capsys: pytes
         "strategy", "detection", "miss", "false_alarm", "excess", "predicted", "predicted_excess", "predicted_log_miss",
         "prediction", "completed", "days_to_detection", "involved_chips", "hidden_chips", "samples_needed",
         "refusals_needed", "needed_reason", "inspectors_needed", "measured_lies", "assumed_lies", "lawful_runs",
-        "band", "posterior",
+        "band", "posterior", "evidence",
     }  # fmt: skip
     assert honest["detection"]["value"] == honest["predicted"] == 0
     assert plain["detection"]["low"] < plain["detection"]["value"] < plain["detection"]["high"]
@@ -215,7 +215,7 @@ def test_figure_holds_command_and_seed(
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     data = document(capsys, "campaign", "--list")
     names = [entry["name"] for entry in data["scenarios"]]
-    assert names == ["evasions", "paper-table-1", "real-stocks", "real-stocks-1e25", "regimes"]
+    assert names == ["evasions", "evidence", "paper-table-1", "real-stocks", "real-stocks-1e25", "regimes"]
     assert len(data["scenarios"][-1]["regimes"]) == 6
     code, out, _ = run(capsys, "campaign", "--list")
     assert code == 0
@@ -380,7 +380,10 @@ def test_the_shipped_regimes_differ_where_they_should(capsys: pytest.CaptureFixt
     }
     assert len(caught) == 6
     assert caught["sampling after Shavit"]["as planned"] >= 0.9
-    assert set(caught["export control alone"].values()) == {0}
+    control = caught["export control alone"]
+    assert (
+        max(chance for name, chance in control.items() if name != "smuggled chips") < 0.005 < control["smuggled chips"]
+    )
     assert (
         caught["treaty with compute cap"]["chips claimed lost"]
         > 0.99

@@ -102,15 +102,15 @@ def test_interval_of_the_simulation_covers_a_known_case(request: pytest.FixtureR
 
 
 def test_interval_of_splitting_covers_a_known_case(request: pytest.FixtureRequest) -> None:
-    """120 runs of small islands at 90 %, miss probability 4e-4; slack of 3 % for the t law; false alarm 1e-5."""
+    """60 runs of small islands at 90 %, miss probability 4e-4; slack of 3 % for the t law; false alarm 1e-5."""
     known = plan(samples=40)
     truth = math.exp(predict(known).log_miss or 0.0)
     assert 1e-5 < truth < 1e-3
     rng = generator(request.node.name)
-    found = [estimate_rare_miss(known, rng, particles=300, islands=12, confidence=0.9) for _ in range(120)]
+    found = [estimate_rare_miss(known, rng, particles=300, islands=12, confidence=0.9) for _ in range(60)]
     missed = sum(not e.low <= truth <= e.high for e in found)
-    assert missed <= binom.isf(1e-5, 120, 0.13)
-    assert missed >= 1, "an interval that never misses in 120 is too wide to be a 90 % interval"
+    assert missed <= binom.isf(1e-5, 60, 0.13)
+    assert missed >= 1, "an interval that never misses in 60 is too wide to be a 90 % interval"
     mean = np.mean([e.value for e in found])
     deviation = np.std([e.value for e in found]) / math.sqrt(len(found))
     assert abs(mean - truth) < 5 * deviation
@@ -124,7 +124,7 @@ RARE = {
     "waves": (plan(("waves", {"groups": 3}), samples=90), 1e-9),
     "innocent refusals": (plan(samples=60, honest_refusal_rate=0.03), 1e-9),
     "tolerated refusals": (plan(("hide-logs", {}), samples=120, refusals_allowed=2), 1e-6),
-    "far": (plan(chips=10_000, used=500, samples=900), 1e-60),
+    "far": (plan(chips=10_000, used=500, samples=500), 1e-30),
 }
 
 
@@ -323,5 +323,5 @@ def test_the_real_stocks_are_those_of_the_shipped_table() -> None:
 
 
 def test_an_unknown_scenario_lists_the_ready_ones() -> None:
-    with pytest.raises(CallerError, match="ready: evasions, paper-table-1, real-stocks"):
+    with pytest.raises(CallerError, match="ready: evasions, evidence, paper-table-1, real-stocks"):
         open_scenario("none")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from analysis.cli import main
+from analysis.explorer.programs import program_graphs
 from inspector.inspection.trust import Trust
 from tests.agreements import agreement, resigned
 
@@ -51,6 +52,23 @@ def test_show_prints_a_page_with_compute_memory_and_paths(loop, capsys):
     assert lines[1].startswith("FLOP           96 in products")  # forward and the weight's gradient: 2 × 2·2·4·3
     assert "direct path    'batch:batch' reaches 'buffer/codes' by aten.lerp_.Scalar" in said.out
     assert "running stat.  'batch:batch' reaches 'buffer/1.running_mean' by aten.native_batch_norm.default" in said.out
+
+
+def test_the_explorer_draws_what_reads_what(loop):
+    run = loop()
+    found = program_graphs(run)
+    (graph,) = found["programs"]
+    assert (found["problem"], found["left_out"], graph["left_out"]) == (None, 0, 0)
+    nodes, names = graph["nodes"], {each[1]: place for place, each in enumerate(graph["nodes"])}
+    assert graph["calls"] == graph["views"] + sum(kind == "call" for kind, *_ in nodes)
+    assert [names["batch:batch"], names["aten.lerp_.Scalar"]] in [list(each) for each in graph["edges"]]
+    assert all(nodes[source][3] < nodes[place][3] for source, place in graph["edges"])
+    assert {kind for kind, _, number, _ in nodes if number is None} <= {"batch", "state", "constant"}
+    (path,) = (run / "programs").iterdir()
+    path.write_bytes(path.read_bytes()[:-9])
+    broken = program_graphs(run)
+    assert broken["programs"] == []
+    assert broken["problem"]
 
 
 def test_show_of_a_file_a_digest_and_json_agree(loop, capsys):

@@ -43,7 +43,7 @@ def main(out: Path, numerics: str, kind: str) -> None:
     )
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     recorder = Recorder(model, optimizer, out=out, numerics=numerics, seed=1, chips=2, checkpoint_every=2)
-    for step in range(4):
+    for step in range(3):
         tokens = (torch.arange(40).reshape(4, 10) * 13 + step) % 50
         with recorder.step(tokens):
             optimizer.zero_grad()

@@ -9,7 +9,7 @@ const explorer = (() => {
   const DASHES = ["solid", "dash", "dashdot", "dot", "longdash", "longdashdot"];
   const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "cross", "x"];
   const START = Object.fromEntries(CONTROLS.map((each) => [each.name, each.value]));
-  const state = {...START, figure: "year", scenario: "", run: ""};
+  const state = {...START, figure: "year", scenario: "", run: "", program: ""};
   const figures = {};
   const drawn = {};
   let charts = null;
@@ -196,8 +196,13 @@ const explorer = (() => {
   function draw(id, figure) {
     drawn[id] = figure;
     byId(`${id}-caption`).textContent = `${figure.title}. ${figure.note || ""}`;
-    if (!charts) return Promise.resolve();
-    return charts.react(byId(id), tracesOf(figure), layoutOf(figure),
+    const holder = byId(id);
+    if (!charts) {
+      sketch.into(holder, figure);
+      return Promise.resolve();
+    }
+    if (holder.querySelector(".sketch")) holder.replaceChildren();
+    return charts.react(holder, tracesOf(figure), layoutOf(figure),
       {responsive: true, displayModeBar: false, displaylogo: false});
   }
 
@@ -215,6 +220,10 @@ const explorer = (() => {
   }
 
   async function saveFigure(id, format) {
+    if (!charts) {
+      save(`chipwitness-${id}.svg`, "image/svg+xml", new XMLSerializer().serializeToString(byId(id).firstChild));
+      return;
+    }
     const size = {width: 960, height: 600};
     const layout = layoutOf(drawn[id]);
     const title = {text: plain(drawn[id].title), x: 0.02, font: {size: 15}};
@@ -352,8 +361,9 @@ const explorer = (() => {
       const value = Number(words.get(control.name));
       if (words.has(control.name) && inside(control, value)) state[control.name] = value;
     }
-    for (const name of ["figure", "scenario", "run"]) {
-      const known = byId(name) ? Array.from(byId(name).options, (each) => each.value) : [];
+    for (const name of ["figure", "scenario", "run", "program"]) {
+      const programs = () => DATA.runs.runs.flatMap((run) => run.graphs.programs.map((each) => each.program));
+      const known = !byId(name) ? [] : name === "program" ? programs() : Array.from(byId(name).options, (each) => each.value);
       if (known.includes(words.get(name))) state[name] = words.get(name);
       if (byId(name)) byId(name).value = state[name];
     }
@@ -440,14 +450,78 @@ const explorer = (() => {
     const rows = run.chips.flatMap((chip) => (chip.problem ? [[chip.name, "problem", "", "", chip.problem]] : [])
       .concat(chip.events.slice(0, 500).map((each) => [chip.name, each[1], each[2], each[3], each[4] === null ? "" : each[4]])));
     byId("run-data").replaceChildren(table("Records, at most 500 of each chip", ["chip", "kind", "boot", "tick", "step"], rows));
+    const known = run.graphs.programs.map((each) => each.program);
+    if (!known.includes(state.program)) state.program = known[0] || "";
+    byId("program").replaceChildren(...run.graphs.programs.map((each, place) => element("option", {value: each.program},
+      `${place + 1}: ${each.program.slice(0, 16)}…, ${each.calls} calls`)));
+    byId("program").value = state.program;
+    updateProgram();
     return draw("run-plot", timeline(run));
+  }
+
+  // What a program's calls read of each other; those with the same way to go stand in one column.
+  function graphOf(graph) {
+    const column = {};
+    const spots = graph.nodes.map(([, , , depth]) => [depth, column[depth] = (column[depth] || 0) + 1]);
+    const height = spots.map(([depth, row]) => row - (column[depth] + 1) / 2);
+    const kinds = [["call", "call"], ["state", "state before the step"], ["batch", "batch"], ["constant", "constant"]];
+    const lines = [{name: "reads", mode: "lines", x: graph.edges.flatMap(([from, to]) => [spots[from][0], spots[to][0], null]),
+      y: graph.edges.flatMap(([from, to]) => [height[from], height[to], null]),
+      more: {line: {color: "#b8c0c8", width: 0.7}, hoverinfo: "skip"}}];
+    for (const [kind, name] of kinds) {
+      const places = graph.nodes.map((each, place) => place).filter((place) => graph.nodes[place][0] === kind);
+      if (places.length) {
+        lines.push({name, mode: "markers", size: 6, x: places.map((place) => spots[place][0]), y: places.map((place) => height[place]),
+          more: {text: places.map((place) => plain(`${graph.nodes[place][2] === null ? "" : `call ${graph.nodes[place][2]}: `}${
+            graph.nodes[place][1]}`)), hoverinfo: "text"}});
+      }
+    }
+    return {title: `Program ${graph.program.slice(0, 16)}…`, x: "calls that must come before", y: "", lines,
+      note: `${count(graph.calls)} calls; ${count(graph.views)} of them are views, which are left out: who reads one reads what it is a view of.${
+        graph.left_out ? ` ${count(graph.left_out)} more calls are not shown.` : ""}`, yaxis: {showticklabels: false}};
+  }
+
+  function updateProgram() {
+    const {graphs} = DATA.runs.runs.find((each) => each.name === state.run);
+    const graph = graphs.programs.find((each) => each.program === state.program);
+    for (const id of ["program-plot", "program-plot-actions"]) byId(id).hidden = !graph;
+    if (!graph) {
+      byId("program-plot-caption").textContent = graphs.problem || "The run holds no program.";
+      byId("program-data").replaceChildren();
+      return Promise.resolve();
+    }
+    const sources = {};
+    graph.edges.forEach(([from, to]) => { (sources[to] = sources[to] || []).push(from); });
+    const named = (place) => (graph.nodes[place][2] === null ? graph.nodes[place][1] : `call ${graph.nodes[place][2]}`);
+    const rows = graph.nodes.map((each, place) => [each, place]).filter(([each]) => each[0] === "call").slice(0, 500)
+      .map(([each, place]) => [each[2], each[1], (sources[place] || []).map(named).join(", ")]);
+    byId("program-data").replaceChildren(table("Calls but for views, at most 500", ["call", "operator", "reads"], rows));
+    return draw("program-plot", graphOf(graph));
   }
 
   function showDispute() {
     const dispute = DATA.runs.dispute;
     if (!dispute) return;
-    byId("dispute").replaceChildren(element("h3", {}, "A dispute, and how the search ended"), element("p", {}, dispute.text),
-      table(`Outcome: ${dispute.outcome}`, ["found", "value"], dispute.found));
+    byId("dispute").hidden = false;
+    byId("dispute-text").textContent = dispute.text;
+    byId("dispute-data").replaceChildren(table(`Outcome: ${dispute.outcome}`, ["found", "value"], dispute.found),
+      table("Where the referee asked", ["question", "compared", "of", "the labs"], dispute.search.map(([phase, place, of, agree], number) =>
+        [number + 1, `${phase} ${place}`, of, agree ? "agree" : "differ"])));
+    showSearch(dispute);
+  }
+
+  function showSearch(dispute) {
+    const kinds = [["step", true], ["step", false], ["operator", true], ["operator", false]];
+    const asked = dispute.search.map((each, number) => [number + 1, ...each]);
+    const lines = kinds.map(([kind, agree]) => {
+      const places = asked.filter((each) => each[1] === kind && each[4] === agree);
+      return {name: `${kind}s: the labs ${agree ? "agree" : "differ"}`, mode: "markers", x: places.map((each) => each[0]),
+        y: places.map((each) => each[2] / each[3]), more: {text: places.map((each) => plain(`${each[1]} ${each[2]} of ${each[3]}`)), hoverinfo: "text"}};
+    }).filter((line) => line.x.length);
+    for (const id of ["dispute-plot", "dispute-plot-actions"]) byId(id).hidden = !lines.length;
+    if (!lines.length) return Promise.resolve();
+    return draw("dispute-plot", {title: "The referee's search", x: "question", y: "place, as a share of all", lines, range: [-0.05, 1.05],
+      note: "First it halves the run until one step is left where the labs part, then that step until one operator is left."});
   }
 
   // The page
@@ -462,14 +536,17 @@ const explorer = (() => {
     });
   }
 
+  const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+
   async function updateAll() {
     showControls();
     updateLink();
     await updateClosed();
-    if (charts) performance.mark("picture");
-    await new Promise((next) => setTimeout(next));
+    await painted();
+    performance.mark(charts ? "charts" : "picture");
     if (DATA.campaigns.scenarios.length) await updateCampaign();
     if (DATA.runs && DATA.runs.runs.length) await updateRun();
+    if (charts && DATA.runs) showDispute();
   }
 
   async function unpacked() {
@@ -485,11 +562,14 @@ const explorer = (() => {
     makeControls();
     choose("figure", Object.entries(figures).map(([key, each]) => [key, each.name]), updateClosed);
     choose("scenario", DATA.campaigns.scenarios.map((each) => [each.name, each.title]), updateCampaign);
-    if (DATA.runs) choose("run", DATA.runs.runs.map((each) => [each.name, each.name]), updateRun);
+    if (DATA.runs) {
+      choose("run", DATA.runs.runs.map((each) => [each.name, each.name]), updateRun);
+      choose("program", [], updateProgram);
+    }
     actions("plot");
     actions("campaign-plot");
     if (DATA.runs) {
-      actions("run-plot");
+      for (const id of ["run-plot", "program-plot", "dispute-plot"]) actions(id);
       showDispute();
     }
     byId("reset").addEventListener("click", () => {
@@ -503,7 +583,7 @@ const explorer = (() => {
       charts = await unpacked();
       await updateAll();
     } catch (error) {
-      byId("plot").textContent = "This browser cannot draw the figures; the numbers beside them hold.";
+      console.warn(`the charting library could not be unpacked, so that figures stay plain: ${error}`);
     }
     document.documentElement.dataset.ready = "yes";
   }

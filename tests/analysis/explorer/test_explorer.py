@@ -215,6 +215,68 @@ def test_every_figure_draws_what_it_offers_for_download(page):
     assert page.errors == []
 
 
+@needs_browser
+def test_the_first_picture_needs_no_library(browser, folder):
+    """What a browser shows before the library is unpacked, and all that one gets which cannot unpack it."""
+    page = browser.new_page(viewport={"width": 420, "height": 900})
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto((folder / "e.html").as_uri())
+    page.wait_for_selector("html[data-ready]")
+    assert page.evaluate("performance.getEntriesByName('picture').length") == 1
+    assert page.evaluate("performance.getEntriesByName('charts').length") == 0
+    for figure in page.evaluate("Array.from(document.querySelectorAll('#figure option'), each => each.value)"):
+        page.locator("#figure").select_option(figure)
+        lines = page.evaluate(
+            "Array.from(document.querySelectorAll('#plot path.js-line'), each => each.getBBox().width)"
+        )
+        assert lines
+        assert min(lines) > 100
+        outside = page.evaluate(
+            "() => { const box = document.querySelector('#plot svg').getBoundingClientRect();"
+            " return Array.from(document.querySelectorAll('#plot text'), each => each.getBoundingClientRect())"
+            ".filter(each => each.left < box.left || each.right > box.right + 8 || each.bottom > box.bottom).length; }"
+        )
+        assert outside == 0
+    with page.expect_download() as picture:
+        page.locator("#plot-actions").get_by_text("Figure (SVG)").click()
+    assert "<svg" in picture.value.path().read_text()
+    page.close()
+
+
+@needs_browser
+def test_a_program_and_a_dispute_are_drawn_and_foreign_words_stay_text(browser, folder, tmp_path, monkeypatch):
+    from analysis.explorer import runs
+
+    nodes = [["state", FOREIGN, None, 0], ["call", FOREIGN, 0, 1], ["call", "aten.mul.Tensor", 1, 2]]
+    graph = {"program": FOREIGN, "calls": 3, "views": 1, "left_out": 0, "nodes": nodes, "edges": [[0, 1], [1, 2]]}
+    monkeypatch.setattr(runs, "program_graphs", lambda run: {"programs": [graph], "left_out": 0, "problem": None})
+    demo = tmp_path / "demo"
+    (demo / "runs" / "a" / "chips").mkdir(parents=True)
+    search = [
+        ["step", 0, 6, True],
+        ["step", 6, 6, False],
+        [FOREIGN, 3, 6, True],
+        ["step", -1],
+        ["operator", 2, 9, False],
+    ]
+    about = {"outcome": FOREIGN, "reasons": [{"text": FOREIGN}], "evidence": {"search": search, "step": 4}}
+    (demo / "summary.json").write_text(json.dumps({"dispute": about}))
+    assert (
+        main(["explore", str(demo), "--out", str(tmp_path / "e.html"), "--campaign", "paper-table-1", "--trials", "9"])
+        == 0
+    )
+    page = opened_at(browser, tmp_path, 1280)
+    assert page.evaluate("window.hit") is None
+    assert page.errors == []
+    assert page.locator("img, #dispute b, #runs b").count() == 0
+    assert FOREIGN in page.inner_text("#dispute-text")
+    assert page.locator("#dispute-data tr").count() == 1 + 1 + 1 + 4
+    assert page.locator("#dispute-plot .points path").count() == 3
+    assert page.locator("#program-plot .points path").count() == 3
+    assert FOREIGN in page.text_content("#program-data")
+    page.close()
+
+
 def test_a_page_too_large_a_wrong_name_and_no_run_are_refused(tmp_path, monkeypatch, capsys):
     out = str(tmp_path / "e.html")
     few = ["--campaign", "regimes", "--trials", "1"]

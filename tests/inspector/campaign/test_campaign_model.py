@@ -318,6 +318,7 @@ def test_every_policy_can_be_named() -> None:
     assert set(POLICIES) == {
         "stretch", "rush", "waves", "divert", "consumer", "firmware", "hide-logs", "weight-swap", "spoof", "chain",
         "stay-under", "collude", "pause-when-drawn", "quit-when-drawn", "shrink-when-drawn", "hide-in-inspected",
+        "split",
     }  # fmt: skip
 
 

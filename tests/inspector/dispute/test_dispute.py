@@ -88,6 +88,11 @@ def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
         assert evidence["operator"] == nodes[first].operator
         assert first >= index
         assert evidence["operators_executed"] == 1
+        # Each question halves what is left, and the search ends beside the first step and operator that differ.
+        assert ("step", step, STEPS, False) in [tuple(each) for each in evidence["search"]]
+        assert ("step", step - 1, STEPS, True) in [tuple(each) for each in evidence["search"]]
+        asked = [place for phase, place, _, agree in evidence["search"] if phase == "operator" and not agree]
+        assert not asked or min(asked) >= first + 1
         convicted += 1
     assert convicted >= 20, (convicted, without_effect)
 

@@ -22,7 +22,7 @@ from inspector.inspection.verdict import Outcome
 from inspector.probability.odds import Violation
 from inspector.rounds import steps
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
-from monitor.lab.simulated import lab_path
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.guards import off
 
@@ -60,6 +60,7 @@ def played(devices):
         answers_at=None,
         settings=SETTINGS,
         rules=None,
+        answering=None,
     ):
         steps.announce(world, settings, minutes=10, refusals=refusals, now=now, rules=rules)
         for lab in labs:
@@ -68,13 +69,18 @@ def played(devices):
         steps.reveal(world, now=now if all_in else now + 11 * MINUTE)
         if between is not None:
             between()
-        for lab in labs:
+        for lab in labs if answering is None else answering:
             steps.answer(world, lab, now=answers_at or now + 12 * MINUTE)
         steps.order(world, now=now + 21 * MINUTE)
         steps.replay(world, now=now + 22 * MINUTE, worker=devices.run)
         return steps.decide(world, now=now + 23 * MINUTE)
 
     return play
+
+
+def lab_key(recorded):
+    """The key with which the simulated lab of a run signs."""
+    return SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
 
 
 def silent(trust):
@@ -201,6 +207,37 @@ def test_a_message_that_its_sender_did_not_sign_never_came(world, small):
     assert world.read(INSPECTORATE, "heads", "lab", small.trust.labs["lab"]) is None
     with pytest.raises(CallerError, match="has sent heads of round 1 already"):
         steps.hand(world, "lab", now=small.now)
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"heads": 5}, {"heads": [7]}, {"heads": ["{}"]}, {"heads": ["\ud7ff\u0000"]}, {"heads": [], "more": 1}]
+)
+def test_heads_of_another_form_hide_a_run_as_silence_does(world, small, said):
+    world.join(small.trust, {"run": small.run})
+    steps.announce(world, SETTINGS, minutes=10, refusals=0, now=small.now)
+    about = world.read(INSPECTORATE, "announcement", INSPECTORATE, world.public(INSPECTORATE)).digest
+    world.send("heads", "lab", [INSPECTORATE], said, about, lab_key(small), small.now)
+    with pytest.raises(CallerError, match="lab has until"):
+        steps.reveal(world, now=small.now)
+    steps.reveal(world, now=small.now + 11 * MINUTE)
+    drawn = world.read("lab", "draw", INSPECTORATE, world.public(INSPECTORATE))
+    assert drawn.predicate["silent"] == ["lab"]
+
+
+def test_answers_and_openings_of_another_form_never_came(world, small, played):
+    world.join(small.trust, {"run": small.run})
+
+    def misplace():
+        about = world.read(INSPECTORATE, "announcement", INSPECTORATE, world.public(INSPECTORATE)).digest
+        said = {"chips": {"lab-chip-0000": ["log.bin"]}}
+        world.send("answers", "lab", [INSPECTORATE], said, about, lab_key(small), small.now + 12 * MINUTE)
+        (world.folder / CLUSTER / "openings" / "0001" / "lab.empty").mkdir(parents=True)
+
+    decided = played(world, small.now, between=misplace, answering=())
+    assert decided.verdict.outcome is Outcome.REJECT
+    texts = [each.text for each in decided.verdict.reasons]
+    assert any("no answer came by the deadline" in text for text in texts)
+    assert any("lab did not open run" in text for text in texts)
 
 
 def test_the_command_line_plays_a_round(small, tmp_path, capsys):

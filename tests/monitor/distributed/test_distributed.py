@@ -18,6 +18,7 @@ from monitor.distributed.rank import Rank
 from monitor.distributed.reduction import even_pieces, row_pieces
 
 WRONG = 3
+DYING = "tests.monitor.distributed.dying_rank"
 
 
 def lab_of(run):
@@ -35,12 +36,16 @@ def alone(tmp_path_factory):
     return run
 
 
-def test_two_processes_leave_the_run_of_one(tmp_path, alone):
+def test_two_processes_are_killed_and_three_leave_the_run_of_one(tmp_path, alone):
     run = tmp_path / "run"
-    launch(MODULE, 2, {"run": str(run), "layout": "fsdp2"})
-    one, two = opened(alone), opened(run)
-    assert [two.leaf(step) for step in range(5)] == [one.leaf(step) for step in range(5)]
-    assert departures(two, lab_of(run)) == []
+    with pytest.raises(CallerError, match="rank 1 failed: signal 9"):
+        launch(DYING, 2, {"run": str(run), "dies": [1, 2]})
+    launch(MODULE, 3, {"run": str(run)})
+    one, three = opened(alone), opened(run)
+    assert [three.leaf(step) for step in range(5)] == [one.leaf(step) for step in range(5)]
+    assert judge(run).outcome is Outcome.ACCEPT
+    assert departures(three, lab_of(run)) == []
+    assert len(list(run.with_name("run.ranks").glob("keys-*"))) == 2
 
 
 def test_a_wrong_chunk_is_rejected_and_named(tmp_path, capsys):
@@ -53,11 +58,12 @@ def test_a_wrong_chunk_is_rejected_and_named(tmp_path, capsys):
     assert f"step {WRONG}, rank 1: of micro-batch 1 it sent rank 1 other gradients" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["batch", "norm", "shard"])
+@pytest.mark.parametrize("kind", ["batch", "norm", "shard", "work"])
 def test_what_a_rank_alters_is_named(tmp_path, kind):
     run = tmp_path / "run"
     train(run, "alone", (kind, 0, WRONG))
     assert {(each.step, each.rank, each.kind) for each in departures(opened(run), lab_of(run))} == {(WRONG, 0, kind)}
+    assert kind != "work" or "meter" in judge(run).reasons[0].text
 
 
 def test_a_statement_that_is_missing_or_forged_is_told(alone):
@@ -79,11 +85,36 @@ def test_a_run_goes_on_on_another_number_of_processes():
     for batch in tokens:
         whole.step(batch)
     first.step(tokens[0])
-    second = Rank(job, "alone", seed=1)
+    second = Rank(job, "fsdp2", seed=1)  # on one process
     second.load(first.state(), 1)
     second.step(tokens[1])
     for key, value in whole.state().items():
         assert torch.equal(second.state()[key], value), key
+
+
+def test_a_state_is_gathered_in_one_order_whatever_file_it_comes_from():
+    job = gpt_job(1, layers=1, width=6)
+    first, second = Rank(job, "alone", seed=1), Rank(job, "alone", seed=1)
+    first.step(torch.randint(0, 9, (2, 7), generator=torch.Generator().manual_seed(2)))
+    state = first.state()
+    second.load(dict(reversed(state.items())), 1)
+    assert list(second.state()) == list(state)
+    for key, value in second.state().items():
+        assert torch.equal(state[key], value), key
+
+
+def test_the_state_of_another_job_is_refused():
+    job = gpt_job(1, layers=1, width=6)
+    rank = Rank(job, "alone", seed=1)
+    state = rank.state()
+    key = ("weight", "head.weight")
+    for wrong in (
+        {name: each for name, each in state.items() if name != key},
+        {**state, ("optimizer", "other/exp_avg"): torch.zeros(1)},
+        {**state, key: state[key].T},
+    ):
+        with pytest.raises(CallerError, match="another job"):
+            rank.load(wrong, 0)
 
 
 def test_pieces_cover_each_element_once():

@@ -34,7 +34,7 @@ class Killed(BaseException):
 
 def leaves_of(recorded):
     leaves, _ = open_run(recorded.run, recorded.trust).load_steps()
-    return leaves
+    return list(leaves)
 
 
 def power_cut(monkeypatch):
@@ -134,17 +134,17 @@ def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics, mon
         """A command whose process is not the point."""
         return main([str(word) for word in arguments]), capsys.readouterr().out
 
-    options = ["--preset", "digits-cnn", "--steps", "40", "--chips", "2", "--seed", "3", "--numerics", numerics]
+    options = ["--preset", "digits-cnn", "--steps", "24", "--chips", "2", "--seed", "3", "--numerics", numerics]
     code, whole = here("train", *options, "--out", tmp_path / "whole", "--json")
     assert code == 0
     run, trust = tmp_path / "run", tmp_path / "run.trust.json"
     rng = random.Random(f"kill {numerics}")
     words, environment = command("train", *options, "--out", run, "--json")
     kills = 0
-    while kills < 3:
+    while kills < 2:
         process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         steps = records(run)
-        while records(run) < min(steps + rng.randint(2, 9), 38) and process.poll() is None:
+        while records(run) < min(steps + rng.randint(2, 9), 22) and process.poll() is None:
             time.sleep(0.002)
         time.sleep(rng.random() * 0.02)
         process.send_signal(signal.SIGKILL)
@@ -165,13 +165,13 @@ def test_killed_process_resumes_on_another_kernel_family(tmp_path, numerics, mon
     merged = Trust.load([trust])
     mine, _ = open_run(run, merged).load_steps()
     theirs, _ = open_run(tmp_path / "whole", merged).load_steps()
-    assert mine == theirs
+    assert list(mine) == list(theirs)
     code, verdict = here("verify", run, "--trust", trust)
     # A kill may hit a chip in the middle of a snapshot, which nothing can tell from a cut that spares it one.
     cut = code == 3 and "in the middle of a snapshot" in verdict
     assert code == 0 or cut, verdict
     log = parse_log((run / "chips/lab-1-chip-0000/log.bin").read_bytes())
-    assert [record.kind for record in log].count(RecordKind.POWER_GAP) == 3
+    assert [record.kind for record in log].count(RecordKind.POWER_GAP) == 2
 
 
 def test_finished_run_has_nothing_to_resume(honest):

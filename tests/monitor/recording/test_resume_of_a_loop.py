@@ -81,7 +81,7 @@ def go_on(out, kind):
 
 def leaves_of(run, trust):
     leaves, _ = open_run(run, trust).load_steps()
-    return leaves
+    return list(leaves)
 
 
 def trust_of(run):

@@ -169,7 +169,7 @@ def test_dying_at_each_file_operation(tmp_path, monkeypatch):
         run.check_listing()
         run.check_contents()
         leaves, tree = run.load_steps()
-        assert leaves == [leaf_of(step) for step in range(len(leaves))]
+        assert list(leaves) == [leaf_of(step) for step in range(len(leaves))]
         assert tree.size == len(leaves)
         committed.add(len(leaves))
         if not run.finished:

@@ -1,0 +1,454 @@
+"""``evidence``: what others than chips see of a violation: alarms weighed together, hidden sites, jobs in parts."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import add_json, finish, plural
+from analysis.commands._detection_options import numbers
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from inspector.campaign import Scenario
+    from inspector.campaign.evidence import Sightings
+    from inspector.probability.evidence import Rule, Sources
+
+__all__ = ["register"]
+
+_READY = "evidence"
+_H100_FLOP_PER_DAY = 989e12 * 86_400
+
+_WEIGH_KEYS = """
+JSON keys: scenario, strategy, sources (name, detection, evaded, false_alarm, alarm_ratio and silence_ratio: factors on
+the odds of a violation by this source alone, null where unbounded, alarm_ratio_evaded, group, origin), dependence
+(share of causes in common by group), cap, false_alarm (of the rule), strategies (strategy, detection, evaded: accused
+where nothing and where everything is evaded), evasions (of the chosen strategy, number from 0 up: detection, and
+evades, the most harmful so many), simulated (detection, false_alarm: value, low, high and exact), trials, seed,
+confidence; with --alarm or --silent: observed (alarm, silent, ratio and ratio_evaded: factors on the odds, null where
+unbounded, prior, posterior, posterior_evaded, accused).
+"""
+_SITE_KEYS = """
+JSON keys: scenario, watts, days, age, sites, evaded, rows (chips, megawatts, found: chance by source, and any: of one
+source at least, taken as independent).
+"""
+_SPLIT_KEYS = """
+JSON keys: flop, node_chips, nodes (needed), chips (of all of them), megawatts, days, draws (over the job), hit (a draw
+takes evidence of one given node), alone (seen by an inspector who judges each node alone: 0 below the threshold),
+linked (seen by one who compares nodes), simulated (value, low, high), trials, seed, confidence.
+"""
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add ``evidence`` and its kinds."""
+    text = "evidence beyond chips: alarms weighed together, hidden sites, jobs in parts"
+    kinds = subparsers.add_parser("evidence", help=text, description=text).add_subparsers(
+        dest="kind", required=True, metavar="KIND"
+    )
+    _add_weigh(kinds)
+    _add_site(kinds)
+    _add_split(kinds)
+
+
+def _add_weigh(kinds: _SubParsersAction[ArgumentParser]) -> None:
+    text = "what alarms and silence of several sources say together"
+    weigh = kinds.add_parser(
+        "weigh",
+        help=text,
+        description="Alarms of power meters, taps, telemetry, satellites, tips, visits and books as likelihood ratios, "
+        "with the dependence that the scenario states; a rule within its cap on false alarms, against evasions; closed "
+        "forms beside simulation. campaign --show evidence prints a file to start from.",
+        epilog=_WEIGH_KEYS,
+    )
+    option = weigh.add_argument
+    option("scenario", nargs="?", default=_READY, metavar="SCENARIO", help=f"file or ready scenario (default {_READY})")
+    option("--regime", metavar="NAME", help="which, where the scenario has several")
+    option("--strategy", metavar="NAME", help="the violation (default: the scenario's first)")
+    option("--alarm", action="append", default=[], metavar="SOURCE", help="this source gave an alarm (repeat)")
+    option("--silent", action="append", default=[], metavar="SOURCE", help="this one gave none (repeat; or all others)")
+    option("--prior", type=float, default=0.1, metavar="Q", help="chance of a violation beforehand (default 0.1)")
+    option("--false-alarms", type=float, metavar="P", help="cap of the rule (default: the scenario's)")
+    option("--trials", type=int, default=20_000, metavar="N", help="of the simulation (default 20000)")
+    option("--seed", type=int, default=0, metavar="S", help="of the simulation (default 0)")
+    option("--confidence", type=float, default=0.95, metavar="P", help="of its intervals (default 0.95)")
+    add_json(weigh)
+    weigh.set_defaults(handler=_weigh)
+
+
+def _add_site(kinds: _SubParsersAction[ArgumentParser]) -> None:
+    text = "the chance to find an undeclared site, by its size, power and age"
+    site = kinds.add_parser("site", help=text, description=text, epilog=_SITE_KEYS)
+    option = site.add_argument
+    option("scenario", nargs="?", default=_READY, metavar="SCENARIO", help=f"file or ready scenario (default {_READY})")
+    option("--chips", type=numbers, default=[1e2, 1e3, 1e4, 1e5, 1.4e5], metavar="C,...", help="chips of all sites")
+    option("--watts", type=float, default=1_400.0, metavar="W", help="of a chip, cooling included (default 1400)")
+    option("--days", type=float, default=120.0, metavar="T", help="that it works (default 120)")
+    option("--age", type=float, default=0.0, metavar="D", help="days that it had stood before (default 0)")
+    option("--sites", type=int, default=1, metavar="N", help="equal sites that hold the chips (default 1)")
+    option("--evade", action="store_true", help="conceal as much of the power as the scenario says one can")
+    option("--out", type=Path, metavar="FIGURE", help="draw it (.png, .svg or .pdf)")
+    add_json(site)
+    site.set_defaults(handler=_site)
+
+
+def _add_split(kinds: _SubParsersAction[ArgumentParser]) -> None:
+    text = "a job cut into nodes below a threshold: how many, and who sees it"
+    split = kinds.add_parser(
+        "split",
+        help=text,
+        description="A job on nodes that are each too small to be judged alone. Who compares what is found with "
+        "several nodes may recognise it. The defaults are 16 H100 a node, with an efficiency over slow networks "
+        "(assumed) at which 50 nodes do 1e25 FLOP in a year and a half, a public estimate.",
+        epilog=_SPLIT_KEYS,
+    )
+    option = split.add_argument
+    option("--flop", type=float, default=1e25, metavar="H", help="of the whole job (default 1e25)")
+    option("--node-chips", type=int, default=16, metavar="N", help="chips of a node (default 16)")
+    option("--days", type=float, default=547.5, metavar="T", help="of the job (default 547.5)")
+    option("--utilisation", type=float, default=0.4, metavar="U", help="of a node alone (default 0.4)")
+    option("--efficiency", type=float, default=0.67, metavar="E", help="left of it over slow networks (default 0.67)")
+    option("--flop-per-day", type=float, default=_H100_FLOP_PER_DAY, metavar="A", help="of a chip (default: an H100's)")
+    option("--watts", type=float, default=1_400.0, metavar="W", help="of a chip, cooling included (default 1400)")
+    option("--chips", type=int, default=100_000, metavar="C", help="chips drawn from, nodes among them (default 1e5)")
+    option("--samples", type=int, default=1_000, metavar="S", help="drawn at a visit (default 1000)")
+    option("--period", type=float, default=30.0, metavar="TM", help="days between visits (default 30)")
+    option("--rate", type=float, default=0.1, metavar="F", help="snapshots per chip and day (default 0.1)")
+    option("--recognised", type=float, default=0.6, metavar="R", help="chance to know parts for one job (default 0.6)")
+    option("--trials", type=int, default=20_000, metavar="N", help="of the simulation (default 20000)")
+    option("--seed", type=int, default=0, metavar="S", help="of the simulation (default 0)")
+    option("--confidence", type=float, default=0.95, metavar="P", help="of its interval (default 0.95)")
+    add_json(split)
+    split.set_defaults(handler=_split)
+
+
+def _opened(name: str, regime: str | None = None) -> Scenario:
+    from analysis.scenarios import open_scenario
+
+    found = open_scenario(name, regime=regime)
+    if not found.observations.each:
+        raise CallerError(
+            f"{name}: the scenario has no [[evidence]] here; campaign --show {_READY} prints one that has"
+        )
+    return found
+
+
+def _weigh(arguments: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    scenario = _opened(arguments.scenario, arguments.regime)
+    if arguments.false_alarms is not None:
+        scenario = replace(scenario, observations=replace(scenario.observations, cap=arguments.false_alarms)).weighed()
+    named = {strategy.name: scenario.plan(strategy) for strategy in scenario.strategies}
+    chosen = arguments.strategy or scenario.strategies[0].name
+    if chosen not in named:
+        raise CallerError(f"no strategy {chosen!r}; known: {', '.join(named)}")
+    rule = scenario.weighs
+    assert rule is not None
+    every = {name: scenario.observations.of(plan.target) for name, plan in named.items()}
+    sources = every[chosen]
+    data: dict[str, Any] = {
+        "scenario": arguments.scenario,
+        "strategy": chosen,
+        "sources": [_source(each) for each in sources.each],
+        "dependence": dict(sources.shared),
+        "cap": scenario.observations.cap,
+        "false_alarm": rule.false_alarm,
+        "strategies": [
+            {"strategy": name, "detection": rule.detection(of), "evaded": rule.detection(of, ("all",))}
+            for name, of in every.items()
+        ],
+        "evasions": [
+            dict(zip(("detection", "evades"), rule.worst(sources, number), strict=True))
+            for number in range(len(sources.each) + 1)
+        ],
+        "simulated": _simulated(arguments, sources, rule),
+        "trials": arguments.trials,
+        "seed": arguments.seed,
+        "confidence": arguments.confidence,
+        "observed": _observed(arguments, sources, rule),
+    }
+    return finish(arguments, data, _weigh_lines(data))
+
+
+def _source(each: Any) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "detection": each.detection,
+        "evaded": each.evaded,
+        "false_alarm": each.false_alarm,
+        "alarm_ratio": _finite(each.ratio(True)),
+        "alarm_ratio_evaded": _finite(each.ratio(True, evaded=True)),
+        "silence_ratio": _finite(each.ratio(False)),
+        "group": each.group,
+        "origin": each.origin,
+    }
+
+
+def _simulated(arguments: argparse.Namespace, sources: Sources, rule: Rule) -> dict[str, Any]:
+    """Return how often drawn alarms accuse, with intervals, beside what the closed form says."""
+    import numpy as np
+
+    from inspector.campaign import clopper_pearson
+    from inspector.campaign.checks import fraction, whole
+
+    whole("trials", arguments.trials, 1)
+    whole("seed", arguments.seed)
+    fraction("confidence", arguments.confidence)
+    rng = np.random.default_rng(arguments.seed)
+    found = {}
+    for name, evading, exact in (("detection", (), rule.detection(sources)), ("false_alarm", None, rule.false_alarm)):
+        accused = int(rule.accused(sources.draw(arguments.trials, rng, evading=evading)).sum())
+        low, high = clopper_pearson(accused, arguments.trials, arguments.confidence)
+        found[name] = {"value": accused / arguments.trials, "low": low, "high": high, "exact": exact}
+    return found
+
+
+def _observed(arguments: argparse.Namespace, sources: Sources, rule: Rule) -> dict[str, Any] | None:
+    """Return what the alarms that were seen say; sources that nobody spoke of are left out."""
+    import numpy as np
+
+    from inspector.campaign.checks import probability
+
+    probability("prior", arguments.prior)
+    if not arguments.alarm and not arguments.silent:
+        return None
+    alarm = sources.among(arguments.alarm)
+    silent = frozenset(sources.names) - alarm if "all" in arguments.silent else sources.among(arguments.silent)
+    if both := sorted(alarm & silent):
+        raise CallerError(f"{both[0]!r} gave an alarm and gave none")
+    patterns = sources.patterns
+    fits = np.ones(len(patterns), np.bool_)
+    for place, name in enumerate(sources.names):
+        if name in alarm or name in silent:
+            fits &= patterns[:, place] == (name in alarm)
+    honest = float(sources.honest()[fits].sum())
+    found: dict[str, Any] = {"alarm": sorted(alarm), "silent": sorted(silent), "prior": arguments.prior}
+    for suffix, evading in (("", ()), ("_evaded", ("all",))):
+        guilty = float(sources.violation(evading)[fits].sum())
+        weight = arguments.prior * guilty + (1 - arguments.prior) * honest
+        found[f"ratio{suffix}"] = _finite(guilty / honest) if honest > 0 else None
+        found[f"posterior{suffix}"] = arguments.prior * guilty / weight if weight > 0 else None
+    complete = fits.sum() == 1
+    found["accused"] = rule.accuses[int(np.flatnonzero(fits)[0])] if complete else None
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _ratio(value: float | None) -> str:
+    return "unbounded" if value is None else f"{value:.3g}"
+
+
+def _weigh_lines(data: dict[str, Any]) -> list[str]:
+    from analysis.report.tables import aligned
+
+    head = ["source", "alarm if violated", "if evaded", "if honest", "ratio", "if evaded", "of silence", "group"]
+    body = [
+        [
+            each["name"],
+            *(f"{each[key]:.4f}" for key in ("detection", "evaded", "false_alarm")),
+            *("-" if each["detection"] == 0 else _ratio(each[key]) for key in ("alarm_ratio", "alarm_ratio_evaded")),
+            _ratio(each["silence_ratio"]),
+            each["group"] or "-",
+        ]
+        for each in data["sources"]
+    ]
+    simulated = data["simulated"]
+    lines = [
+        f"Violation: {data['strategy']}. A ratio is the factor on the odds of a violation, by one source alone.",
+        *aligned([head, *body]),
+        "",
+        "Causes in common, of misses as of false alarms: "
+        + (", ".join(f"{name} {share:g}" for name, share in data["dependence"].items()) or "none"),
+        f"All together: the rule that accuses the honest with {data['cap']:g} at most "
+        f"(exactly {data['false_alarm']:.4g}; simulated {_interval(simulated['false_alarm'])})",
+        *aligned(
+            [
+                ["violation", "accused", "if all is evaded"],
+                *(
+                    [each["strategy"], f"{each['detection']:.4f}", f"{each['evaded']:.4f}"]
+                    for each in data["strategies"]
+                ),
+            ]
+        ),
+        f"Of {data['strategy']}, simulated: {_interval(simulated['detection'])} in {data['trials']:,} trials, seed "
+        f"{data['seed']}",
+        "",
+        "What a violator gets away with who can evade so many sources, the most harmful ones:",
+        *(
+            f"  {number:2}  {each['detection']:.4f}  {', '.join(each['evades']) or '-'}"
+            for number, each in enumerate(data["evasions"])
+        ),
+    ]
+    lines += _observed_lines(data["observed"])
+    return [*lines, "", *(f"{each['name']}: {each['origin']}" for each in data["sources"])]
+
+
+def _interval(found: dict[str, float]) -> str:
+    return f"{found['value']:.4f} ({found['low']:.4f} to {found['high']:.4f})"
+
+
+def _observed_lines(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    verdict = {True: "; the rule accuses", False: "; the rule does not accuse", None: ""}[found["accused"]]
+    shown = ["-" if found[key] is None else f"{found[key]:.4f}" for key in ("posterior", "posterior_evaded")]
+    return [
+        "",
+        f"Alarm: {', '.join(found['alarm']) or 'none'}; silent: {', '.join(found['silent']) or 'not told'}{verdict}",
+        f"The odds of a violation change by {_ratio(found['ratio'])} (by {_ratio(found['ratio_evaded'])} if it evades "
+        f"everything): from {found['prior']:g} to {shown[0]} ({shown[1]})",
+    ]
+
+
+def _site(arguments: argparse.Namespace) -> int:
+    from inspector.campaign.evidence import Sightings
+    from inspector.probability.hidden import megawatts
+
+    scenario = _opened(arguments.scenario)
+    looking = [each for each in scenario.observations.each if isinstance(each, Sightings)]
+    if not looking:
+        raise CallerError(f"{arguments.scenario}: nothing there looks for undeclared sites (found_per_year)")
+    if not 1 <= arguments.sites <= 1_000_000:
+        raise CallerError(f"--sites must be between 1 and 1,000,000, not {arguments.sites}")
+    rows = []
+    for chips in arguments.chips:
+        power = float(megawatts(chips, arguments.watts))
+        found = {each.name: _found(arguments, each, power) for each in looking}
+        any_ = 1.0 - math.prod(1.0 - chance for chance in found.values())
+        rows.append({"chips": chips, "megawatts": power, "found": found, "any": any_})
+    data: dict[str, Any] = {"scenario": arguments.scenario}
+    data |= {name: getattr(arguments, name) for name in ("watts", "days", "age", "sites")}
+    data |= {"evaded": arguments.evade, "rows": rows}
+    if arguments.out is not None:
+        _draw_site(arguments, looking)
+    return finish(arguments, data, _site_lines(data))
+
+
+def _found(arguments: argparse.Namespace, each: Sightings, power: float) -> float:
+    """Return the chance that one source finds a site of the given power, in MW."""
+    left = power * (1.0 - each.concealed if arguments.evade else 1.0)
+    about: dict[str, Any] = {"days": arguments.days, "age": arguments.age, "sites": arguments.sites}
+    return float(each.finding.found(power=left, **about))
+
+
+def _site_lines(data: dict[str, Any]) -> list[str]:
+    from analysis.report.tables import aligned
+
+    names = list(data["rows"][0]["found"])
+    evaded = ", evading" if data["evaded"] else ""
+    return [
+        f"Chance to find {plural(data['sites'], 'undeclared site')}{evaded}, at work for {data['days']:g} days after "
+        f"{data['age']:g} days of standing, {data['watts']:g} W a chip",
+        *aligned(
+            [
+                ["chips", "MW", *names, "any"],
+                *(
+                    [
+                        f"{row['chips']:,.0f}",
+                        f"{row['megawatts']:,.3g}",
+                        *(f"{row['found'][name]:.4f}" for name in names),
+                        f"{row['any']:.4f}",
+                    ]
+                    for row in data["rows"]
+                ),
+            ],
+            left=0,
+        ),
+        "Rates of finding are the scenario's; campaign --show prints them with their sources.",
+    ]
+
+
+def _draw_site(arguments: argparse.Namespace, looking: Sequence[Sightings]) -> None:
+    import numpy as np
+
+    from analysis.commands._detection_options import command_line
+    from analysis.report.figures import Origin, found_figure
+    from inspector.probability.hidden import megawatts
+
+    ends = min(arguments.chips), max(arguments.chips)
+    if not 0 < ends[0] < ends[1]:
+        raise CallerError("--out needs --chips from a number above 0 to a larger one")
+    chips = np.geomspace(*ends, 121)
+    power = [float(megawatts(each, arguments.watts)) for each in chips]
+    lines = {each.name: np.array([_found(arguments, each, mw) for mw in power]) for each in looking}
+    found_figure(
+        arguments.out,
+        chips=chips,
+        found=lines,
+        note=f"{plural(arguments.sites, 'site')}, T = {arguments.days:g} d after {arguments.age:g} d of standing, "
+        f"{arguments.watts:g} W a chip{', evading' if arguments.evade else ''}; rates of the scenario "
+        f"{Path(arguments.scenario).name}",
+        origin=Origin(command=command_line(arguments)),
+    )
+
+
+def _split(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    from inspector.campaign import clopper_pearson
+    from inspector.campaign.checks import fraction, positive, whole
+    from inspector.probability.detection import snapshot_probability
+    from inspector.probability.hidden import draw_linked, linked, megawatts, parts_needed
+
+    whole("trials", arguments.trials, 1)
+    whole("samples", arguments.samples)
+    whole("chips", arguments.chips, 1)
+    fraction("confidence", arguments.confidence)
+    positive("period", arguments.period)
+    nodes = parts_needed(
+        flop=arguments.flop,
+        days=arguments.days,
+        chips=arguments.node_chips,
+        utilisation=arguments.utilisation,
+        efficiency=arguments.efficiency,
+        flop_per_day=arguments.flop_per_day,
+    )
+    if nodes * arguments.node_chips > arguments.chips:
+        raise CallerError(f"{nodes:,} nodes of {arguments.node_chips} chips are more than --chips {arguments.chips:,}")
+    window = min(arguments.period, arguments.days)
+    seen = float(snapshot_probability(rate=arguments.rate, days=window))
+    hit = arguments.node_chips / arguments.chips * seen
+    draws = arguments.samples * max(1, int(arguments.days / arguments.period))
+    rng = np.random.default_rng(arguments.seed)
+    about: dict[str, Any] = {"nodes": nodes, "hit": hit, "draws": draws, "recognised": arguments.recognised}
+    exact = float(linked(**about))
+    known = int(draw_linked(**about, trials=arguments.trials, rng=rng).sum())
+    low, high = clopper_pearson(known, arguments.trials, arguments.confidence)
+    data = {
+        "flop": arguments.flop,
+        "node_chips": arguments.node_chips,
+        "nodes": nodes,
+        "chips": nodes * arguments.node_chips,
+        "megawatts": float(megawatts(nodes * arguments.node_chips, arguments.watts)),
+        "days": arguments.days,
+        "draws": draws,
+        "hit": hit,
+        "alone": 0.0,
+        "linked": exact,
+        "simulated": {"value": known / arguments.trials, "low": low, "high": high},
+        "trials": arguments.trials,
+        "seed": arguments.seed,
+        "confidence": arguments.confidence,
+    }
+    return finish(
+        arguments,
+        data,
+        [
+            f"{plural(nodes, 'node')} of {arguments.node_chips} chips ({data['chips']:,} chips, "
+            f"{data['megawatts']:.3g} MW) do {arguments.flop:.3g} FLOP in {arguments.days:g} days.",
+            f"{draws:,} chips drawn over the job from {arguments.chips:,}: each takes evidence of a given node with "
+            f"probability {hit:.3g}.",
+            "Judged alone, each node stays below the threshold: 0.0000",
+            f"Compared over nodes, two found and recognised: {exact:.4f} (simulated {_interval(data['simulated'])} in "
+            f"{arguments.trials:,} trials, seed {arguments.seed})",
+        ],
+    )

@@ -1,0 +1,67 @@
+"""Pages that are generated: scenario files from their schema, and the command line from its parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+
+from inspector.campaign.schema import SECTIONS, Key, policy_pages
+
+__all__ = ["commands_page", "scenario_page"]
+
+_INTRODUCTION = """# Scenario files
+
+A scenario is a TOML file: one fleet, its runs, how they are inspected, and the strategies to compare. `chipwitness
+campaign --list` names the ready ones, `campaign --show NAME` prints one to start from, `campaign FILE` runs yours. A
+key that is not listed here is refused, with its line.
+
+A number, share or whole number may be uncertain, as a text: `"LOW/MEDIAN/HIGH"` (5, 50 and 95 %),
+`"lognormal(LOW,HIGH)"`, `"triangular(LOW,MODE,HIGH)"`, `"uniform(LOW,HIGH)"` or `"table(VALUE:WEIGHT,...)"`. It is read
+as its median; `campaign` adds bands.
+"""
+
+
+def scenario_page() -> str:
+    """Return the reference of scenario files as Markdown."""
+    parts = [_INTRODUCTION]
+    for section in SECTIONS:
+        parts.append(f"## {section.header}\n\n{section.text[:1].upper()}{section.text[1:]}.\n")
+        if section.keys:
+            parts.append(_table(("key", "holds", "default", "meaning"), (_cells(key) for key in section.keys)))
+    parts.append("## Policies\n\nOf a `[[strategy]]`, applied in order.\n")
+    rows = (
+        (f"`{page.name}`", ", ".join(_parameter(*each) for each in page.parameters.items()) or "–", page.text)
+        for page in policy_pages()
+    )
+    parts.append(_table(("policy", "parameters", "what it does"), rows))
+    return "\n".join(parts)
+
+
+def commands_page(commands: Mapping[str, argparse.ArgumentParser]) -> str:
+    """Return the help of every command as Markdown."""
+    parts = ["# Commands\n"]
+    for name, each in (leaf for command in commands.values() for leaf in _leaves(command)):
+        parts.append(f"## {name}\n\n```text\n{each.format_help().strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def _leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield parser.prog, parser
+    for group in groups:
+        for each in group.choices.values():
+            yield from _leaves(each)
+
+
+def _parameter(name: str, default: str | None) -> str:
+    return f"`{name}`" if default is None else f"`{name}` = {default}"
+
+
+def _cells(key: Key) -> tuple[str, ...]:
+    return f"`{key.name}`", key.kind, "–" if key.default is None else f"`{key.default}`", key.text
+
+
+def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"

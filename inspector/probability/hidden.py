@@ -1,0 +1,155 @@
+"""Hidden stock: the chance to find a site that nobody declared, to miss chips in the books, to see a job that is split.
+
+A site is found at a constant rate a year that grows with the power it draws, so the chance grows with size, power and
+age. Books of chips made and sold have an error; chips that are missing beyond it raise an alarm. A job that is cut into
+parts below a threshold shows only to who compares several of its holders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr, ndtri
+
+from firmware_sim.errors import CallerError
+from inspector.probability._logspace import Floats, counts, reals
+from inspector.probability.detection import DAYS_PER_YEAR, FLOP_PER_CHIP_DAY
+
+__all__ = ["Finding", "accounting_alarm", "draw_linked", "linked", "megawatts", "parts_needed"]
+
+_BATCH = 5_000_000
+"""Nodes times trials that are drawn at once."""
+
+
+def megawatts(chips: ArrayLike, watts: ArrayLike) -> Floats:
+    """Return the power of so many chips, in MW; ``watts`` of each, cooling and all else included."""
+    return np.asarray(
+        reals("chips", chips, low=0, high=np.inf) * reals("watts", watts, low=0, high=np.inf, open_low=True) / 1e6
+    )[()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How fast undeclared sites are found.
+
+    Attributes:
+        per_year: finds a year of a site of the reference power.
+        reference: that power, in MW.
+        exponent: the rate grows with this power of the site's; 0: size does not matter.
+        least: sites below this power, in MW, are never found.
+    """
+
+    per_year: float
+    reference: float = 10.0
+    exponent: float = 0.5
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        reals("found per year", self.per_year, low=0, high=np.inf)
+        reals("reference power", self.reference, low=0, high=np.inf, open_low=True)
+        reals("exponent of power", self.exponent, low=0, high=10)
+        reals("least power", self.least, low=0, high=np.inf)
+
+    def rate(self, power: ArrayLike) -> Floats:
+        """Return finds a year of a site that draws ``power`` MW."""
+        drawn = reals("power", power, low=0, high=np.inf)
+        seen = (drawn > 0) & (drawn >= self.least)
+        return np.asarray(np.where(seen, self.per_year * (drawn / self.reference) ** self.exponent, 0.0))[()]
+
+    def found(self, *, power: ArrayLike, days: ArrayLike, age: ArrayLike = 0.0, sites: ArrayLike = 1) -> Floats:
+        """Return the chance that at least one site is found.
+
+        Args:
+            power: MW of all sites together, in equal parts.
+            days: for which they are looked for.
+            age: days that they had stood before.
+            sites: how many; 0 where there are none.
+        """
+        number = counts("sites", sites)
+        looked = reals("days", days, low=0, high=np.inf) + reals("age", age, low=0, high=np.inf)
+        each = self.rate(np.asarray(power, np.float64) / np.maximum(number, 1))
+        return np.asarray(-np.expm1(-number * each * looked / DAYS_PER_YEAR))[()]
+
+
+def accounting_alarm(*, missing: ArrayLike, error: ArrayLike, false_alarm: ArrayLike) -> Floats:
+    """Return how often books with a normal error raise an alarm where so many chips are missing.
+
+    Args:
+        missing: chips that were made and are with no registered holder.
+        error: standard deviation of the books, in chips.
+        false_alarm: chance of an alarm where none is missing, which sets the threshold.
+    """
+    spread = reals("error of the books", error, low=0, high=np.inf, open_low=True)
+    alarm = reals("false alarm", false_alarm, low=0, high=1)
+    return np.asarray(ndtr(reals("missing chips", missing, low=0, high=np.inf) / spread + ndtri(alarm)))[()]
+
+
+def parts_needed(
+    *,
+    flop: float,
+    days: float,
+    chips: int,
+    utilisation: float = 1.0,
+    efficiency: float = 1.0,
+    flop_per_day: float = FLOP_PER_CHIP_DAY,
+) -> int:
+    """Return how many nodes of ``chips`` chips do ``flop`` FLOP in ``days`` days.
+
+    Args:
+        flop, days, flop_per_day: of the job, and of a chip.
+        chips: of a node, the most that nobody needs to register.
+        utilisation: of a node on its own.
+        efficiency: what is left of it once nodes work together over a slow network.
+
+    Raises:
+        CallerError: a number out of range, or more nodes than a whole number can say.
+    """
+    for name, share in (("utilisation", utilisation), ("efficiency", efficiency)):
+        reals(name, share, low=0, high=1, open_low=True)
+    counts("chips of a node", chips, low=1)
+    work = reals("flop", flop, low=0, high=np.inf, open_low=True)
+    done = reals("days", days, low=0, high=np.inf, open_low=True) * reals(
+        "flop per day", flop_per_day, low=0, high=np.inf, open_low=True
+    )
+    nodes = float(np.ceil(work / (done * chips * utilisation * efficiency) * (1 - 1e-12)))
+    if nodes > 2.0**53:
+        raise CallerError(f"{nodes:g} nodes are too many")
+    return max(1, int(nodes))
+
+
+def linked(*, nodes: ArrayLike, hit: ArrayLike, draws: ArrayLike, recognised: ArrayLike) -> Floats:
+    """Return the chance that a job in parts shows: evidence of two nodes is drawn, and recognised as of one job.
+
+    Exact for draws with replacement, of which each takes evidence of one node with chance ``hit``: none at all with
+    (1 - k·hit)^m, of one node alone with k·((1 - (k-1)·hit)^m - (1 - k·hit)^m).
+
+    Args:
+        nodes: k, holders of parts.
+        hit: chance that a draw takes evidence of a given node; k·hit at most 1.
+        draws: m, over the whole job.
+        recognised: chance that parts laid side by side are known for one job; 0 where nobody compares holders.
+    """
+    number, each = counts("nodes", nodes, low=1), reals("hit", hit, low=0, high=1)
+    times, known = counts("draws", draws), reals("recognised", recognised, low=0, high=1)
+    if (number * each > 1 + 1e-12).any():
+        raise CallerError("a draw cannot take evidence with a chance above 1")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        none = np.where(times > 0, np.exp(times * np.log1p(-np.minimum(number * each, 1.0))), 1.0)
+        rest = np.where(times > 0, np.exp(times * np.log1p(-np.minimum((number - 1) * each, 1.0))), 1.0)
+    return np.asarray(known * np.clip(1.0 - none - number * (rest - none), 0.0, 1.0))[()]
+
+
+def draw_linked(
+    *, nodes: int, hit: float, draws: int, recognised: float, trials: int, rng: Generator
+) -> NDArray[np.bool_]:
+    """Draw what ``linked`` gives in closed form: whether the job shows, in each of so many trials."""
+    shown = np.zeros(trials, np.bool_)
+    size = max(1, _BATCH // nodes)
+    for start in range(0, trials, size):
+        hits = rng.binomial(draws, min(1.0, nodes * hit), min(size, trials - start))
+        held = rng.multinomial(hits, np.full(nodes, 1.0 / nodes))
+        shown[start : start + size] = (held > 0).sum(axis=1) >= 2
+    return shown & (rng.random(trials) < recognised)

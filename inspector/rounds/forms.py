@@ -1,0 +1,52 @@
+"""The form of each message of a round: what another party signed in another form counts as never sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from firmware_sim.errors import EvidenceError
+
+__all__ = ["check_form"]
+
+FORMS: Mapping[str, Any] = {
+    "announcement": {
+        "settings": {str: object},
+        "deadlines": {"heads": str, "answers": str, "results": str},
+        "refusals": int,
+        "labs": [str],
+        "rules?": {str: object},
+    },
+    "heads": {"heads": [str]},
+    "draw": {"secret": str, "heads": [str], "silent": [str], "chips": {str: str}},
+    "answers": {"chips": {str: {str: str}}},
+    "order": {"jobs": [{"device": str, "job": {str: object}}]},
+    "results": {
+        "results": [{"device": str, "action": str, "manifest": str, "result": {str: object}}],
+        "checks": [str],
+    },
+}
+"""By kind: a type, a list of one form, a mapping of any texts to one form, or one form for each of the keys.
+
+A key with a question mark may be left out.
+"""
+
+
+def check_form(kind: str, predicate: object) -> None:
+    """Check what a message says; EvidenceError if that has another form than its kind's."""
+    if not _fits(predicate, FORMS[kind]):
+        raise EvidenceError(f"a message of kind {kind} has another form")
+
+
+def _fits(value: object, form: Any) -> bool:
+    if isinstance(form, type):
+        return isinstance(value, form) and not (form is int and isinstance(value, bool))
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
+    if not isinstance(value, dict):
+        return False
+    if str in form:
+        return all(_fits(each, form[str]) for each in value.values())
+    needed = {key for key in form if not key.endswith("?")}
+    known = {key.removesuffix("?"): part for key, part in form.items()}
+    return needed <= set(value) <= set(known) and all(_fits(part, known[key]) for key, part in value.items())

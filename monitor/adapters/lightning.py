@@ -1,0 +1,106 @@
+"""Lightning's trainer under a recorder: a callback that makes each optimizer step one recorded step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
+from torch.optim import Optimizer
+
+from firmware_sim.errors import CallerError
+from monitor.adapters.rates import at_full_rate, schedule_of
+from monitor.recording.recorder import Recorder
+
+__all__ = ["RecordedFit"]
+
+
+class RecordedFit(pl.Callback):
+    """Records what ``Trainer.fit`` trains.
+
+        trainer = Trainer(max_epochs=1, callbacks=[RecordedFit(out="RUN")])
+        trainer.fit(module, loader)
+
+    Forward, backward, clipping and the optimizer's step of a batch are one step. What ``training_step`` logs is logged
+    when the step has ended. The factors of one ``LambdaLR`` that is stepped with every batch are declared as a table.
+
+    Args:
+        out: run folder, as for ``Recorder``.
+        resume: go on with a run that was killed. The trainer starts from its beginning, with the same arguments, and
+            computes nothing until it comes to the first step that is not recorded.
+        options: of ``Recorder``, or of ``Recorder.resume``.
+
+    Attributes:
+        recorder: from the beginning of training on.
+
+    Raises:
+        CallerError: when training begins, on settings that cannot be recorded.
+    """
+
+    recorder: Recorder
+
+    def __init__(self, *, out: str | Path, resume: bool = False, **options: Any) -> None:
+        self._out, self._resume, self._options = Path(out), resume, options
+        self._batch: Any = None
+        self._recorded = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Adopt module and optimizers as the trainer has prepared them."""
+        refused = {
+            "several processes": trainer.world_size > 1,
+            f"precision {trainer.precision}": str(trainer.precision) not in ("32-true", "32"),
+            "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
+            "manual optimization": not pl_module.automatic_optimization,
+            "an optimizer_step of its own": type(pl_module).optimizer_step is not pl.LightningModule.optimizer_step,
+            "several optimizers": len(trainer.optimizers) != 1,
+        }
+        for name, given in refused.items():
+            if given:
+                raise CallerError(f"a fit with {name} cannot be recorded; train without it, or use Recorder itself")
+        optimizer: Any = trainer.optimizers[0]
+        if self._resume:
+            self.recorder = Recorder.resume(pl_module, optimizer, out=self._out, **self._options)
+            self._recorded = self.recorder.steps
+            optimizer._opt_called = True  # or its scheduler would warn while nothing is computed
+        else:
+            configs = [each for each in trainer.lr_scheduler_configs if each.interval == "step" and each.frequency == 1]
+            found = configs[0].scheduler if len(configs) == 1 else None
+            options = {"schedule": schedule_of(found, int(trainer.estimated_stepping_batches)), **self._options}
+            with at_full_rate(optimizer):
+                self.recorder = Recorder(pl_module, optimizer, out=self._out, **options)
+        pl_module.optimizer_step = self._recorded_step(pl_module, trainer.precision_plugin, optimizer)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
+        """Note the batch, which the optimizer's step is not told."""
+        self._batch = batch
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Close the run, and give the module back."""
+        del pl_module.optimizer_step
+        self.recorder.finish()
+
+    def _recorded_step(self, module: Any, plugin: Any, optimizer: Optimizer) -> Callable[..., None]:
+        """What a module's optimizer step does, within a recorded one; the gradients come before the update begins."""
+
+        def step(epoch: int, index: int, wrapped: object, closure: Any) -> None:
+            if self._recorded:
+                self._recorded -= 1
+                closure._result = ClosureResult(closure_loss=None)
+                return
+            logged: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+            module.log = lambda *values, **options: logged.append((values, options))
+            try:
+                with self.recorder.step(self._batch) as recorded:
+                    recorded.commit(closure())
+                    plugin._after_closure(module, optimizer)
+                    optimizer.step()
+            finally:
+                del module.log
+            before, module._current_fx_name = module._current_fx_name, "training_step"
+            for values, options in logged:
+                module.log(*values, **options)
+            module._current_fx_name = before
+
+        return step

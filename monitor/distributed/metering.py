@@ -1,0 +1,109 @@
+"""The meter of one rank's device: what it counts in a step, and what it should by the one-process program.
+
+A rank computes its micro-batches, then the update of its shards. In each backward pass it takes one part, also where
+none is left for it and it only joins the exchange; so a rank's work is that of its passes and that of the operators
+after the gradients' sums. Copies are not counted, as layouts make them, nor are views and unset memory. The exchange,
+exact sums and the gradients' norms are an interval of their own, which shows its bytes alone: the chunks that a rank
+signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from firmware_sim import NO_WORK, Meter, Work, work_of
+from firmware_sim.errors import EvidenceError
+from monitor.programs.calls import is_view, operator_of
+from monitor.programs.program import Program
+
+__all__ = ["RankMeter", "beyond", "expected_work", "sums_at"]
+
+_STACK, _SUM, _NORM = "aten.stack.default", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"
+_MOVES = frozenset({"aten.copy_.default", "aten.empty.memory_format", "aten.empty_strided.default"})
+
+
+class RankMeter:
+    """Counts the operators that run in a rank's step; it stands for silicon, as ``Meter`` does."""
+
+    def __init__(self) -> None:
+        self._meter = Meter()
+
+    @property
+    def total(self) -> Work:
+        """Calls and FLOP so far; bytes are zero."""
+        return self._meter.total
+
+    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call is about to run."""
+
+    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        """It has run."""
+        if not _is_counted(func):
+            return
+        inputs, outputs = (
+            [("uint8", each.shape) for each in tree_leaves(tree) if isinstance(each, Tensor)]
+            for tree in ((args, kwargs), out)
+        )
+        names = [argument.name for argument in func._schema.arguments]
+        at = names.index("transposed") if "transposed" in names else len(args)
+        transposed = args[at] if at < len(args) else kwargs.get("transposed", False)
+        work = work_of(str(func), inputs, outputs, transposed=transposed is True)
+        self._meter.charge(Work(work.calls, work.flop, 0))
+
+
+@lru_cache(maxsize=4096)
+def _is_counted(func: OpOverload) -> bool:
+    return str(func) not in _MOVES and not is_view(func)
+
+
+def sums_at(program: Program, gradients: int) -> int:
+    """The first of a program's calls that add the gradients of micro-batches; EvidenceError if there is none."""
+    operators = [call["operator"] for call in program.calls]
+    pattern = [_STACK, _SUM] * gradients
+    for at in range(len(operators)):
+        if operators[at : at + len(pattern)] == pattern:
+            return at
+    raise EvidenceError("the step's program adds no gradients of micro-batches")
+
+
+def expected_work(program: Program, gradients: int, micro_batches: int, ranks: int) -> Work:
+    """What each rank's meter counts in a step of a program.
+
+    Args:
+        gradients: number of parameters that learn.
+        micro_batches: of the step.
+        ranks: number of processes. Norms of single gradients belong to the exchange.
+
+    Raises:
+        EvidenceError: the program's micro-batches are not alike.
+    """
+    start = sums_at(program, gradients)
+    end = start + 2 * gradients
+    size, rest = divmod(start, micro_batches)
+    parts = [_calls(program, first, first + size) for first in range(0, start - rest, size)] if size else []
+    if rest or not parts or any(part != parts[0] for part in parts):
+        raise EvidenceError("the micro-batches of the step run other operators than each other")
+    passes = -(-micro_batches // ranks)
+    part = sum((work for _, work in parts[0] * passes), NO_WORK)
+    norms = 0
+    while norms < gradients and program.calls[end + norms]["operator"] == _NORM:
+        norms += 1
+    return part + sum((work for _, work in _calls(program, end + norms, len(program.calls))), NO_WORK)
+
+
+def beyond(works: Sequence[Work], expected: Work) -> Work:
+    """What all ranks together counted more than they should."""
+    extra = [work - expected for work in works]
+    return Work(*(sum(max(getattr(each, name), 0) for each in extra) for name in ("calls", "flop", "moved")))
+
+
+def _calls(program: Program, first: int, last: int) -> list[tuple[str, Work]]:
+    """Some calls of a program that meters count, each with its work without bytes."""
+    calls = [(program.calls[number]["operator"], program.works[number]) for number in range(first, last)]
+    return [(name, Work(work.calls, work.flop)) for name, work in calls if _is_counted(operator_of(name))]

@@ -1,0 +1,142 @@
+"""The manual: its reference lists every key that is read, and its tutorial runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.cli import build_parser, main
+from analysis.glossary import chapters
+from analysis.scenarios import open_regimes, ready_scenarios
+from inspector.campaign import POLICIES, load_scenario, loading
+from inspector.campaign._toml import Numbers
+from inspector.campaign.schema import SECTIONS, policy_pages
+
+TUTORIAL = Path("analysis/docs/data/tutorial.md")
+EVERYTHING = """
+title = "t"
+days = 60
+[rule]
+threshold_flop = 1
+[inspection]
+period_days = 30
+samples = 1
+snapshot_rate = 0.1
+[detection]
+assumed = { undeclared-run = 1.0 }
+[[kind]]
+name = "k"
+flop_per_second = 1e-5
+[[lab]]
+name = "L"
+site = [{ name = "s", chips = [{ kind = "k", count = 9 }] }]
+[[run]]
+name = "r"
+lab = "L"
+flop = 2
+days = 60
+[[strategy]]
+name = "s"
+"""
+
+
+def test_the_reference_lists_every_key_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Numbers] = []
+
+    class Kept(Numbers):
+        def __init__(self, *words: Any) -> None:
+            super().__init__(*words)
+            made.append(self)
+
+    monkeypatch.setattr(loading, "Numbers", Kept)
+    for name in ready_scenarios():
+        open_regimes(name)
+    (tmp_path / "s.toml").write_text(EVERYTHING)
+    load_scenario(tmp_path / "s.toml")
+    asked: dict[str, set[str]] = {}
+    for each in made:
+        for path, keys in each.asked.items():
+            asked.setdefault(path, set()).update(keys)
+    listed = {section.path: {key.name for key in section.keys} for section in SECTIONS}
+    tables = {section.path for section in SECTIONS if "." not in section.path}
+    assert asked.pop("") - tables == listed.pop("")
+    assert asked.pop("regime") == listed["inspection"] | listed.pop("regime")
+    asked.pop("strategy.policies")
+    asked.pop("dependence")
+    listed.pop("dependence")
+    assert {path: keys for path, keys in asked.items() if not path.endswith("assumed")} == listed
+
+
+def test_every_policy_has_a_page_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [page.name for page in policy_pages()] == list(POLICIES)
+    assert all(page.text for page in policy_pages())
+    assert main(["campaign", "--keys", "policies", "--json"]) == 0
+    printed = {each["name"]: each["parameters"] for each in json.loads(capsys.readouterr().out)["policies"]}
+    assert printed["stretch"] == {"factor": None}
+    assert printed["firmware"]["snapshot_share"] == "0.0"
+    assert main(["campaign", "--keys", "lab"]) == 0
+    assert "[[lab.site.chips]]" in capsys.readouterr().out
+    assert main(["campaign", "--keys", "nonsense"]) == 2
+    assert "no section 'nonsense'; known: rule, inspection," in capsys.readouterr().err
+
+
+def commands() -> list[str]:
+    """Every command of the tutorial, in order."""
+    blocks = re.findall(r"```console\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
+    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+def test_the_tutorial_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = commands()
+    assert len(lines) >= 10
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        words = shlex.split(line)
+        assert words[0] == "chipwitness"
+        assert main(words[1:]) == 0, line
+    capsys.readouterr()
+    drawn = {word for line in lines for word in shlex.split(line) if word.endswith((".svg", ".html"))}
+    assert drawn == {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_manual_is_written_and_its_links_lead_somewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pdoc")
+    out = tmp_path / "site"
+    assert main(["docs", "--out", str(out), "--api", "inspector.probability.evidence", "--json"]) == 0
+    pages = json.loads(capsys.readouterr().out)["pages"]
+    assert set(pages) == {
+        "index.html", "tutorial.html", "commands.html", "scenario.html", "glossary.html", "api/index.html",
+    }  # fmt: skip
+    for name in pages[:-1]:
+        text = (out / name).read_text(encoding="utf-8")
+        for link in re.findall(r'href="([^"#]+)', text):
+            assert (out / link).is_file(), (name, link)
+    reference = (out / "scenario.html").read_text(encoding="utf-8")
+    assert all(f"<code>{key.name}</code>" in reference for section in SECTIONS for key in section.keys)
+    told = (out / "commands.html").read_text(encoding="utf-8")
+    assert "chipwitness evidence weigh" in told
+    assert "best_rule" in (out / "api" / "inspector" / "probability" / "evidence.html").read_text(encoding="utf-8")
+
+
+def test_mistakes_of_the_manual_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["docs", "--out", str(tmp_path / "file"), "--no-api"]) == 2
+    pytest.importorskip("pdoc")
+    assert main(["docs", "--out", str(tmp_path / "site"), "--api", "no_such_module"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 2
+
+
+def test_the_glossary_has_chapters_and_marks_code() -> None:
+    found = {chapter.title: dict(chapter.words) for chapter in chapters()}
+    assert set(found) == {"Who", "The chip", "A run", "Numerics", "Verification", "Fleets and plans"}
+    assert "<code>RUN</code>" in found["A run"]["run folder"]
+    assert [chapter.title for chapter in chapters(("Who",))] == ["Who"]
+    assert build_parser().prog == "chipwitness"

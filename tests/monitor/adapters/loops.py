@@ -1,0 +1,132 @@
+"""Loops of other libraries under adapters: ``python -m tests.monitor.adapters.loops KIND RUN STEP`` dies there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from monitor import Recorder
+from monitor.adapters.lightning import RecordedFit
+from monitor.adapters.trainer import record_trainer
+
+SEED = 3
+Ended = Callable[[int], None]
+
+
+class _Watch(TrainerCallback):
+    def __init__(self, ended: Ended) -> None:
+        self.ended = ended
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        self.ended(state.global_step)
+
+
+def trainer(out: Path, ended: Ended, *, resume: bool = False, recorded: bool = True, **arguments: Any) -> Trainer:
+    """The library's defaults: AdamW, linear decay, clipping, three epochs; a GPT-2 with dropout."""
+    torch.manual_seed(SEED)
+    size = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(**size, eos_token_id=0, loss_type="ForCausalLM"))
+    data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (24, 8))]
+    settings = TrainingArguments(str(out) + ".library", disable_tqdm=True, **arguments)
+    made = Trainer(model, settings, train_dataset=data, callbacks=[_Watch(ended)])
+    if recorded:
+        record_trainer(made, out=out, resume=resume, **({} if resume else {"seed": SEED, "chips": 2}))
+    made.train()
+    return made
+
+
+class Module(pl.LightningModule):
+    """A regression that logs its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        x, y = batch
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
+
+
+def batches() -> DataLoader[tuple[Tensor, ...]]:
+    x = torch.randn(24, 4)
+    return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
+
+
+class _End(pl.Callback):
+    def __init__(self, ended: Ended) -> None:
+        self.ended = ended
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *objects: Any) -> None:
+        self.ended(trainer.global_step)
+
+
+def fit(out: Path, ended: Ended, *, resume: bool = False, **arguments: Any) -> pl.Trainer:
+    """Two epochs, with clipping."""
+    torch.manual_seed(SEED)
+    recorded = RecordedFit(out=out, resume=resume, **({} if resume else {"seed": SEED, "chips": 2}))
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
+    made = pl.Trainer(
+        **quiet, accelerator="cpu", max_epochs=2, gradient_clip_val=1.0, enable_progress_bar=False,
+        callbacks=[recorded, _End(ended)], **arguments,
+    )  # fmt: skip
+    made.fit(Module(), batches())
+    return made
+
+
+def accelerate(out: Path, ended: Ended, *, resume: bool = False) -> None:
+    """What Accelerate prepares is handed to the recorder as it is."""
+    torch.manual_seed(SEED)
+    accelerator = Accelerator(cpu=True)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    model, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), batches())
+    if resume:
+        recorder = Recorder.resume(model, optimizer, out=out)
+    else:
+        recorder = Recorder(model, optimizer, out=out, seed=SEED, chips=2)
+    for number, (x, y) in enumerate(loader, start=1):
+        if number <= recorder.steps:
+            continue
+        with recorder.step((x, y)) as step:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            step.commit(loss)
+        ended(number)
+    recorder.finish()
+
+
+LOOPS: dict[str, Callable[..., object]] = {"trainer": trainer, "lightning": fit, "accelerate": accelerate}
+
+
+def main(kind: str, out: Path, last: int) -> None:
+    """Train until a step has ended, and die."""
+
+    def ended(step: int) -> None:
+        if step == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    LOOPS[kind](out, ended)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,130 @@
+"""Released libraries train as ever; what they train is recorded, inspected, and goes on after a kill."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from firmware_sim.errors import CallerError
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.transcripts import open_run
+from inspector.inspection.trust import Trust
+from inspector.inspection.verdict import Outcome
+from monitor.adapters.rates import schedule_of
+
+pytest.importorskip("accelerate")
+pytest.importorskip("lightning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+KINDS = ("trainer", "lightning", "accelerate")
+DIES_AFTER = 4
+ROOT = Path(__file__).parents[3]
+
+
+def judged(out, devices):
+    trust = Trust.load([out.with_name(f"{out.name}.trust.json")], [out])
+    settings = Settings(samples=2, seed="x", devices=("sse41", "mkl-compatible"))
+    return inspect([out], trust, settings, now=datetime.now(UTC), worker=devices.run)
+
+
+def states(out):
+    """Digest of the state after each step."""
+    trust = Trust.load([out.with_name(f"{out.name}.trust.json")], [out])
+    return [str(leaf.state.root) for leaf in open_run(out, trust).load_steps()[0]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def killed(folder):
+    """Runs whose processes were killed."""
+    words = [sys.executable, "-m", "tests.monitor.adapters.loops"]
+    started = [subprocess.Popen([*words, kind, folder / f"{kind}-killed", str(DIES_AFTER)], cwd=ROOT) for kind in KINDS]
+    assert [process.wait(300) for process in started] == [-signal.SIGKILL] * len(KINDS)
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """What each loop returns that runs to its end."""
+    from tests.monitor.adapters.loops import LOOPS
+
+    return {kind: LOOPS[kind](folder / kind, lambda step: None) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recorded_loop_is_accepted_on_devices_that_differ(folder, whole, devices, kind):
+    verdict = judged(folder / kind, devices)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_kill_9_a_loop_ends_where_it_would_have(folder, whole, killed, devices, kind):
+    from tests.monitor.adapters.loops import LOOPS
+
+    LOOPS[kind](folder / f"{kind}-killed", lambda step: None, resume=True)
+    assert states(folder / f"{kind}-killed") == states(folder / kind)
+    verdict = judged(folder / f"{kind}-killed", devices)
+    cut = verdict.outcome is Outcome.INCONCLUSIVE and "in the middle of a snapshot" in str(verdict.reasons)
+    assert verdict.outcome is Outcome.ACCEPT or cut, verdict.reasons
+
+
+def test_the_trainer_counts_and_logs_what_it_would_without_a_recorder(folder, whole):
+    from tests.monitor.adapters.loops import trainer
+
+    plain = trainer(folder / "plain", lambda step: None, recorded=False)
+    recorded = whole["trainer"]
+    mine, theirs = recorded.state.log_history[-1], plain.state.log_history[-1]
+    assert mine["step"] == theirs["step"] == recorded.state.global_step == 9
+    assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=0.05)  # dropout's masks are others
+    assert recorded.get_batch_samples.__func__ is type(recorded).get_batch_samples
+    assert [group["lr"] for group in recorded.optimizer.param_groups] == [0.0, 0.0]
+
+
+def test_batches_that_the_trainer_accumulates_are_one_step(folder, devices):
+    from tests.monitor.adapters.loops import trainer
+
+    out = folder / "accumulated"
+    made = trainer(out, lambda step: None, gradient_accumulation_steps=2, num_train_epochs=1, logging_steps=1)
+    assert len(states(out)) == made.state.global_step + 1 == 3
+    assert all("grad_norm" in entry for entry in made.state.log_history[:2])
+    assert judged(out, devices).outcome is Outcome.ACCEPT
+
+
+def test_lightning_logs_what_the_step_logged(whole):
+    metrics = whole["lightning"].callback_metrics
+    assert {"loss", "loss_step", "loss_epoch"} <= set(metrics)
+    assert all(torch.isfinite(value) for value in metrics.values())
+
+
+def test_what_cannot_be_recorded_is_refused_by_name(folder):
+    from tests.monitor.adapters.loops import fit, trainer
+
+    with pytest.raises(CallerError, match="a trainer with neftune_noise_alpha cannot be recorded"):
+        trainer(folder / "noise", lambda step: None, neftune_noise_alpha=5.0)
+    with pytest.raises(CallerError, match="accumulate_grad_batches cannot be recorded"):
+        fit(folder / "many", lambda step: None, accumulate_grad_batches=2)
+    assert not (folder / "many").exists()
+
+
+def test_only_one_list_of_factors_is_a_schedule():
+    weights = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=0.1)
+    same, other = (
+        torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step, last=last: last / (1 + step)])
+        for last in (1.0, 2.0)
+    )
+    assert schedule_of(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step), 3).factor(3) == 0.25
+    assert schedule_of(same, 3) is None
+    assert schedule_of(same, 1).factor(1) == 1.0
+    assert schedule_of(other, 1) is None
+    assert schedule_of(torch.optim.lr_scheduler.StepLR(optimizer, 1), 3) is None
