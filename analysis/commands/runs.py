@@ -55,7 +55,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence. Of a bundle the outcome is its verdict's, or INCONCLUSIVE where it "
         "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
-        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips and odds"
+        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips, odds and rules"
     )
     parser.set_defaults(handler=_verify)
 
@@ -422,9 +422,27 @@ def _inspect(arguments: argparse.Namespace) -> int:
         if key is not None:
             write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
     code = show_verdict(arguments, verdict)
+    if not arguments.json:
+        for line in _costs(verdict.evidence):
+            say(line)
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))
     return code
+
+
+def _costs(evidence: dict[str, Any]) -> list[str]:
+    """What the replays of each run took, beside what all of its steps would take on the same device."""
+    lines = []
+    steps = {each["run"]: each["steps"] for each in evidence["runs"]}
+    for each in evidence.get("replays", []):
+        taken, seconds = each.get("steps"), each["seconds"]
+        if taken and seconds is not None:
+            whole = steps[each["run"]]
+            text = (
+                f"  [cost] {each['run']} on {each['device']}: {taken} of {whole} steps replayed ({taken / whole:.0%})"
+            )
+            lines.append(f"{text} in {seconds:.2g} s; all of them would take {seconds * whole / taken:.2g} s")
+    return lines
 
 
 def _still(run: Path, live: list[Path], place: Path) -> Path:

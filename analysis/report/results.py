@@ -107,7 +107,9 @@ def found_figure(
     """Draw the chance that undeclared chips are found against their number, a line for each source."""
     with canvas(target, title=title or "Hidden sites", origin=origin) as axes:
         for number, (name, chance) in enumerate(found.items()):
-            axes.plot(chips, chance, **line(number), markevery=max(1, chips.size // 8), label=name)
+            axes.plot(
+                chips, chance, **line(number), markevery=max(1, chips.size // 8), label=name, clip_on=False, zorder=3
+            )
         axes.set_xscale("log")
         axes.set_xlim(chips.min(), chips.max())
         axes.set_ylim(0, 1.03)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,16 +158,7 @@ class Trust:
         Raises:
             CallerError: one of them is malformed.
         """
-        opened = []
-        for envelope in sorted(self.countersigned):
-            for key in self.inspectorates:
-                try:
-                    opened.append(Countersigned.open(envelope, key))
-                except SignatureError:
-                    continue
-                except EvidenceError as error:
-                    raise CallerError(f"a countersigned declaration is malformed: {error}") from None
-        return opened
+        return list(_opened(self.countersigned, self.inspectorates))
 
     def key_of(self, lab: str) -> VerifyingKey:
         """Return a lab's key; EvidenceError if the registry does not know the lab."""
@@ -258,6 +250,21 @@ class Trust:
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             raise CallerError(f"the trust file {source} is malformed") from None
+
+
+@lru_cache(maxsize=8)
+def _opened(envelopes: frozenset[bytes], keys: frozenset[VerifyingKey]) -> tuple[Countersigned, ...]:
+    """Each declaration that one of the keys signed; opened once, since each run of many labs asks for all of them."""
+    opened = []
+    for envelope in sorted(envelopes):
+        for key in keys:
+            try:
+                opened.append(Countersigned.open(envelope, key))
+            except SignatureError:
+                continue
+            except EvidenceError as error:
+                raise CallerError(f"a countersigned declaration is malformed: {error}") from None
+    return tuple(opened)
 
 
 def check_agree(what: str, ours: Mapping[str, Any], others: Mapping[str, Any]) -> None:

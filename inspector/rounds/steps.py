@@ -392,7 +392,7 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
 
 
 def _opened(world: World) -> dict[str, Path]:
-    """Runs that labs have opened, as the inspectorate sees them, by the digests of their heads; others are none."""
+    """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none."""
     found = {}
     for path in sorted(_openings(world, INSPECTORATE).iterdir()):
         with contextlib.suppress(OSError, EvidenceError):

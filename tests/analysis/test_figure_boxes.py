@@ -58,6 +58,13 @@ DRAWINGS: dict[str, Callable[[Any], None]] = {
     "cost": lambda to: figures.cost_figure(
         to, costs={LONG: np.array([1e3, 2e3, 3e7])}, confidence=[0.5, 0.9, 0.99], title=LONG, note=NOTE
     ),
+    "found": lambda to: figures.found_figure(
+        to,
+        chips=np.array([1e2, 1e4, 1.4e5]),
+        found={LONG: np.array([0, 0.5, 1]), "b": np.array([1, 1, 1])},
+        title=LONG,
+        note=NOTE,
+    ),
     "evasion": lambda to: figures.evasion_figure(
         to,
         estimates=[

@@ -34,12 +34,14 @@ from tests.guards import off as switched_off
 
 OPTIONS = {"preset": "tiny-gpt", "batch_size": 1, "steps": 2, "checkpoint_every": 2, "chips": 1, "rate": Fraction(1)}
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
-DEVICES = ("sse41", "avx2", "mkl-compatible", "native-1")
+DEVICES = ("sse41", "mkl-compatible")
 MARGIN = 0.25
 STEPS = (1, 2)
 SEED = 11
 ENOUGH = 5
 """Cases that each verdict must have; which elements are ambiguous depends on the processor that trains."""
+BLIND = 2
+"""Rejected edits of a kind that are inspected once more without the guard."""
 
 NO_ENTRY = "no entry, although the value lies within 2β of a midpoint"
 AGAINST = "entry against a value further than 2β from its midpoint"
@@ -166,7 +168,7 @@ def assert_named(verdict: Verdict, case: Case) -> None:
 
 
 def judge(small: SmallRun, case: Case, accepted: list[Verdict], rejected: list[Case]) -> None:
-    """Train under the edit, inspect, compare with the prediction; ``ENOUGH`` rejected ones pass with the guard off."""
+    """Train under the edit, inspect, compare with the prediction; ``BLIND`` rejected ones pass with the guard off."""
     recorded = small.edited(case)
     verdict = small.inspect(recorded)
     due = Outcome.ACCEPT if case.broken_rule is None else Outcome.REJECT
@@ -176,7 +178,7 @@ def judge(small: SmallRun, case: Case, accepted: list[Verdict], rejected: list[C
     assert due is Outcome.REJECT or not case.is_clear, (case, verdict.reasons)
     assert_named(verdict, case)
     rejected.append(case)
-    if case.edit.kind is not EditKind.DROP and len(rejected) <= ENOUGH:
+    if case.edit.kind is not EditKind.DROP and len(rejected) <= BLIND:
         assert verdict.reasons[0].guard == Guard.ROUNDING.value
         blind = small.inspect(recorded, off=frozenset({Guard.ROUNDING}))
         assert blind.outcome is Outcome.ACCEPT, (case, blind.reasons)
@@ -241,7 +243,7 @@ def test_every_removal_of_a_mandatory_entry_is_rejected_on_every_device(small):
 def test_every_addition_between_4_and_6_beta_is_rejected_if_it_steers_and_idle_otherwise(small):
     accepted: list[Verdict] = []
     rejected: list[Case] = []
-    for case in [*small.unlogged(EditKind.ADD, 4, 6), *small.unlogged(EditKind.PAD, 4, 6, 8)]:
+    for case in [*small.unlogged(EditKind.ADD, 4, 6), *small.unlogged(EditKind.PAD, 4, 6, 6)]:
         judge(small, case, accepted, rejected)
     assert len(rejected) >= ENOUGH
     assert len(accepted) >= ENOUGH

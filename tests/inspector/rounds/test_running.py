@@ -65,7 +65,9 @@ def look(lab, run, done, capsys):
     lab.begin(f"wait {done}")
     try:
         assert main(["inspect", str(run), *words, "--live", f"{run}.lab"]) == 0
-        assert "run goes on, and this is about its first 6 of 12 steps" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "run goes on, and this is about its first 6 of 12 steps" in told
+        assert "[cost] run on sse41: 6 of 6 steps replayed (100%) in" in told
         assert main(["inspect", str(run), *words]) == 3
     finally:
         done.touch()
