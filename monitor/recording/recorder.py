@@ -342,6 +342,12 @@ class Recorder:
         """What a dry run has found so far that cannot be recorded."""
         return () if self._rehearsal is None else tuple(self._rehearsal.refusals)
 
+    def __repr__(self) -> str:
+        if self._rehearsal is not None:
+            return f"<Recorder, dry run: step {self.steps}, refusals {len(self.refusals)}>"
+        what = f"{self._declared.numerics}, chips {len(self._declared.shares)}"
+        return f"<Recorder {self.folder}: step {self.steps}, {what}, {self._state}>"
+
     @property
     def run_id(self) -> str:
         """Name of the run, hex."""

@@ -859,3 +859,18 @@ def test_killed_process_leaves_an_unfinished_run_that_goes_on(tmp_path):
     assert len(recorder._programs.known) == 1  # the new process runs the program of the old one
     verdict = verify(tmp_path / "run", Trust.load([tmp_path / "run.trust.json"]), now=STARTED)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+
+
+def test_a_recorder_says_where_it_is(tmp_path):
+    model = mlp()
+    optimizer = sgd(model)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", chips=2)
+    assert repr(recorder) == f"<Recorder {tmp_path / 'run'}: step 0, exact, chips 2, ready>"
+    for batch in pairs(1):
+        with recorder.step(batch):
+            plain(model, optimizer, batch)
+    recorder.finish()
+    assert repr(recorder) == f"<Recorder {tmp_path / 'run'}: step 1, exact, chips 2, finished>"
+    model = mlp()
+    rehearsal = Recorder(model, sgd(model), out=tmp_path / "other", dry_run=True)
+    assert repr(rehearsal) == "<Recorder, dry run: step 0, refusals 0>"
