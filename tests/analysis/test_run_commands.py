@@ -209,7 +209,8 @@ def test_verdict_is_printed_for_people(capsys, saved):
     assert out.startswith("ACCEPT\n")
 
 
-def test_devices_lists_different_fingerprints(capsys):
+def test_devices_lists_different_fingerprints(capsys, monkeypatch, devices):
+    monkeypatch.setattr("inspector.replay.pool.run_worker", devices.run)
     code, out, _ = call(capsys, "devices", "--json")
     assert code == 0
     rows = json.loads(out)

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -85,18 +84,15 @@ def test_dispute_between_a_cpu_and_an_accelerator(name: str, tmp_path: Path) -> 
     """The provers run their steps again on the accelerator."""
     at_hand(name)
     words = ("--preset", "digits-cnn", "--numerics", "exact", "--steps", 2, "--seed", 4, "--chips", 2)
-    for lab, where, lie in (("a", "native", ()), ("b", name, ()), ("c", name, ("--lie", "wrong-operator"))):
+    for lab, where, lie in (("a", "native", ()), ("b", name, ("--lie", "wrong-operator"))):
         train(where, tmp_path / lab, *words, "--lab", lab, *lie)
-    found: dict[str, Any] = {}
-    for other in ("b", "c"):
-        runs = (tmp_path / "a", tmp_path / other)
-        trust = [word for run in runs for word in ("--trust", f"{run}.trust.json")]
-        done = start(name, "-m", "analysis.cli", "dispute", *runs, *trust, "--device", name, "--json")
-        assert done.returncode == (0 if other == "b" else 1), done.stderr.decode()
-        found[other] = json.loads(done.stdout)
-    assert found["b"]["outcome"] == "ACCEPT"
-    assert found["c"]["guilty"] == "c"
-    assert found["c"]["operators_executed"] <= 1
+    runs = (tmp_path / "a", tmp_path / "b")
+    trust = [word for run in runs for word in ("--trust", f"{run}.trust.json")]
+    done = start(name, "-m", "analysis.cli", "dispute", *runs, *trust, "--device", name, "--json")
+    assert done.returncode == 1, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert found["guilty"] == "b"
+    assert found["operators_executed"] <= 1
 
 
 @pytest.mark.slow

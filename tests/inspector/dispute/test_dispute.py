@@ -67,7 +67,7 @@ def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
     from monitor.lab.conduct import LIES
 
     rng = random.Random("wrong operator")
-    places = rng.sample(computing_operators(right), 30)
+    places = rng.sample(computing_operators(right), 24)
     convicted = without_effect = 0
     lie = LIES[LabLie.WRONG_OPERATOR]
     for number, (index, _operator) in enumerate(places):

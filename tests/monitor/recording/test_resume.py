@@ -69,7 +69,7 @@ def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, nume
     monkeypatch.undo()
     rng = random.Random(f"dying {numerics}")
     seen = set()
-    for number in sorted({1, 2, 3, total - 1, total, *rng.sample(range(4, total - 1), 10)}):
+    for number in sorted({1, 2, 3, total - 1, total, *rng.sample(range(4, total - 1), 6)}):
         with monkeypatch.context() as patch:
             cut = power_cut(patch)
             left = number
