@@ -58,7 +58,9 @@ class Evidence:
 
     def metadata(self) -> dict[str, Any]:
         """M as it is."""
-        found: dict[str, Any] = canonical.decode(self.read(METADATA))
+        found = canonical.decode(self.read(METADATA))
+        if not isinstance(found, dict):
+            raise LookupError("another file lies where the declaration was")
         return found
 
     def leaves(self) -> list[Leaf]:
