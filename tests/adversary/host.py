@@ -65,6 +65,12 @@ class Puppet(Chip):
     def chip_id(self) -> str:
         return self.chip.chip_id
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the chip's memory was another at some step than at the first that it was told of."""
+        first, *others = self.history.values() or [[]]
+        return any(not all(map(torch.equal, first, other)) for other in others)
+
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> Any:
         self.memory, self.run_id, self.step = memory, run_id, step
         if self.hostile is not None:

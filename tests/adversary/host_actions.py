@@ -637,6 +637,8 @@ def crooked_chip(world: World, pick: int) -> None:
     least = _CHIP_LIES[lie]
     world.chip_lie = (lie, least)
     told = world.tell("a dishonest chip", on_chips=True, certain=least == 0, least=max(least, 1))
+    if lie is ChipLie.REPLAY_SNAPSHOT:  # repeating what is still true is no lie
+        told.told = lambda: any(told.chips.values()) and world.chips[0].has_changed
     world.prelude.append(lambda: world.chips[0].watched.append(told))
 
 

@@ -135,6 +135,9 @@ def test_a_lie_that_was_not_told_is_none():
     assert play(scene({}), [("no_tick", 0), ("step", 0), ("crash", 0)]).problem is None
     assert play(scene({}), [("idle_instead", 0), ("step", 0), ("crash", 0)]).problem is None
     assert play(scene({}), [("huge_decay", 0), ("no_products", 0), ("step", 0), ("step", 0)]).problem is None
+    three = {"chips": 3, "samples": 3, "optimizer": "sgd", "rate": (1, 1)}
+    assert play(scene(three), [("no_products", 0), ("crooked_chip", 3)]).problem is None  # its part never changes
+    assert play(scene(three), [("crooked_chip", 3)]).rows == ["a dishonest chip"]
 
 
 def test_a_declaration_that_another_replaced_is_no_lie():
