@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, finish
 from firmware_sim.errors import CallerError, EvidenceError
+from inspector.rules.form import FORM
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -35,7 +36,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "show",
         help="read a file of rules, and say what it requires",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=_form(),
+        description=FORM,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="TOML")
     add_json(parser)
@@ -47,44 +48,6 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_json(parser)
     parser.epilog = "JSON: a list of digests"
     parser.set_defaults(handler=_digests)
-
-
-def _form() -> str:
-    return """A file of rules is TOML:
-
-    [[rule]]                       # each has a name, a kind, and at_least or at_most, or both
-    name = "below the threshold"
-    kind = "flop"                  # total compute
-    per = "job"                    # of each run, chain (a run and those that it continues), lab, or job
-    links = ["parent", "start"]    # what makes runs of any labs one job; also data, program (default: these two)
-    at_most = 1e25
-
-    [[rule]]
-    name = "benchmark left out"
-    kind = "data"                  # share of the places of all batches that hold one of these samples
-    digests = "benchmark.txt"      # a list, or a file of them (`chipwitness rules digests`)
-    at_most = 0
-
-    [[rule]]
-    name = "rates"
-    kind = "hyper"                 # a hyper-parameter of the optimizer, in every group and step
-    parameter = "lr"
-    at_most = 0.01
-
-    [[rule]]
-    name = "meters"
-    kind = "meter"                 # FLOP that a drawn chip's meter counts, to what the declared steps need of it
-    at_most = 1
-
-    [[rule]]
-    name = "cannot do it"
-    kind = "score"                 # mean loss of the final weights on a test set, by the run's own last program
-    test = "test.safetensors"
-    at_least = 3.5
-
-    [require]                      # default: all rules; every rule stands in it
-    all = ["rates", "meters", {any = ["below the threshold", {all = ["benchmark left out", "cannot do it"]}]}]
-"""
 
 
 def _show(arguments: argparse.Namespace) -> int:

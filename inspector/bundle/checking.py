@@ -23,6 +23,7 @@ from firmware_sim.checks import ChipCase
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_hash
 from inspector.bundle.checks import signed_check
+from inspector.bundle.clusters import of_cluster
 from inspector.bundle.contents import Bundle
 from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.replays import SignedReplay, state_digest
@@ -232,12 +233,7 @@ def _digest(bundle: Bundle, path: str) -> str:
 
 def signed_replay(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedReplay]:
     """A replay's result and the known cluster that signed it; EvidenceError if none did."""
-    for key in trust.clusters:
-        try:
-            return key, SignedReplay.open(content, key)
-        except SignatureError:
-            continue
-    raise EvidenceError("a replay is signed by no cluster that the trust file names")
+    return of_cluster(content, trust, SignedReplay.open, "a replay")
 
 
 def _chips(bundle: Bundle, trust: Trust) -> list[_Chip]:

@@ -8,7 +8,6 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import (
     SHA256,
     Digest,
-    SignatureError,
     SigningKey,
     VerifyingKey,
     open_sealed,
@@ -16,6 +15,7 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
+from inspector.bundle.clusters import of_cluster
 from inspector.inspection.thin import Checked
 from inspector.inspection.trust import Trust
 
@@ -56,9 +56,4 @@ class SignedCheck:
 
 def signed_check(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedCheck]:
     """A check, and the known cluster that signed it; EvidenceError if none did."""
-    for key in trust.clusters:
-        try:
-            return key, SignedCheck.open(content, key)
-        except SignatureError:
-            continue
-    raise EvidenceError("a check is signed by no cluster that the trust file names")
+    return of_cluster(content, trust, SignedCheck.open, "a check")

@@ -10,7 +10,6 @@ from firmware_sim.errors import DeviceError, EvidenceError
 from firmware_sim.evidence import (
     SHA256,
     Digest,
-    SignatureError,
     SigningKey,
     VerifyingKey,
     open_sealed,
@@ -18,6 +17,7 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
+from inspector.bundle.clusters import of_cluster
 from inspector.inspection.guards import Settings
 from inspector.inspection.trust import Trust
 from inspector.rules.examined import Examined, examined_finding
@@ -82,12 +82,7 @@ def sign_examination(name: str, job: Mapping[str, Any], result: Mapping[str, Any
 
 def signed_examination(content: bytes, trust: Trust) -> tuple[VerifyingKey, SignedExamination]:
     """An examination, and the known cluster that signed it; EvidenceError if none did."""
-    for key in trust.clusters:
-        try:
-            return key, SignedExamination.open(content, key)
-        except SignatureError:
-            continue
-    raise EvidenceError("an examination is signed by no cluster that the trust file names")
+    return of_cluster(content, trust, SignedExamination.open, "an examination")
 
 
 def check_rules(

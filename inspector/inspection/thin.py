@@ -6,6 +6,7 @@ inspectorate too, which checks chips, log, programs and declared numbers on them
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -50,17 +51,25 @@ class Checked:
         """Parse; EvidenceError on any other form."""
         if not isinstance(data, dict) or set(data) != {"found", "open", "counters"}:
             raise EvidenceError("what a cluster has checked has missing or extra keys")
-        for each in [*data["found"], *data["open"]]:
-            guard, step = each
-            if guard not in _GUARDS or not (step is None or type(step) is int):
-                raise EvidenceError("what a cluster has found is malformed")
-        if not all(isinstance(text, str) and len(text) <= 2 * _COUNTER_BYTES for text in data["counters"].values()):
-            raise EvidenceError("a cluster gives more of the initial state than single values")
-        return cls(
-            found=tuple((guard, step) for guard, step in data["found"]),
-            open=tuple((guard, step) for guard, step in data["open"]),
-            counters=data["counters"],
-        )
+        counters = data["counters"]
+        if not isinstance(counters, dict) or not all(map(_is_counter, counters.values())):
+            raise EvidenceError("a cluster gives something else of the initial state than single values")
+        return cls(found=_places(data["found"]), open=_places(data["open"]), counters=counters)
+
+
+def _places(entries: object) -> tuple[tuple[str, int | None], ...]:
+    """Guards, each with a step or None; EvidenceError on any other form."""
+    found: list[tuple[str, int | None]] = []
+    for entry in entries if isinstance(entries, list) else [entries]:
+        guard, step = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
+        if not isinstance(guard, str) or guard not in _GUARDS or not (step is None or type(step) is int):
+            raise EvidenceError("what a cluster has found is malformed")
+        found.append((guard, step))
+    return tuple(found)
+
+
+def _is_counter(text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch(rf"([0-9a-f]{{2}}){{1,{_COUNTER_BYTES}}}", text) is not None
 
 
 class ThinRun(RunFolder):

@@ -40,14 +40,19 @@ def check_runs(folders: Sequence[Path], trust: Trust, *, now: datetime) -> dict[
     return {
         run.manifest_digest: Checked(
             found=_about(run, findings.found),
-            open=_about(run, findings.doubts),
+            open=_about(run, findings.doubts) + (() if run.folder.name in readable else _UNREAD),
             counters=counters_of(run) if run.folder.name in readable else {},
         )
         for run in runs
     }
 
 
+_UNREAD = (("evidence", None),)
+"""What is open of a run that could not be read to its end, whatever was found by then."""
+
+
 def _about(run: RunFolder, reasons: Iterable[Reason]) -> tuple[tuple[str, int | None], ...]:
-    """Guard and step of each reason that is about a run, once."""
-    mine = [each for each in reasons if each.where.get("run") == run.folder.name]
+    """Guard and step of each reason that is about a run, once; one that names no run is about all."""
+    name = run.folder.name
+    mine = [each for each in reasons if each.where.get("run", name) == name]
     return tuple(dict.fromkeys((each.guard, each.where.get("step")) for each in mine))

@@ -161,7 +161,14 @@ def _parts(value: object) -> list[Any]:
 def meter(
     rule: Rule, transcripts: Sequence[Transcript], reports: Sequence[Mapping[str, Any]], owners: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """FLOP that each drawn chip's meter has counted since its last boot, to what the declared steps need of it."""
+    """FLOP that each drawn chip's meter has counted since its last boot, to what the declared steps need of it.
+
+    Of a lab that has runs, and of whose chips none was drawn, nobody knows what its meters count.
+    """
+    asked = {owners[report["chip"]] for report in reports}
+    for lab in sorted({item.run.metadata.lab for item in transcripts} - asked):
+        text = f"no chip of lab {lab} was drawn"
+        yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={})
     for report in reports:
         chip = report["chip"]
         lab = owners[chip]

@@ -1,41 +1,4 @@
-"""Reads rules from TOML, refusing every key, kind and value that it does not know.
-
-    [[rule]]
-    name = "below the threshold"
-    kind = "flop"                  # total compute
-    per = "job"                    # of each run, chain (a run and those that it continues), lab, or job
-    links = ["parent", "start"]    # of a job: what makes two runs of any labs one job (default: these)
-    at_most = 1e25
-
-    [[rule]]
-    name = "benchmark left out"
-    kind = "data"                  # share of the places of all batches that hold one of these samples
-    digests = "benchmark.txt"      # or a list; 64 hex digits each, as `chipwitness rules digests` prints them
-    at_most = 0                    # at_least: so much of the training is on them
-
-    [[rule]]
-    name = "rates"
-    kind = "hyper"                 # a hyper-parameter of the optimizer, in every group and step
-    parameter = "lr"
-    at_most = 0.01
-
-    [[rule]]
-    name = "meters"
-    kind = "meter"                 # FLOP that a drawn chip's meter counts, to what the declared steps need of it
-    at_least = 0.9
-    at_most = 1
-
-    [[rule]]
-    name = "cannot do it"
-    kind = "score"                 # mean loss of the final weights on a test set, by the run's own last program
-    test = "test.safetensors"
-    at_least = 3.5
-
-    [require]                      # default: all rules; each rule must stand in it
-    all = ["rates", {any = ["below the threshold", {all = ["benchmark left out", {not = "cannot do it"}]}]}]
-
-Files are named relative to the rules'.
-"""
+"""Reads rules from TOML (``inspector.rules.form``), refusing every key, kind and value that it does not know."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def record_trainer(trainer: Trainer, *, out: str | Path, resume: bool = False, *
         "bf16": arguments.bf16,
         "more than one process": arguments.world_size > 1 or arguments.n_gpu > 1,
         "neftune_noise_alpha": trainer.neftune_noise_alpha is not None,
-        "average tokens of several devices": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
+        "FSDP or DeepSpeed": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
     }
     for name, given in refused.items():
         if given:

@@ -133,6 +133,16 @@ def test_meters_count_what_was_declared(judge):
     assert broken.reasons[0].text.startswith("rule 'r' (meter at most 0.5) is broken: chip lab-chip-")
 
 
+def test_the_meters_of_a_lab_of_which_no_chip_was_drawn_are_not_known(small, inspected, devices, tmp_path):
+    verdict, case = inspected
+    undrawn = replace(verdict, evidence={**verdict.evidence, "chips": []})
+    (tmp_path / "rules.toml").write_text(rule("meter", "at_most = 1"))
+    rules = read_rules(tmp_path / "rules.toml")
+    judged = apply_rules(undrawn, rules, case, small.trust, SETTINGS, worker=devices.run)
+    assert judged.outcome is Outcome.INCONCLUSIVE
+    assert "no chip of lab lab was drawn" in judged.reasons[0].text
+
+
 def test_final_weights_are_scored_on_a_test_set(judge, data, tmp_path):
     test = {name: values[data.order[0]] for name, values in data.samples.items()}
     (tmp_path / "test.safetensors").write_bytes(

@@ -1,0 +1,61 @@
+"""What a cluster says of runs: nothing that it met is left out, and nothing of another form is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from firmware_sim.errors import EvidenceError
+from inspector.inspection.thin import Checked
+from inspector.inspection.verdict import Reason
+from inspector.rounds import checks
+from inspector.rounds.checks import check_runs
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, record):
+    return record(tmp_path_factory.mktemp("checks") / "run", steps=2, chips=2, checkpoint_every=1)
+
+
+def test_an_honest_run_is_checked(small):
+    (checked,) = check_runs([small.run], small.trust, now=small.now).values()
+    assert (checked.found, checked.open) == ((), ())
+
+
+def test_a_finding_that_names_no_run_counts_against_each(small, monkeypatch):
+    read = checks.read_transcript
+
+    def with_finding(run, trust, findings, **options):
+        findings.found.append(Reason(guard="data", text="somewhere", where={}))
+        return read(run, trust, findings, **options)
+
+    monkeypatch.setattr(checks, "read_transcript", with_finding)
+    (checked,) = check_runs([small.run], small.trust, now=small.now).values()
+    assert checked.found == (("data", None),)
+
+
+def test_a_run_that_is_not_read_to_its_end_is_open(small, monkeypatch):
+    monkeypatch.setattr(checks, "read_transcript", lambda *given, **options: None)
+    (checked,) = check_runs([small.run], small.trust, now=small.now).values()
+    assert checked.open == (("evidence", None),)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"found": 5},
+        {"found": {}},
+        {"found": [["data"]]},
+        {"found": [[["data"], 1]]},
+        {"open": [["data", True]]},
+        {"open": [["weather", 1]]},
+        {"counters": []},
+        {"counters": {"optimizer/step": "zz"}},
+        {"counters": {"optimizer/step": "00" * 9}},
+    ],
+    ids=str,
+)
+def test_other_forms_are_refused(changed):
+    whole = {"found": [["data", 1]], "open": [["evidence", None]], "counters": {"optimizer/step": "00" * 4}}
+    assert Checked.from_json(whole).to_json() == whole
+    with pytest.raises(EvidenceError):
+        Checked.from_json({**whole, **changed})
