@@ -1,4 +1,7 @@
-"""Runs jobs in a device's own process: a line of JSON in, a line of JSON out."""
+"""Runs jobs in a device's own process: a line of JSON in, a line of JSON out.
+
+``python -m inspector.replay._worker [THREADS]``
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import json
 import sys
 import time
 from typing import Any
+
+import torch
 
 from firmware_sim.errors import DeviceError, EvidenceError
 from inspector.devices import current_device, device
@@ -20,8 +25,12 @@ from monitor.environment import accelerator, check_subnormals, fingerprint, sett
 from monitor.numerics.known_answers import require_engines
 
 
-def main() -> int:
-    """Run jobs until the input ends; evidence at fault is a result, anything else that goes wrong ends the process."""
+def main(threads: int | None = None) -> int:
+    """Run jobs until the input ends; evidence at fault is a result, anything else that goes wrong ends the process.
+
+    Args:
+        threads: compute with at most so many. The fingerprint is that of the device with all of its own.
+    """
     name = current_device()
     install_from_environment()
     wanted = device(name).capability
@@ -30,6 +39,8 @@ def main() -> int:
         raise DeviceError(f"this process computes with {found}, not {wanted}")
     check_subnormals()
     identity = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}
+    if threads is not None:
+        torch.set_num_threads(min(threads, torch.get_num_threads()))
     for line in sys.stdin:
         job = json.loads(line)
         started = time.perf_counter()
@@ -64,4 +75,4 @@ _ACTIONS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))
