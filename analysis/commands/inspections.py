@@ -213,6 +213,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     ask = LiveChips(arguments.live).ask if arguments.live else None
     case = CaseFile()
     with TemporaryDirectory() as place, executor(arguments) as devices:
+        devices.prepare(settings.devices)
         worker = devices.run if cluster is None else signing(devices.run, cluster)
         verdict = inspect(
             [_still(run, arguments.live, Path(place)) for run in arguments.runs],

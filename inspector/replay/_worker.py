@@ -23,6 +23,7 @@ from inspector.replay.trial import run_trial
 from inspector.replay.work import open_job_run
 from monitor.environment import accelerator, check_subnormals, fingerprint, settings, versions
 from monitor.numerics.known_answers import require_engines
+from monitor.transcript import RunFolder
 
 
 def main(threads: int | None = None) -> int:
@@ -56,8 +57,23 @@ def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
     return {"engines": require_engines("exact", "rounded", device=str(accelerator()))}
 
 
+_opened: dict[str, RunFolder] = {}
+"""The run of a job that came in parts, by the job's name."""
+
+
+def _run_of(job: dict[str, Any]) -> RunFolder:
+    """Open a job's run, once for all of its parts."""
+    name = job.get("part_of")
+    if name is None:
+        return open_job_run(job)
+    if name not in _opened:
+        _opened.clear()
+        _opened[name] = open_job_run(job)
+    return _opened[name]
+
+
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
-    run = open_job_run(job)
+    run = _run_of(job)
     require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
     inside = [(step, operators) for step, operators in job.get("inside", ())]

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,9 @@ _SAME = ("device", "fingerprint", "settings", "versions")
 class Executor(Protocol):
     """What runs jobs on devices."""
 
+    def prepare(self, names: Sequence[str]) -> None:
+        """Be told which devices will be asked soon; CallerError where there is no such device."""
+
     def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         """Run one job on the named device and return its JSON result; DeviceError where that cannot be had."""
 
@@ -44,19 +48,21 @@ class DevicePool:
     """Processes of ``inspector.replay._worker``, started when first asked for and kept for later jobs.
 
     Args:
-        workers: so many processes replay at a time, each with its share of the cores, and a job's segments are dealt
-            out to them; None for one process with all cores for each device, all of them at the same time.
+        workers: so many processes replay at a time, and a job's segments are dealt out to them; None for one process
+            with all cores for each device, all of them at the same time.
+        threads: of each of these workers; None for its share of the cores.
         timeout: seconds for a job, or the part of it that one process takes.
 
     Raises:
         CallerError: the number of workers is out of range.
     """
 
-    def __init__(self, *, workers: int | None = None, timeout: float = 3600) -> None:
+    def __init__(self, *, workers: int | None = None, threads: int | None = None, timeout: float = 3600) -> None:
         if workers is not None and not 1 <= workers <= _MOST_WORKERS:
             raise CallerError(f"workers must lie in 1 … {_MOST_WORKERS}, not {workers}")
         self._timeout, self._workers = timeout, workers
-        self._threads = [] if workers is None else [str(max(1, (os.cpu_count() or 1) // workers))]
+        threads = threads or max(1, (os.cpu_count() or 1) // (workers or 1))
+        self._threads = [] if workers is None else [str(threads)]
         self._changed = threading.Condition()
         self._processes: list[_Worker] = []
         self._waiting: Counter[str] = Counter()
@@ -69,6 +75,18 @@ class DevicePool:
             for worker in self._processes:
                 worker.close()
             self._processes.clear()
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Start a process for each of these devices, as many as may run, while the caller does something else.
+
+        Raises:
+            CallerError: there is no such device.
+        """
+        for name in dict.fromkeys(names[: self._workers]):
+            with self._changed:
+                worker = self._claim(device(name), 0)
+                if worker is not None:
+                    worker.start()
 
     def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         """Run one job on the named device and return its JSON result.
@@ -93,7 +111,8 @@ class DevicePool:
             return [job]
         count = min(len(segments), _PARTS * self._workers)
         cuts = [len(segments) * number // count for number in range(count + 1)]
-        return [{**job, "segments": segments[a:b]} for a, b in pairwise(cuts)]
+        name = uuid.uuid4().hex
+        return [{**job, "part_of": name, "segments": segments[a:b]} for a, b in pairwise(cuts)]
 
     def _run(self, entry: Device, job: Mapping[str, Any]) -> dict[str, Any]:
         with self._process(entry) as worker:
@@ -181,7 +200,7 @@ class _Worker:
         self._errors: IO[bytes] | None = None
 
     def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        process = self._process or self._start()
+        process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
         timer = threading.Timer(self._timeout, process.kill)
@@ -209,6 +228,7 @@ class _Worker:
             assert self._process.stdout is not None
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
+            self._process.kill()  # it waits for a job, and holds nothing
             self._process.wait()
             self._process.stdout.close()
             self._process = None
@@ -216,7 +236,9 @@ class _Worker:
             self._errors.close()
             self._errors = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        if self._process is not None:
+            return self._process
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "inspector.replay._worker", *self._threads],

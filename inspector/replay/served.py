@@ -13,7 +13,7 @@ import os
 import socket
 import socketserver
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -91,6 +91,9 @@ class PoolClient:
 
     def __exit__(self, *_: object) -> None:
         """The processes stay."""
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Nothing: the pool's processes are there."""
 
     def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         """Run one job; as ``DevicePool.run``.
