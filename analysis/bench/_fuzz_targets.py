@@ -64,7 +64,7 @@ from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
 from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.policy import Policy, bound_named
+from monitor.numerics.rounding.formats import Formats, bound_named
 from monitor.presets.task import Task
 from monitor.programs.program import Program
 from monitor.programs.trace import Node
@@ -385,7 +385,7 @@ def targets(world: World) -> dict[str, Target]:
             read=lambda data: decode_arrays(data, "arrays"), seeds=lambda: world.files(SAMPLES, ORDER), is_json=False
         ),
         "rounding-log": Target(
-            read=lambda data: codec.decode(data, Policy(), bound_named("worst-case")),
+            read=lambda data: codec.decode(data, Formats(), bound_named("worst-case")),
             seeds=lambda: [world.preset.read(log_path(step)) for step in (1, 2)],
             is_json=False,
         ),

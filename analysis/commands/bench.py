@@ -36,6 +36,7 @@ _UNITS = {
     "snapshots": "run",
     "engines": "setting",
     "inspection": "run",
+    "recording": "step",
 }
 """Works whose progress is a number of these."""
 
@@ -76,6 +77,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     _add_presets(one, "small ones; large ones are measured with a small batch, and exact alone")
     one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 12)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "recording",
+        "a step of a GPT of 5M parameters: plain, in controlled numerics, and recorded with them",
+        f"{_ROWS}: ratio is to the same numerics alone; median_ratio, cpu_seconds, cpu_ratio, parameters, batch_size, "
+        "steps; exit code 1 where a recorded step takes more than 1.3 times the numerics alone",
+    )
+    one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 32)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
