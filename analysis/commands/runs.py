@@ -95,6 +95,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--cluster-key", type=Path, metavar="FILE", help="of --bundle: the replay cluster's private one"
     )
     parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        metavar="DIR",
+        help="on an ACCEPT sign for each drawn chip that its log was accepted up to here: DIR/CHIP/checkpoint.json, "
+        "for which the chip lets older records go (chip prune)",
+    )
+    parser.add_argument(
+        "--prune-key",
+        type=Path,
+        metavar="FILE",
+        help="of --checkpoints: the private key of the inspectorate that the chips obey (train --inspectorate)",
+    )
+    parser.add_argument(
         "--earlier",
         type=Path,
         action="append",
@@ -131,8 +144,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
-        "each violation's chance of escape is, as `chipwitness odds` says), replays, and with --rules also rules: "
-        "digest, rules, require, found, results and labs)"
+        "each violation's chance of escape is, as `chipwitness odds` says), replays, with --rules also rules: "
+        "digest, rules, require, found, results and labs, and with --checkpoints also checkpoints: the size of each "
+        "chip's log that was accepted)"
     )
     parser.set_defaults(handler=_inspect)
 
@@ -174,6 +188,13 @@ def _register_train(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         default=0,
         metavar="N",
         help="steps between beacons of simulated time: none",
+    )
+    parser.add_argument(
+        "--inspectorate",
+        type=Path,
+        metavar="FILE",
+        help="public key (registry keygen) of the inspectorate whose log checkpoints the chips are made to obey "
+        "(default: a simulated one)",
     )
     parser.add_argument(
         "--idle-chips", type=int, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
@@ -277,6 +298,7 @@ def _shares(arguments: argparse.Namespace) -> list[int] | None:
 
 
 def _lab(arguments: argparse.Namespace) -> LabConfig:
+    from inspector.registry.keyfiles import load_public
     from monitor.lab.conduct import simulated_lie
     from monitor.lab.simulated import new_lab_config, next_lab_config
 
@@ -291,6 +313,8 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         raise CallerError(f"--hours must lie in (0, 1000000), not {arguments.hours}")
     lie_step = arguments.lie_step if arguments.lie_step is not None else max(1, arguments.steps // 2)
     started, duration = parse_now(None), timedelta(hours=arguments.hours)
+    if arguments.after is not None and arguments.inspectorate is not None:
+        raise CallerError("the chips of --after RUN are made already: leave --inspectorate out")
     if arguments.after is not None:
         return next_lab_config(
             arguments.after, lie=lie, lie_step=lie_step, source=arguments.data, started=started, duration=duration
@@ -301,6 +325,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         chips=len(_shares(arguments) or ()) or arguments.chips,
         idle_chips=arguments.idle_chips,
         beacon_every=arguments.beacon_every,
+        inspectorate=None if arguments.inspectorate is None else load_public(arguments.inspectorate),
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=rate,
@@ -368,6 +393,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from inspector.bundle.contents import accepted_in, heads_in, read_bundle
     from inspector.bundle.replays import signing
     from inspector.inspection.casefile import CaseFile
+    from inspector.inspection.checkpoints import sign_checkpoints
     from inspector.inspection.guards import Sampling, Settings
     from inspector.inspection.judging import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
@@ -384,12 +410,17 @@ def _inspect(arguments: argparse.Namespace) -> int:
         raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
     if arguments.bundle is not None and arguments.bundle.exists():
         raise CallerError(f"{arguments.bundle}: exists already")
+    if (arguments.checkpoints is None) != (arguments.prune_key is None):
+        raise CallerError("--checkpoints DIR and --prune-key FILE are given together")
     key = None if arguments.key is None else load_private(arguments.key)
+    prune_key = None if arguments.prune_key is None else load_private(arguments.prune_key)
     worker = run_worker if key is None else signing(run_worker, load_private(arguments.cluster_key))
     bundles = [read_bundle(path) for path in arguments.earlier]
     earlier = [head for data in bundles for head in heads_in(data)]
     rules = None if arguments.rules is None else read_rules(arguments.rules)
     trust = Trust.load(arguments.trust, arguments.runs)
+    if prune_key is not None and prune_key.verifying not in trust.inspectorates:
+        raise CallerError(f"the trust file names no inspectorate with the key {arguments.prune_key}")
     settings = Settings(
         samples=arguments.samples,
         seed=arguments.seed,
@@ -421,10 +452,17 @@ def _inspect(arguments: argparse.Namespace) -> int:
             verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
         if key is not None:
             write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
+    if prune_key is not None:
+        signed = sign_checkpoints(arguments.checkpoints, verdict, case.prunable, prune_key)
+        verdict = replace(verdict, evidence={**verdict.evidence, "checkpoints": signed})
     code = show_verdict(arguments, verdict)
     if not arguments.json:
         for line in _costs(verdict.evidence):
             say(line)
+        if prune_key is not None:
+            say(
+                f"  [checkpoints] signed for {len(signed)} of {settings.samples} drawn chips in {arguments.checkpoints}"
+            )
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))
     return code

@@ -32,7 +32,7 @@ class Desk:
     Args:
         lab: the lab's private folder.
         run: what it trains.
-        answer: the four files with which the chip of an id answers a nonce and a verifier's name.
+        answer: the files with which the chip of an id answers a nonce and a verifier's name.
     """
 
     def __init__(self, lab: Path, run: Path, answer: Callable[[str, bytes, str], Mapping[str, bytes]]) -> None:
