@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from firmware_sim import FirmwareChip, MailboxError
+from firmware_sim import Chip, MailboxError
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import chips_part, log_extent
+from monitor.lab.desk import ask_lab, is_at_work
 from monitor.lab.simulated import SimulatedLab
 
-__all__ = ["kept_checkpoint", "prune_chip"]
+__all__ = ["kept_checkpoint", "prune_chip", "prune_powered"]
 
 _DRAFT = "draft.json"
 
@@ -23,29 +24,39 @@ _DRAFT = "draft.json"
 def prune_chip(lab: Path, chip_id: str, signed: bytes) -> tuple[int, int]:
     """Let a chip of the lab with this folder release what lies before a checkpoint, and keep the file.
 
+    A chip at work does so between two steps; any other is powered on for it, and off.
+
     Returns:
         Number of the first record that the chip still holds, and the bytes of its memory that are free.
 
     Raises:
-        EvidenceError: this is no checkpoint file.
-        MailboxError: the chip refuses it, or is at work.
+        EvidenceError: this is no checkpoint file, or a chip at work refuses it.
+        MailboxError: the chip refuses it, or is at work elsewhere.
     """
-    part = chips_part(signed)
-    folder = _folder(lab, chip_id)
+    chips_part(signed)
+    if is_at_work(lab):
+        told = ask_lab(lab, {"chip": chip_id, "checkpoint": signed.hex()})
+        return int.from_bytes(told["start"]), int.from_bytes(told["free"])
     chip = SimulatedLab.power_on(lab, chip_id)
     try:
-        before = _start(chip)
-        _write(folder / _DRAFT, signed)
-        try:
-            free = chip.prune(part)
-        except MailboxError:
-            (folder / _DRAFT).unlink()
-            raise
-        start = _start(chip)
-        os.replace(folder / _DRAFT, folder / f"{start}.json")
-        (folder / f"{before}.json").unlink(missing_ok=True)
+        return prune_powered(lab, chip, signed)
     finally:
         chip.power_off()
+
+
+def prune_powered(lab: Path, chip: Chip, signed: bytes) -> tuple[int, int]:
+    """``prune_chip`` with a chip that this process holds."""
+    folder, before = _folder(lab, chip.chip_id), _start(chip)
+    draft = folder / _DRAFT
+    _write(draft, signed)
+    try:
+        free = chip.prune(chips_part(signed))
+    except MailboxError:
+        draft.unlink()
+        raise
+    start = _start(chip)
+    os.replace(draft, folder / f"{start}.json")
+    (folder / f"{before}.json").unlink(missing_ok=True)
     return start, free
 
 
@@ -65,9 +76,10 @@ def _folder(lab: Path, chip_id: str) -> Path:
     return SimulatedLab.home_of(lab) / "checkpoints" / chip_id
 
 
-def _start(chip: FirmwareChip) -> int:
-    """Number of the first record that a chip holds; it has started, so that it holds one."""
-    return log_extent(chip.log_bytes())[0]
+def _start(chip: Chip) -> int:
+    """Number of the first record that a chip holds, or of the next one where it holds none."""
+    log = chip.log_bytes()
+    return log_extent(log)[0] if log else chip.position[1]
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -21,7 +21,6 @@ from firmware_sim import (
     DEFAULT_ALGORITHM,
     Chip,
     ChipLie,
-    FirmwareChip,
     LabLie,
     MakerCA,
     make_chip,
@@ -245,7 +244,7 @@ class SimulatedLab:
         return list(_silicon(folder, cls.read_config(folder)))
 
     @classmethod
-    def power_on(cls, folder: Path, chip_id: str) -> FirmwareChip:
+    def power_on(cls, folder: Path, chip_id: str) -> Chip:
         """Boot one of the chips of the lab with this folder."""
         lie, silicon = _silicon(folder, cls.read_config(folder))[chip_id]
         return power_on_chip(lie, silicon)
