@@ -48,11 +48,14 @@ from firmware_sim.evidence.pruning import (
 from firmware_sim.evidence.quote import QUOTE_PAYLOAD_TYPE, Quote
 from firmware_sim.identity import read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys
+from inspector.bundle.checks import CHECK, SignedCheck
+from inspector.bundle.examinations import EXAMINATION, SignedExamination
 from inspector.campaign import load_regimes
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import judge
 from inspector.inspection.memory import load_memory
+from inspector.inspection.thin import Checked
 from inspector.inspection.transcripts import Transcript, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.registry import ChipRef, Publication, ReferenceValues, Revocation, Role
@@ -61,12 +64,14 @@ from inspector.registry.proof import ChipProof
 from inspector.registry.signing import SignedStatement, decode_payload, sign
 from inspector.registry.statements import Enrolment
 from inspector.replay.segment import replay_segment, segments
+from inspector.rules.examined import Counted, Examined
+from inspector.rules.reading import read_rules
 from monitor import Recorder
 from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
 from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.policy import Policy, bound_named
+from monitor.numerics.rounding.formats import Formats, bound_named
 from monitor.presets.task import Task
 from monitor.programs.program import Program
 from monitor.programs.trace import Node
@@ -339,6 +344,31 @@ def _read_trust(path: Path) -> object:
     return trust
 
 
+def _examinations() -> list[bytes]:
+    head = bytes(32).hex()
+    found = Examined(data={head: Counted(places=4, matched=1, first=(1, 2))}, scores={head: 2.5})
+    each = [SignedExamination(head=head, device="native", examined=result) for result in (found, None)]
+    return [_payload(examination.sign(_KEY)) for examination in each]
+
+
+def _checks() -> list[bytes]:
+    checked = Checked(found=(("evidence", 2),), open=(("evidence", None),), counters={"optimizer/0.step": "00000000"})
+    return [_payload(SignedCheck(head=bytes(32).hex(), checked=checked).sign(_KEY))]
+
+
+_RULES = b"""require = {all = ["a", {not = "b"}]}
+[[rule]]
+name = "a"
+kind = "flop"
+per = "job"
+links = ["parent", "data"]
+at_most = 1e25
+[[rule]]
+name = "b"
+kind = "data"
+digests = ["%s"]
+at_least = 0.5
+""" % (b"0a" * 32)
 _POSITIONS = {"format": "chipwitness/memory/2", "chips": {"c": {"counter": 1, "size": 1, "time": 0, "head": "00" * 32}}}
 
 
@@ -376,7 +406,7 @@ def targets(world: World) -> dict[str, Target]:
             read=lambda data: decode_arrays(data, "arrays"), seeds=lambda: world.files(SAMPLES, ORDER), is_json=False
         ),
         "rounding-log": Target(
-            read=lambda data: codec.decode(data, Policy(), bound_named("worst-case")),
+            read=lambda data: codec.decode(data, Formats(), bound_named("worst-case")),
             seeds=lambda: [world.preset.read(log_path(step)) for step in (1, 2)],
             is_json=False,
         ),
@@ -409,6 +439,11 @@ def targets(world: World) -> dict[str, Target]:
         "heads": Target(
             read=lambda data: world.round.read(data), seeds=lambda: [world.round.seed(world.preset.manifest_bytes)]
         ),
+        "examination": Target(
+            read=lambda data: SignedExamination.open(_sealed(EXAMINATION, data), _KEY.verifying), seeds=_examinations
+        ),
+        "check": Target(read=lambda data: SignedCheck.open(_sealed(CHECK, data), _KEY.verifying), seeds=_checks),
+        "rules": Target(read=world.as_file(read_rules), seeds=lambda: [_RULES], is_json=False),
         "statement": Target(read=_read_statement, seeds=_statements),
         "proof": Target(read=ChipProof.from_bytes, seeds=_proofs),
         "chip-list": Target(

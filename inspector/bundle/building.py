@@ -31,6 +31,7 @@ def settings_json(settings: Settings) -> dict[str, Any]:
         "samples": settings.samples,
         "segments": settings.segments,
         "devices": list(settings.devices),
+        "shared": settings.shared,
         "confidence": None if sampling is None else sampling.confidence,
         "against": None if sampling is None else str(sampling.against),
     }
