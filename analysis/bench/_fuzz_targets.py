@@ -37,7 +37,14 @@ from firmware_sim.evidence import (
     pae,
     parse_log,
 )
-from firmware_sim.evidence.pruning import BIRTH, LOG_CHECKPOINT_TYPE, open_log_checkpoint, seal_log_checkpoint
+from firmware_sim.evidence.acceptance import LOG_STANDING_TYPE, Standing, open_acceptance, seal_acceptance
+from firmware_sim.evidence.pruning import (
+    BIRTH,
+    LOG_CHECKPOINT_TYPE,
+    LogCheckpoint,
+    open_log_checkpoint,
+    seal_log_checkpoint,
+)
 from firmware_sim.evidence.quote import QUOTE_PAYLOAD_TYPE, Quote
 from firmware_sim.identity import read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys
@@ -252,6 +259,20 @@ def _small_state() -> bytes:
     return encode_state({"weight/a": torch.zeros(2, 3), "weight/b": torch.zeros(0), "optimizer/c": torch.ones(())})
 
 
+def _acceptance() -> dict[str, bytes]:
+    """The envelopes of a log checkpoint with its standing."""
+    standing = Standing(runs={bytes(32): (1, 2)}, attached=bytes(32), counted=1)
+    parts = canonical.decode(seal_acceptance("chip-1", LogCheckpoint(size=1), standing, _KEY))
+    return {name: canonical.encode(part) for name, part in parts.items()}
+
+
+def _read_acceptance(data: bytes) -> object:
+    """A file whose standing holds these bytes, signed."""
+    parts = {**_acceptance(), "standing": _sealed(LOG_STANDING_TYPE, data)}
+    content = canonical.encode({name: canonical.decode(part) for name, part in parts.items()})
+    return open_acceptance(content, "chip-1", [_KEY.verifying])
+
+
 def _read_program(data: bytes) -> None:
     program = Program.decode(data)
     _ = program.flop, program.plan(torch.device("cpu"), every=False), program.digest
@@ -400,6 +421,7 @@ def targets(world: World) -> dict[str, Target]:
             read=lambda data: open_log_checkpoint(_sealed(LOG_CHECKPOINT_TYPE, data), "chip-1", _KEY.verifying),
             seeds=lambda: [_payload(seal_log_checkpoint("chip-1", BIRTH, _KEY))],
         ),
+        "log-acceptance": Target(read=_read_acceptance, seeds=lambda: [_payload(_acceptance()["standing"])]),
         "certificates": Target(read=read_chain, seeds=lambda: world.chip_files("chain.pem"), is_json=False),
         "operator": Target(read=lambda data: Node.from_json(canonical.decode(data)), seeds=_nodes),
         "answer": Target(read=world.judge_answer, seeds=lambda: [(world.folder / "answer.json").read_bytes()]),

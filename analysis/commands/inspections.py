@@ -81,6 +81,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--cluster-key", type=Path, metavar="FILE", help="of --bundle: the replay cluster's private one"
     )
     parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        metavar="DIR",
+        help="on an ACCEPT sign for each drawn chip that its log was accepted up to here: DIR/CHIP/checkpoint.json, "
+        "for which the chip lets older records go (chip prune)",
+    )
+    parser.add_argument(
+        "--prune-key",
+        type=Path,
+        metavar="FILE",
+        help="of --checkpoints: the private key of the inspectorate that the chips obey (train --inspectorate)",
+    )
+    parser.add_argument(
         "--earlier",
         type=Path,
         action="append",
@@ -117,8 +130,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
-        "each violation's chance of escape is, as `chipwitness odds` says), replays, and with --rules also rules: "
-        "digest, rules, require, found, results and labs)"
+        "each violation's chance of escape is, as `chipwitness odds` says), replays, with --rules also rules: "
+        "digest, rules, require, found, results and labs, and with --checkpoints also checkpoints: the size of each "
+        "chip's log that was accepted)"
     )
     parser.set_defaults(handler=_inspect)
 
@@ -186,6 +200,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from inspector.bundle.contents import accepted_in, heads_in, read_bundle
     from inspector.bundle.replays import signing
     from inspector.inspection.casefile import CaseFile
+    from inspector.inspection.checkpoints import sign_checkpoints
     from inspector.inspection.judging import inspect
     from inspector.inspection.memory import load_memory, remember, save_memory
     from inspector.inspection.trust import Trust
@@ -200,12 +215,17 @@ def _inspect(arguments: argparse.Namespace) -> int:
         raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
     if arguments.bundle is not None and arguments.bundle.exists():
         raise CallerError(f"{arguments.bundle}: exists already")
+    if (arguments.checkpoints is None) != (arguments.prune_key is None):
+        raise CallerError("--checkpoints DIR and --prune-key FILE are given together")
     key = None if arguments.key is None else load_private(arguments.key)
+    prune_key = None if arguments.prune_key is None else load_private(arguments.prune_key)
     cluster = None if key is None else load_private(arguments.cluster_key)
     bundles = [read_bundle(path) for path in arguments.earlier]
     earlier = [head for data in bundles for head in heads_in(data)]
     rules = None if arguments.rules is None else read_rules(arguments.rules)
     trust = Trust.load(arguments.trust, arguments.runs)
+    if prune_key is not None and prune_key.verifying not in trust.inspectorates:
+        raise CallerError(f"the trust file names no inspectorate with the key {arguments.prune_key}")
     settings = settings_of(arguments, seed=arguments.seed)
     if arguments.maximum_flop is not None:
         trust = replace(trust, maximum_flop=arguments.maximum_flop)
@@ -233,10 +253,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
             verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
         if key is not None:
             write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
+    if prune_key is not None:
+        signed = sign_checkpoints(arguments.checkpoints, verdict, case.prunable, prune_key)
+        verdict = replace(verdict, evidence={**verdict.evidence, "checkpoints": signed})
     code = show_verdict(arguments, verdict)
     if not arguments.json:
         for line in _costs(verdict.evidence):
             say(line)
+        if prune_key is not None:
+            of = f"{len(signed)} of {settings.samples} drawn chips"
+            say(f"  [checkpoints] signed for {of} in {arguments.checkpoints}")
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))
     return code

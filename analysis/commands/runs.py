@@ -47,6 +47,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="steps between beacons of simulated time: none",
     )
     parser.add_argument(
+        "--inspectorate",
+        type=Path,
+        metavar="FILE",
+        help="public key (registry keygen) of the inspectorate whose log checkpoints the chips are made to obey "
+        "(default: a simulated one)",
+    )
+    parser.add_argument(
         "--idle-chips", type=int, default=0, metavar="N", help="registered chips that take no part: RUN.answers"
     )
     parser.add_argument("--steps", type=int, default=16, metavar="N", help="optimizer steps of the run (default 16)")
@@ -148,6 +155,7 @@ def _shares(arguments: argparse.Namespace) -> list[int] | None:
 
 
 def _lab(arguments: argparse.Namespace) -> LabConfig:
+    from inspector.registry.keyfiles import load_public
     from monitor.lab.conduct import simulated_lie
     from monitor.lab.simulated import new_lab_config, next_lab_config
 
@@ -162,6 +170,8 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         raise CallerError(f"--hours must lie in (0, 1000000), not {arguments.hours}")
     lie_step = arguments.lie_step if arguments.lie_step is not None else max(1, arguments.steps // 2)
     started, duration = parse_now(None), timedelta(hours=arguments.hours)
+    if arguments.after is not None and arguments.inspectorate is not None:
+        raise CallerError("the chips of --after RUN are made already: leave --inspectorate out")
     if arguments.after is not None:
         return next_lab_config(
             arguments.after, lie=lie, lie_step=lie_step, source=arguments.data, started=started, duration=duration
@@ -172,6 +182,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         chips=len(_shares(arguments) or ()) or arguments.chips,
         idle_chips=arguments.idle_chips,
         beacon_every=arguments.beacon_every,
+        inspectorate=None if arguments.inspectorate is None else load_public(arguments.inspectorate),
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=rate,

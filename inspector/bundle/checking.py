@@ -29,11 +29,12 @@ from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
 from inspector.inspection.answers import Source
+from inspector.inspection.cases import open_case
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.inside import committed_after
-from inspector.inspection.provenance import is_listed, is_sound, open_case
+from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -253,7 +254,13 @@ def _chips(bundle: Bundle, trust: Trust) -> list[_Chip]:
 
 
 def _reader(bundle: Bundle, chip: str) -> Callable[[str], bytes]:
-    return lambda name: bundle.items[f"chips/{chip}/{name}"]
+    def read(name: str) -> bytes:
+        path = f"chips/{chip}/{name}"
+        if path not in bundle.items:
+            raise EvidenceError(f"the bundle holds no {path}")
+        return bundle.items[path]
+
+    return read
 
 
 def _forks(bundle: Bundle, runs: Iterable[_Run], trust: Trust) -> list[str]:
