@@ -34,7 +34,9 @@ Look: TypeAlias = Literal["sampled", "every"] | int
 MOST = 1.3
 """Of the same numerics without recording, what a recorded step may take."""
 NUMERICS = "exact"
-_WIDTH, _LAYERS, _HEADS, _VOCABULARY, _CONTEXT, _BATCH = 256, 6, 4, 256, 64, 4
+_WIDTH, _LAYERS, _HEADS, _VOCABULARY, _CONTEXT = 256, 6, 4, 256, 64
+SIZES = (4, 32)
+"""Sequences of 64 bytes in a batch. What recording adds is almost the same for each, so that larger ones hide it."""
 _WARM = 3
 _CHECKS: dict[str, Look] = {
     "recorded, no look at writes": 10**9,
@@ -82,8 +84,8 @@ class _Trainer:
         self.optimizer.step()
 
 
-def run(*, steps: int = 32, progress: Callable[[int], object] | None = None) -> list[Row]:
-    """Measure each mode over the same steps.
+def run(*, steps: int = 32, sizes: Sequence[int] = SIZES, progress: Callable[[int], object] | None = None) -> list[Row]:
+    """Measure each mode over the same steps, for each size of batch.
 
     Rows hold ``work``, ``mode``, ``seconds`` (mean wall time of a step), ``ratio`` (to the numerics alone),
     ``cpu_seconds`` and ``cpu_ratio`` (processor time, all threads), ``median_ratio`` (of the steps' wall times),
@@ -91,13 +93,18 @@ def run(*, steps: int = 32, progress: Callable[[int], object] | None = None) -> 
 
     Args:
         steps: how many are measured, after the first ones; a multiple of 16 has each look of the default in it.
+        sizes: sequences in a batch.
         progress: called with 1 after each.
 
     Raises:
-        CallerError: no step.
+        CallerError: no step, or a batch without a sequence.
     """
-    if steps < 1:
-        raise CallerError(f"--steps must be at least 1, not {steps}")
+    if steps < 1 or not sizes or min(sizes) < 1:
+        raise CallerError("there is at least one step, and each batch holds at least one sequence")
+    return [row for size in sizes for row in _rows(steps, size, progress or (lambda _: None))]
+
+
+def _rows(steps: int, size: int, tell: Callable[[int], object]) -> list[Row]:
     samples = preset("tiny-gpt").samples(None)
     with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder:
         trainers = {mode: _Trainer() for mode in ("plain PyTorch", f"{NUMERICS} alone", *_CHECKS)}
@@ -109,7 +116,7 @@ def run(*, steps: int = 32, progress: Callable[[int], object] | None = None) -> 
         }
         times: dict[str, list[tuple[float, float]]] = {mode: [] for mode in trainers}
         for number in range(_WARM + steps):
-            rows = np.arange(number * _BATCH, (number + 1) * _BATCH) % len(samples["tokens"])
+            rows = np.arange(number * size, (number + 1) * size) % len(samples["tokens"])
             batch = to_batch(samples, rows)["tokens"].long()
             for mode, trainer in trainers.items():
                 wall, cpu = time.perf_counter(), time.process_time()
@@ -122,7 +129,7 @@ def run(*, steps: int = 32, progress: Callable[[int], object] | None = None) -> 
                 else:
                     trainer.take(batch)
                 times[mode].append((time.perf_counter() - wall, time.process_time() - cpu))
-            (progress or (lambda _: None))(1)
+            tell(1)
     first = times[f"{NUMERICS} alone"][_WARM:]
     count = sum(each.numel() for each in trainers["plain PyTorch"].model.parameters())
     rows_out = []
@@ -140,7 +147,7 @@ def run(*, steps: int = 32, progress: Callable[[int], object] | None = None) -> 
                 "cpu_seconds": cpu,
                 "cpu_ratio": cpu / alone_cpu,
                 "parameters": count,
-                "batch_size": _BATCH,
+                "batch_size": size,
                 "steps": steps,
             }
         )
@@ -151,21 +158,24 @@ def verdict(rows: Sequence[Row]) -> str | None:
     """Why recording costs more than it may, or None."""
     for row in rows:
         if row["mode"] == "recorded" and row["ratio"] > MOST:
-            return f"a recorded step takes {row['ratio']:.2f} times the same numerics alone, more than {MOST}"
+            what = f"a recorded step of {row['batch_size']} sequences"
+            return f"{what} takes {row['ratio']:.2f} times the same numerics alone, more than {MOST}"
     return None
 
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines for a person."""
-    lines = [f"{'step':32} {'ms':>9} {'ratio':>7} {'median':>7} {'processor ms':>13} {'ratio':>7}"]
+    lines = [f"{'batch':>5} {'step':32} {'ms':>9} {'ratio':>7} {'median':>7} {'processor ms':>13} {'ratio':>7}"]
     for row in rows:
         lines.append(
-            f"{row['mode']:32} {1000 * row['seconds']:9.1f} {row['ratio']:6.2f}× {row['median_ratio']:6.2f}× "
-            f"{1000 * row['cpu_seconds']:13.1f} {row['cpu_ratio']:6.2f}×"
+            f"{row['batch_size']:5} {row['mode']:32} {1000 * row['seconds']:9.1f} {row['ratio']:6.2f}× "
+            f"{row['median_ratio']:6.2f}× {1000 * row['cpu_seconds']:13.1f} {row['cpu_ratio']:6.2f}×"
         )
-    by = {row["mode"]: row["seconds"] for row in rows}
-    looks = [1000 * (by[mode] - by["recorded, no look at writes"]) for mode in list(_CHECKS)[1:]]
-    lines.append(
-        f"Looking for hidden writes costs {looks[0]:.1f} ms a step by default, {looks[1]:.1f} ms in every step."
-    )
+    for size in dict.fromkeys(row["batch_size"] for row in rows):
+        by = {row["mode"]: row["cpu_seconds"] for row in rows if row["batch_size"] == size}
+        looks = [1000 * (by[mode] - by["recorded, no look at writes"]) for mode in list(_CHECKS)[1:]]
+        lines.append(
+            f"Batch {size}: looking for hidden writes costs {looks[0]:.0f} ms of a processor a step by default, "
+            f"{looks[1]:.0f} ms where every step is looked at."
+        )
     return lines

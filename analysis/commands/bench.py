@@ -87,6 +87,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "steps; exit code 1 where a recorded step takes more than 1.3 times the numerics alone",
     )
     one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 32)")
+    one.add_argument(
+        "--batch", action="append", type=int, metavar="N", dest="sizes", help="sequences (default: 4 and 32)"
+    )
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
