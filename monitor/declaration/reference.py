@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import is_counted
-from monitor.programs.capture import Capture
+from monitor.programs.capture import Capture, numbered
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import Program
+from monitor.programs.trace import described, tensors_in
 from monitor.programs.watching import WriteWatch
 
 __all__ = ["CLASSES", "IMPLEMENTATION", "SCHEDULES", "Contradicted", "NotBound", "ReferenceOptimizer", "Update"]
@@ -108,6 +109,7 @@ class ReferenceOptimizer:
             weight: each for each in self._optimizers for group in each.param_groups for weight in group["params"]
         }
         self._unmoved = set(self._weights)
+        self._taken: dict[tuple[Any, ...], tuple[_Form, Program]] = {}
 
     @property
     def known(self) -> frozenset[str]:
@@ -129,20 +131,64 @@ class ReferenceOptimizer:
             NotBound: the class refuses the hyper-parameters.
         """
         self._settle(present)
-        capture = Capture(RecordedKeys(0, 0), WriteWatch(0))
-        capture.declare_inputs(self._held(), {})
-        ranges = []
+        key = (tuple(updates), frozenset(present))
         try:
-            for update in updates:
-                first = len(capture.nodes)
-                self._prepare(update, groups, capture)
-                with _Calls(capture):
-                    for each in self._optimizers:
-                        each.step()
-                ranges.append((first, len(capture.nodes)))
-            return capture.program(dict(self._held()), {}, tuple(ranges))
+            if key in self._taken:
+                form, program = self._taken[key]
+                before, again = self._copied(), self._run(updates, groups, None)[0]
+                if again.is_like(form):
+                    return replace(program, scalars=tuple(again.scalars))
+                self._put_back(before)
+            capture = Capture(RecordedKeys(0, 0), WriteWatch(0))
+            capture.declare_inputs(self._held(), {})
+            form, ranges = self._run(updates, groups, capture)
+            program = capture.program(dict(self._held()), {}, ranges)
         except (*_FAILURES, CallerError, EvidenceError) as error:
             raise NotBound(_refusal(self._class, error)) from None
+        self._taken[key] = form, program
+        return program
+
+    def _run(
+        self, updates: Sequence[Update], groups: Sequence[Mapping[str, Any]], capture: Capture | None
+    ) -> tuple[_Form, tuple[tuple[int, int], ...]]:
+        """Take the updates; returns their form, and the calls of each."""
+        form = _Form()
+        form.declare(self._held())
+        ranges = []
+        for update in updates:
+            first = len(form.calls)
+            gradients = self._prepare(update, groups)
+            form.declare(gradients)
+            if capture is not None:
+                capture.declare_inputs(gradients, {})
+            with _Calls(form, capture):
+                for each in self._optimizers:
+                    each.step()
+            ranges.append((first, len(form.calls)))
+        form.close(self._held())
+        return form, tuple(ranges)
+
+    def _copied(self) -> tuple[dict[Tensor, Tensor], list[dict[Tensor, dict[str, Any]]]]:
+        """All values that an update changes."""
+        with torch.no_grad():
+            weights = {weight: weight.clone() for weight in self._weights.values()}
+            states = [
+                {
+                    weight: {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+                    for weight, state in each.state.items()
+                }
+                for each in self._optimizers
+            ]
+        return weights, states
+
+    def _put_back(self, copied: tuple[dict[Tensor, Tensor], list[dict[Tensor, dict[str, Any]]]]) -> None:
+        weights, states = copied
+        with torch.no_grad():
+            for weight, value in weights.items():
+                weight.copy_(value)
+        for each, state in zip(self._optimizers, states, strict=True):
+            each.state.clear()
+            each.state.update(state)
 
     def _settle(self, present: Collection[str]) -> None:
         """Have state for just these weights: that of the start where none was made since."""
@@ -153,19 +199,20 @@ class ReferenceOptimizer:
                 self._owner[weight].state[weight] = dict(self._layouts[name])
                 self._unmoved.remove(name)
 
-    def _prepare(self, update: Update, groups: Sequence[Mapping[str, Any]], capture: Capture) -> None:
+    def _prepare(self, update: Update, groups: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Give weights their gradients and groups their hyper-parameters; returns the gradients."""
         gradients = {}
         for name, weight in self._weights.items():
             weight.grad = None
             if name in update.weights:
                 weight.grad = gradients[f"gradient/{name}"] = torch.ones_like(weight)
                 self._unmoved.discard(name)
-        capture.declare_inputs(gradients, {})
         own = [group for each in self._optimizers for group in each.param_groups]
         for group, hyper in zip(own, groups, strict=True):
             group.update(_hyper(hyper))
             if hyper.get("foreach") is None:  # then PyTorch chooses by where the weights lie
                 group["foreach"] = update.foreach
+        return gradients
 
     def _held(self) -> dict[str, Tensor]:
         held = {f"weight/{name}": weight for name, weight in self._weights.items()}
@@ -177,12 +224,73 @@ class ReferenceOptimizer:
         return held
 
 
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows a capture the calls that a session would show it."""
+class _Form:
+    """The calls of updates, without what only a program needs: equal for updates that differ in scalars alone.
 
-    def __init__(self, capture: Capture) -> None:
+    Attributes:
+        calls: of each the operator, its arguments without scalars, and which tensors it takes.
+        scalars: the fractional numbers among the arguments, in order, as ``Program.scalars``.
+        constants: tensors that no call, state or gradient is, such as those made of a Python number: by their bytes.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.scalars: list[str] = []
+        self.constants: list[tuple[int, torch.dtype, bytes]] = []
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Tensor] = []
+        self._names: list[tuple[str, int]] = []
+        self._end: list[tuple[str, Any]] = []
+
+    def declare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Say what exists before an update."""
+        self._names += [(name, self._number(tensor)) for name, tensor in tensors.items()]
+
+    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call."""
+        tensors: list[Tensor] = []
+        given, named = described(args, tensors), described(kwargs, tensors)
+        first = numbered(given, self.scalars)
+        rest = [(name, numbered(value, self.scalars)) for name, value in sorted(named.items())]
+        stripped = repr((first, rest))
+        for tensor in tensors:
+            if tensor.untyped_storage()._cdata not in self._numbers:
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self.constants.append((self._number(tensor), tensor.dtype, whole.numpy().tobytes()))
+        self.calls.append((func, stripped, tuple(map(self._place, tensors))))
+
+    def after(self, out: object) -> None:
+        """Note what the call made."""
+        for tensor in tensors_in(out):
+            self._number(tensor)
+
+    def close(self, tensors: Mapping[str, Tensor]) -> None:
+        """Say what the state is in the end."""
+        self._end = [(name, self._place(tensor)) for name, tensor in tensors.items()]
+
+    def is_like(self, other: _Form) -> bool:
+        """Whether both lead to programs that differ in their scalars alone."""
+        mine = self.calls, self.constants, self._names, self._end
+        return mine == (other.calls, other.constants, other._names, other._end)
+
+    def _place(self, tensor: Tensor) -> tuple[Any, ...]:
+        where = self._number(tensor), tensor.storage_offset()
+        return (*where, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+    def _number(self, tensor: Tensor) -> int:
+        """The number of a tensor's memory, in the order in which memory was first seen."""
+        address = tensor.untyped_storage()._cdata
+        if address not in self._numbers:
+            self._kept.append(tensor)  # so that its address is given to no other
+        return self._numbers.setdefault(address, len(self._numbers))
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows a form, and a capture if there is one, the calls that a session would show it."""
+
+    def __init__(self, form: _Form, capture: Capture | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._capture = capture
+        self._form, self._capture = form, capture
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -190,10 +298,14 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not is_counted(func):
             return func(*args, **kwargs)
-        index = len(self._capture.nodes)
-        self._capture.before(index, func, args, kwargs)
+        index = len(self._form.calls)
+        self._form.before(func, args, kwargs)
+        if self._capture is not None:
+            self._capture.before(index, func, args, kwargs)
         out = func(*args, **kwargs)
-        self._capture.after(index, func, args, kwargs, out)
+        self._form.after(out)
+        if self._capture is not None:
+            self._capture.after(index, func, args, kwargs, out)
         return out
 
 

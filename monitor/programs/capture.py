@@ -14,11 +14,11 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import ITEM, Constant, Program, operator_of
-from monitor.programs.trace import COMMIT_STATE, Tracer
+from monitor.programs.trace import COMMIT_STATE, Tracer, name_of
 from monitor.programs.watching import WriteWatch
 from monitor.programs.work import call_work, makes
 
-__all__ = ["Capture", "digest_reads", "read_value"]
+__all__ = ["Capture", "digest_reads", "numbered", "read_value"]
 
 MAXIMUM_CONSTANTS = 64 << 20
 
@@ -53,7 +53,7 @@ class Capture(Tracer):
         self._readers: list[str] = []
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        operator_of(str(func))
+        operator_of(name_of(func))
         try:
             super().before(index, func, args, kwargs)
         except EvidenceError as error:
@@ -67,7 +67,7 @@ class Capture(Tracer):
             self._meter.holdings.note(out)
         self.writes.after(self._written)
         self._draws.append(self._keys.take())
-        if str(func) == ITEM:
+        if name_of(func) == ITEM:
             self.reads.append(read_value(out))
 
     def _charge(self) -> None:
@@ -95,8 +95,8 @@ class Capture(Tracer):
         calls = []
         for node, draws in zip(self.nodes, self._draws, strict=True):
             arguments = {
-                "args": _number(node.arguments["args"], scalars),
-                "kwargs": {name: _number(value, scalars) for name, value in sorted(node.arguments["kwargs"].items())},
+                "args": numbered(node.arguments["args"], scalars),
+                "kwargs": {name: numbered(value, scalars) for name, value in sorted(node.arguments["kwargs"].items())},
             }
             calls.append({**node.specification(), "arguments": arguments, "draws": draws})
         known = len(self._constants)
@@ -138,10 +138,10 @@ class Capture(Tracer):
         self._readers.append(operator)
 
 
-def _number(value: Any, scalars: list[str]) -> Any:
-    """Replace each fractional number by its place in ``scalars``."""
+def numbered(value: Any, scalars: list[str]) -> Any:
+    """Described arguments of a call: replace each fractional number by its place in ``scalars``."""
     if isinstance(value, list):
-        return [_number(item, scalars) for item in value]
+        return [numbered(item, scalars) for item in value]
     if not isinstance(value, dict):
         return value
     if set(value) == {"$float"}:

@@ -29,12 +29,15 @@ __all__ = [
     "DIGEST_LAYOUT",
     "Node",
     "Tracer",
+    "described",
     "gather",
     "layout_of",
+    "name_of",
     "reach",
     "restore_arguments",
     "result_tensors",
     "tensor_digest",
+    "tensors_in",
     "written_arguments",
     "written_positions",
 ]
@@ -199,8 +202,8 @@ class Tracer:
         if self._inner is not None:
             self._inner.before(index, func, args, kwargs)
         tensors: list[Tensor] = []
-        arguments = {"args": _describe(args, tensors), "kwargs": _describe(kwargs, tensors)}
-        sources = [self._source_of(tensor, str(func)) for tensor in tensors]
+        arguments = {"args": described(args, tensors), "kwargs": described(kwargs, tensors)}
+        sources = [self._source_of(tensor, name_of(func)) for tensor in tensors]
         if index == self._capture:
             self.captured_inputs = [tensor.detach().clone() for tensor in tensors]
         self._open = (arguments, sources, [self._digest(tensor) for tensor in tensors])
@@ -225,7 +228,7 @@ class Tracer:
         self.nodes.append(
             Node(
                 index=index,
-                operator=str(func),
+                operator=name_of(func),
                 arguments=arguments,
                 sources=tuple(sources),
                 results=tuple(layout_of(tensor) for tensor in outputs),
@@ -287,14 +290,20 @@ def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[s
     found: list[Tensor] = []
     for position, name in written_positions(func):
         value = args[position] if position < len(args) else kwargs.get(name)
-        found += [tensor for tensor in _tensors(value) if not any(tensor is other for other in found)]
+        found += [tensor for tensor in tensors_in(value) if not any(tensor is other for other in found)]
     return found
+
+
+@lru_cache(maxsize=4096)
+def name_of(func: OpOverload) -> str:
+    """An overload's name, such as ``aten.mm.default``, which takes PyTorch microseconds to put together."""
+    return str(func)
 
 
 @lru_cache(maxsize=4096)
 def written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
     """Place and name of each argument that the operator writes."""
-    hidden = row_named(str(func)).writes
+    hidden = row_named(name_of(func)).writes
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(func._schema.arguments)
@@ -304,7 +313,7 @@ def written_positions(func: OpOverload) -> tuple[tuple[int, str], ...]:
 
 def result_tensors(out: object, written: list[Tensor]) -> list[Tensor]:
     """The tensors that a call returned, but for the written arguments that it hands back."""
-    return [tensor for tensor in _tensors(out) if not any(tensor is other for other in written)]
+    return [tensor for tensor in tensors_in(out) if not any(tensor is other for other in written)]
 
 
 def _position(tensor: Tensor, tensors: list[Tensor]) -> int:
@@ -314,26 +323,28 @@ def _position(tensor: Tensor, tensors: list[Tensor]) -> int:
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """First element of the storage that the tensor touches, and the one after the last."""
     start = int(tensor.storage_offset())
-    return start, start + reach(list(tensor.shape), list(tensor.stride()))
+    size = tensor.numel() if tensor.is_contiguous() else reach(list(tensor.shape), list(tensor.stride()))
+    return start, start + size
 
 
-def _tensors(value: object) -> Iterable[Tensor]:
+def tensors_in(value: object) -> Iterable[Tensor]:
+    """The tensors among a call's arguments or results, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
-def _describe(value: Any, tensors: list[Tensor]) -> Any:
+def described(value: Any, tensors: list[Tensor]) -> Any:
     """Arguments as JSON-able values, with tensors taken out into ``tensors``."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"$tensor": len(tensors) - 1}
     if isinstance(value, list | tuple):
-        return [_describe(item, tensors) for item in value]
+        return [described(item, tensors) for item in value]
     if isinstance(value, dict):
-        return {key: _describe(item, tensors) for key, item in value.items()}
+        return {key: described(item, tensors) for key, item in value.items()}
     if isinstance(value, float):
         return {"$float": value.hex()}
     if value is None or isinstance(value, bool | int | str):

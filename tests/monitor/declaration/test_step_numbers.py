@@ -16,8 +16,11 @@ from firmware_sim.evidence import canonical
 from inspector.inspection.judging import verify
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
+from monitor.declaration.binding import ProgramWrites
+from monitor.declaration.reference import ReferenceOptimizer
 from monitor.declaration.slots import StepNumbers
 from monitor.programs.program import Program
+from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 
 
@@ -381,3 +384,35 @@ def test_write_outside_the_updates_is_found_through_views(run, name):
 
 def test_program_without_the_other_writes_is_bound(run):
     assert examine(run, lambda program, _: program).unbound == {}
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
+@pytest.mark.parametrize("name", ["sgd-decay", "adamw", "radam", "nadam", "asgd"])
+def test_updates_that_are_followed_have_the_numbers_of_updates_that_are_captured(record_loop, name, foreach):
+    """A reference that forgets each update's form captures every one; the other captures one of each form."""
+    torch.manual_seed(1)
+    kind, hyper = OPTIMIZERS[name]
+    model = Net()
+    optimizer = kind(groups(model), **{"lr": 1e-2, "foreach": foreach, **hyper})
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(batch["x"], True), batch["y"]).backward()
+        optimizer.step()
+
+    recorded = record_loop(model, optimizer, batches(3), body)
+    opened = RunFolder(recorded.run, recorded.trust.labs["lab"])
+    writes = ProgramWrites(opened.program(execution_of(opened.leaf(3)).program))
+    one, other = (ReferenceOptimizer(opened.declared, opened.checkpoint(0)) for _ in range(2))
+    captured = 0
+    for step in range(10):
+        rate = 0.0 if step == 7 else 1e-2 * 0.9**step
+        given = [{**group, "lr": rate} for group in opened.declared.groups]
+        if step == 9:  # another form, where the class knows decay
+            given = [{**group, **({"weight_decay": 0.3} if "weight_decay" in group else {})} for group in given]
+        other._taken.clear()
+        before = one._taken.get((tuple(writes.updates), frozenset(writes.present)))
+        left, right = (each.take(writes.updates, given, writes.present) for each in (one, other))
+        captured += before is not one._taken[tuple(writes.updates), frozenset(writes.present)]
+        assert left.to_json() == right.to_json()
+    assert captured < 10
