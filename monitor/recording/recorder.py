@@ -34,7 +34,7 @@ from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_con
 from monitor.presets.task import Task
 from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
-from monitor.programs.interpreter import Prepared, loss_bits
+from monitor.programs.interpreter import Prepared, loss_bits, loss_of
 from monitor.programs.keys import RecordedKeys, RepeatedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
@@ -49,6 +49,7 @@ from monitor.recording.parents import hold, start_from
 from monitor.recording.refusals import Refusal
 from monitor.recording.rehearsal import Rehearsal
 from monitor.recording.resuming import repeat_committed, require_same, require_start
+from monitor.recording.shown import Shown
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.state import LoopState
@@ -93,7 +94,9 @@ class Recorder:
         optimizer: of the model's parameters; several in a list, or None for steps that only compute. Those that are
             frozen when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
         out: run folder that does not exist yet.
-        numerics: ``exact`` or ``rounded``.
+        numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
+            Such a run verifies, but no other device can repeat it, so that inspections reject it; no step of it is
+            repeated for ``check_writes``, and attention is made of its plain operators.
         seed: decides the lab's keys and the masks of dropout.
         chips: number of chips that the state is spread over, evenly.
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
@@ -101,6 +104,8 @@ class Recorder:
         beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
+        lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
+        snapshot_rate: how likely a chip takes a snapshot in a tick, a fraction.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.
@@ -138,6 +143,7 @@ class Recorder:
     _step: RecordedStep | None = None
     _host_state: HostState | None = None
     _rehearsal: Rehearsal | None = None
+    _loss: str = ""
 
     def __init__(
         self,
@@ -343,10 +349,26 @@ class Recorder:
         return () if self._rehearsal is None else tuple(self._rehearsal.refusals)
 
     def __repr__(self) -> str:
+        return self._shown().line()
+
+    def _repr_html_(self) -> str:
+        return self._shown().table()
+
+    def _shown(self) -> Shown:
+        """What there is to show, in a line and in a notebook's table."""
         if self._rehearsal is not None:
-            return f"<Recorder, dry run: step {self.steps}, refusals {len(self.refusals)}>"
-        what = f"{self._declared.numerics}, chips {len(self._declared.shares)}"
-        return f"<Recorder {self.folder}: step {self.steps}, {what}, {self._state}>"
+            return Shown("Recorder, dry run", {"step": self.steps, "refusals": len(self.refusals)})
+        every, is_whole = self._declared.checkpoint_every, self._state == "finished"
+        facts = {
+            "lab": self._lab_name,
+            "step": self.steps,
+            "loss": f"{float(loss_of(self._loss)):.6g}" if self._loss else "none committed",
+            "last checkpoint": self.steps if is_whole else max(self.steps - 1, 0) // every * every,
+            "numerics": self._declared.numerics,
+            "chips": len(self._declared.shares),
+            "state": self._state,
+        }
+        return Shown(f"Recorder {self.folder}", facts)
 
     @property
     def run_id(self) -> str:
@@ -373,6 +395,11 @@ class Recorder:
         """Digest of the state that lies in memory."""
         return str(self._loop.memory.digest().root)
 
+    @property
+    def _is_repeatable(self) -> bool:
+        """Whether a step that is taken again from its program must lead to the same bits."""
+        return self._is_checked and self._declared.numerics != "native"
+
     def finish(self) -> str:
         """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state.
 
@@ -395,7 +422,7 @@ class Recorder:
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
         self._held.require_untouched()
-        if self._is_checked and steps % declared.checkpoint_every and steps != declared.length:
+        if self._is_repeatable and steps % declared.checkpoint_every and steps != declared.length:
             self._held.repeat_segment(RunFolder(self.folder, self._lab.key.verifying), steps)
         files = self._checkpoints.whole(steps)
         self._conduct.before_evidence(self._host)
@@ -426,6 +453,7 @@ class Recorder:
         check_objects(model, optimizer)
         check_subnormals()
         self.folder = folder
+        self._lab_name = config.lab
         self._optimizer = optimizer
         self._options = options
         self._conduct = conduct(config.lie, config.lie_step)
@@ -534,6 +562,7 @@ class Recorder:
             execution = execution_of(leaf)
             self._programs.recall(run.program(execution.program), execution)
             self._log_bytes += run.files[log_path(leaf.step)].length
+            self._loss = leaf.loss
         self._agree()
         if writer.holds_chip_evidence:
             self._loop.memory.load(run.checkpoint(declared.steps))
@@ -746,7 +775,7 @@ class Recorder:
         is_kept = step % self._declared.checkpoint_every == 0 or step == self._declared.length
         is_new = program.digest not in self._programs.known
         is_due = is_new or is_kept or _is_picked(self._declared.seed, step, self._options.one_in)
-        if self._is_checked and is_due:
+        if self._is_repeatable and is_due:
             self._held.repeat(self._declared, program, leaf, batch, root, log)
         files = {log_path(step): log, **self._source.step_files(step, content)}
         files |= self._checkpoints.of_past(step, program)
@@ -759,6 +788,7 @@ class Recorder:
         self._held.remember()
         self._checkpoints.reached(step, program)
         self._log_bytes += len(log)
+        self._loss = loss
         if self._host_state is not None:
             self._host_state.keep(step)
         self._host.commit(leaf, files)
