@@ -26,6 +26,7 @@ from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
+from monitor.files import Files
 from monitor.lab.conduct import conduct
 from monitor.lab.desk import Desk
 from monitor.lab.evidence import chip_evidence, open_desk, write_answers
@@ -48,7 +49,7 @@ from monitor.recording.options import Options, check_objects, checked_lie, check
 from monitor.recording.parents import hold, start_from
 from monitor.recording.refusals import Refusal
 from monitor.recording.rehearsal import Rehearsal
-from monitor.recording.resuming import repeat_committed, require_same, require_start
+from monitor.recording.resuming import heard_beyond, repeat_committed, require_same, require_start
 from monitor.recording.shown import Shown
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.starting import free_again, freeing
@@ -77,8 +78,9 @@ class Recorder:
         recorder.finish()
 
     It moves weights, buffers, gradients and optimizer state into chip memory. A step is on disk before the chips hear
-    of it. Beside ``RUN`` lie ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker and registry say,
-    and the declaration as a simulated inspectorate countersigned it, with each program as soon as it appears.
+    of it: once its body is left, it outlives the process, and with ``sync`` a power loss. Beside ``RUN`` lie
+    ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker and registry say, and the declaration as a
+    simulated inspectorate countersigned it, with each program as soon as it appears.
 
     A write that no operator shows (through NumPy, a pointer, another thread) makes a step that its program does not
     explain. Such a write to weights, buffers, optimizer state, a parameter's gradient once it is accumulated, or the
@@ -113,6 +115,8 @@ class Recorder:
             may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
+        sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power
+            goes on to the same bits or is refused by ``resume``.
         stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
             ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
             hyper-parameters and the global random generators, and ``resume`` gives them back.
@@ -166,6 +170,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        sync: bool = False,
         stateful: Mapping[str, object] | None = None,
         state: Mapping[str, object] | Sequence[object] = (),
         started: datetime | None = None,
@@ -179,7 +184,7 @@ class Recorder:
         model, chosen = original(model), one_optimizer(optimizer)
         objects = named_objects(state)
         if dry_run or Rehearsal.is_wanted():
-            options = Options.of(free_slots, free, direct_paths, check_writes)
+            options = Options.of(free_slots, free, direct_paths, check_writes, sync)
             self._rehearsal = Rehearsal(
                 model,
                 chosen,
@@ -213,7 +218,7 @@ class Recorder:
             )
         past = None if parent is None else start_from(model, Path(parent))
         shares = checked_shares(shares, config.chips)
-        options = Options.of(free_slots, free, direct_paths, check_writes)
+        options = Options.of(free_slots, free, direct_paths, check_writes, sync)
         self._adopt(model, chosen, folder, config, shares, options, objects)
         declared = Declaration(
             numerics=numerics,
@@ -281,6 +286,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        sync: bool = False,
         stateful: Mapping[str, object] | None = None,
         state: Mapping[str, object] | Sequence[object] = (),
     ) -> Self:
@@ -294,12 +300,15 @@ class Recorder:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
-            free_slots, free, direct_paths, check_writes: as for the first part.
+            free_slots, free, direct_paths, check_writes, sync: as for the first part.
             stateful, state: objects made as for the first part, under the same names.
 
         Raises:
-            CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states.
-            EvidenceError: a committed step does not lead to its committed state again.
+            CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states; or
+                the chips heard of other steps than lie on disk. Where they heard of later ones, which a power loss
+                took, each of these must come again, and any other one is refused.
+            EvidenceError: a file of the run is not what was committed, or a committed step does not lead to its
+                committed state again.
         """
         if Rehearsal.is_wanted():
             return cls(
@@ -318,13 +327,16 @@ class Recorder:
         key = SimulatedLab.lab_key(config)
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
-        writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
+        writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key, files=Files(sync=sync))
         run = RunFolder(folder, key.verifying)
+        if config.lie is None:
+            run.check_listing()
+            run.check_contents()
         if run.declared.origin.parent is not None and run.committed >= 0:
             hold(model, run.checkpoint(0))
         recorder = cls.__new__(cls)
         options = replace(
-            Options.of(free_slots, free, direct_paths, check_writes),
+            Options.of(free_slots, free, direct_paths, check_writes, sync),
             trusted=run.declared.recipe is not None,
         )
         recorder._adopt(model, chosen, folder, config, run.declared.shares, options, named_objects(state))
@@ -467,6 +479,7 @@ class Recorder:
         self._held = HeldState(self._loop, watched=self._is_watched, kept=self._conduct.needs_before)
         self._updates = OptimizerUpdates(optimizer)
         self._groups = tuple(self._updates.used)
+        self._files = Files(sync=options.sync)
         self._log_bytes = 0
         self._hooks = []
         for name, parameter in model.named_parameters():
@@ -480,19 +493,20 @@ class Recorder:
             free=options.free,
             direct_paths=options.direct_paths,
             data=options.data,
+            files=self._files,
         )
 
     def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
         """Keep with every step the states of the caller's objects."""
         if stateful is not None:
-            self._host_state = HostState(stateful, self._optimizer, lab_path(self.folder))
+            self._host_state = HostState(stateful, self._optimizer, lab_path(self.folder), self._files)
 
     def _begin(self, declared: Declaration, source: Source, config: LabConfig, device: str | None) -> None:
         """Make the lab's and the run folder, and commit the initial state."""
         self._conduct.check(declared, config)
         self._declared, self._source = declared, source
         self._programs = self._step_programs(self._held.before)
-        self._lab = SimulatedLab.create(lab_path(self.folder), config)
+        self._lab = SimulatedLab.create(lab_path(self.folder), config, self._files)
         if self._host_state is not None:
             self._host_state.keep(0)
         self._agree()
@@ -516,10 +530,12 @@ class Recorder:
             run=metadata.run_id.hex(),
             metadata=metadata.to_json(),
             data=source.files,
+            files=self._files,
         )
         self._run_id = metadata.run_id
         self._make_host()
         self._commit_start()
+        self._settle()
 
     def answer(self) -> None:
         """Answer what an inspection has asked of the lab; each step does so, and a loop that waits for long may."""
@@ -568,11 +584,13 @@ class Recorder:
             self._loop.memory.load(run.checkpoint(declared.steps))
             self._state = "quoted"
             return
-        self._lab = SimulatedLab.reopen(lab_path(run.folder))
+        self._lab = SimulatedLab.reopen(lab_path(run.folder), self._files)
         self._lab.remove_staging()
         for leaf in leaves:
             writer.tree.append(leaf.encoded())
+        beyond = heard_beyond(self._lab.chips, run, writer.tree) if config.lie is None else {}
         self._make_host()
+        self._host.heard = beyond
         if leaves:
             self._checkpoints.release(leaves[-1].step)
             repeat_committed(run, leaves, self._host, self._loop, self._conduct)
@@ -581,6 +599,12 @@ class Recorder:
                 self._checkpoints.reached(leaves[-1].step, run.program(execution_of(leaves[-1]).program))
         else:
             self._commit_start()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait until all that there is of the run is on the medium, whoever wrote it."""
+        for folder in (self.folder, lab_path(self.folder)):
+            self._files.settle(folder)
 
     def _commit_start(self) -> None:
         start = self._start
