@@ -41,7 +41,7 @@ class Files:
 
     def move(self, source: str, target: str) -> None:
         """Give a file or folder its place, in a folder that may have to be made; the name is the caller's to flush."""
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        self._make(os.path.dirname(target))
         os.replace(source, target)
 
     def replace(self, path: Path, content: bytes) -> None:
@@ -68,13 +68,21 @@ class Files:
                 _flush(path)
         _flush(root.absolute().parent)
 
+    def _make(self, folder: str) -> None:
+        """Make a folder, and those that it lies in: the name of each is flushed before anything is in it."""
+        if not os.path.isdir(folder):
+            parent = os.path.dirname(folder)
+            self._make(parent)
+            os.makedirs(folder, exist_ok=True)
+            self.flush(parent)
+
     def _put(self, path: str, flags: int, content: bytes) -> None:
         try:
             file = os.open(path, flags, 0o666)
         except FileNotFoundError:
             if not flags & os.O_CREAT:
                 raise
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._make(os.path.dirname(path))
             file = os.open(path, flags, 0o666)
         try:
             left = memoryview(content)
