@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 import textwrap
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -875,6 +878,19 @@ def test_a_recorder_says_where_it_is(tmp_path):
     rehearsal = Recorder(model, sgd(model), out=tmp_path / "other", dry_run=True)
     assert repr(rehearsal) == "<Recorder, dry run: step 0, refusals 0>"
     assert "<caption>Recorder, dry run</caption><tr><th>step</th><td>0</td></tr>" in rehearsal._repr_html_()
+
+
+@pytest.mark.parametrize("made", [Recorder, Recorder.resume])
+def test_each_keyword_is_explained(made):
+    """In the docstring, and in the README's table."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    table = readme.split("Keywords of `Recorder`")[1].split("\n\n")[1]
+    explained = made.__doc__.split("Args:")[1]
+    names = [name for name, each in inspect.signature(made).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    assert len(names) > 6
+    for name in names:
+        assert f"`{name}`" in table, name
+        assert re.search(rf"^ +(\w+, )*{name}(, \w+)*: ", explained, re.MULTILINE) or f"``{name}``" in explained, name
 
 
 def test_a_notebook_shows_the_same_and_escapes_it(tmp_path):
