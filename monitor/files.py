@@ -70,11 +70,11 @@ class Files:
 
     def _make(self, folder: str) -> None:
         """Make a folder, and those that it lies in: the name of each is flushed before anything is in it."""
-        if not os.path.isdir(folder):
+        if folder and not os.path.isdir(folder):
             parent = os.path.dirname(folder)
             self._make(parent)
             os.makedirs(folder, exist_ok=True)
-            self.flush(parent)
+            self.flush(parent or ".")
 
     def _put(self, path: str, flags: int, content: bytes) -> None:
         try:

@@ -253,6 +253,7 @@ class Recorder:
         shares: Sequence[int] | None = None,
         parent: Parent | None = None,
         reference: Mapping[str, Any] | None = None,
+        sync: bool = False,
     ) -> Self:
         """Record a run that follows a recipe; its body does what the recipe's program says, and nothing else.
 
@@ -263,11 +264,12 @@ class Recorder:
             shares: how many equal parts of the state each chip holds; by default one.
             parent: the run whose final weights the model holds, if it holds some.
             reference: the trust file but for the countersigned declaration; by default what the simulation says.
+            sync: as for any other recorder.
         """
         require_new(out)
         recorder = cls.__new__(cls)
         shares = checked_shares(shares, config.chips)
-        options = Options(trusted=True, data=source.agreed, reference=reference)
+        options = Options(trusted=True, data=source.agreed, reference=reference, sync=sync)
         recorder._adopt(model, optimizer, out, config, shares, options)
         declared = replace(Declaration.of_recipe(task, model, optimizer, recorder._loop.entries), shares=shares)
         if parent is not None:

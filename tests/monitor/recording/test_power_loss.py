@@ -6,6 +6,7 @@ A seeded few of each kind; `bench crashes` takes more.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -165,6 +166,23 @@ def test_what_is_settled_outlives_a_power_loss(tmp_path, sync):
         )
     whole = {(f"run/{path}", path.encode()) for path in ("a/b", "a/c/d", "e")}
     assert (seen == {frozenset(whole)}) is sync
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_paths_may_be_relative(tmp_path, monkeypatch, sync):
+    monkeypatch.chdir(tmp_path)
+    files = Files(sync=sync)
+    files.write("a/b/c", b"c")
+    files.move("a/b/c", "d")
+    files.move("d", "e/f/g")
+    files.flush("e", ["f/g"])
+    files.settle(Path("e"))
+    assert Path("e/f/g").read_bytes() == b"c"
+    loop = crashes.Loop()
+    recorder = Recorder(loop.model, loop.optimizer, out="run", chips=1, sync=sync, stateful=loop.stateful)
+    recorder._lab.cut_power()
+    again = crashes.Loop()
+    assert Recorder.resume(again.model, again.optimizer, out="run", sync=sync, stateful=again.stateful).steps == 0
 
 
 def test_what_sync_takes(tmp_path):
