@@ -73,12 +73,13 @@ class SnapshotError(EvidenceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipEvidence:
-    """Evidence of one chip."""
+    """Evidence of one chip; `checkpoint` is the file behind which its log begins, empty where the log is whole."""
 
     chain: bytes
     log: bytes
     quote: bytes
     epoch_keys: bytes
+    checkpoint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,10 @@ class Chip(ABC):
         """Its boot, and how many records its log holds."""
 
     @abstractmethod
+    def prune(self, signed: bytes) -> int:
+        """Release all records before a log checkpoint that the verifier signed; returns the bytes of memory free."""
+
+    @abstractmethod
     def close_epoch(self) -> int:
         """End the open epoch, start the next unless the log is full, and return the number of the one that ended."""
 

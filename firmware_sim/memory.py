@@ -26,12 +26,15 @@ import numpy as np
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.blocks import (
+    Block,
     BlockSlice,
     Node,
     block_elements,
     block_places,
+    blocks_in,
     blocks_of,
     hash_blocks,
+    hash_each,
     merge,
     part_digest,
 )
@@ -181,7 +184,8 @@ class Region:
             step = block_elements(self.dtype, self.shape)
             stop = min(reached.stop * step, math.prod(self.shape))
             raw = _flat_bytes(self.name, held, reached.start * step, max(stop - reached.start * step, 0))
-            part = BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, b"")
+            here = cast(_Bytes, raw) if isinstance(raw, np.ndarray) else b""
+            part = BlockSlice(self.kind, self.name, self.dtype, self.shape, place, reached.start, here)
             return Pinned(part, raw, _fastened(held))
 
     def span(self) -> tuple[str, int, int, str]:
@@ -204,7 +208,7 @@ class Pinned:
     def blocks(self) -> BlockSlice:
         """Return the blocks as they are now; bytes are shared with memory of the host, copied from any other."""
         if isinstance(self.raw, np.ndarray):
-            return self.part._replace(data=cast(_Bytes, self.raw))
+            return self.part
         with without_overrides():
             return self.part._replace(data=self.raw.cpu().numpy())
 
@@ -212,10 +216,11 @@ class Pinned:
 class MemoryCopy:
     """Bytes of a device memory at one moment; nobody else holds them."""
 
-    __slots__ = ("_slices",)
+    __slots__ = ("_blocks", "_slices")
 
     def __init__(self, slices: Sequence[BlockSlice]) -> None:
         self._slices = tuple(part._replace(data=np.array(part.data)) for part in slices)
+        self._blocks: dict[str, list[Block]] = {}
 
     def refill(self, slices: Sequence[BlockSlice]) -> MemoryCopy:
         """Copy the bytes of `slices`, which are of the same blocks, into this copy's buffers."""
@@ -230,7 +235,9 @@ class MemoryCopy:
 
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:
         """Return the same digest as the memory had."""
-        return _digest(self._slices, algorithm)
+        if algorithm not in self._blocks:
+            self._blocks[algorithm] = blocks_in(self._slices, algorithm)
+        return _digest(hash_each(self._blocks[algorithm], algorithm), algorithm)
 
 
 class DeviceMemory:
@@ -314,7 +321,7 @@ class DeviceMemory:
 
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:
         """Return the digest of the blocks that the regions reach into, without a copy."""
-        return _digest(self.slices(), algorithm)
+        return _digest(self.leaves(algorithm), algorithm)
 
 
 def _is_share(share: object) -> bool:
@@ -368,9 +375,9 @@ def _check_keys(entries: Sequence[RegionEntry]) -> None:
         seen.add(entry.key)
 
 
-def _digest(slices: Sequence[BlockSlice], algorithm: str) -> Digest:
+def _digest(leaves: Iterable[Node], algorithm: str) -> Digest:
     """Two regions of one tensor may reach into the same block: it counts once, or with each content that it has."""
-    return part_digest(merge(sorted(set(hash_blocks(slices, algorithm)))), algorithm)
+    return part_digest(merge(sorted(set(leaves))), algorithm)
 
 
 def _checked_place(name: str, place: object) -> int:

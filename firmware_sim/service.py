@@ -19,8 +19,10 @@ from firmware_sim._silicon import Silicon, powered_down
 from firmware_sim.audit import MAX_AUDITED_TICKS, EpochSpan, epoch_spans
 from firmware_sim.checks import ChipEvidence, ChipTrust, check_chip, records_of
 from firmware_sim.errors import ChipwitnessError, EvidenceError
+from firmware_sim.evidence.acceptance import read_acceptance
 from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
+from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.quote import Quote, open_quote
 from firmware_sim.evidence.work import Work
 from firmware_sim.firmware import FirmwareChip
@@ -59,6 +61,8 @@ class ChipView:
     `log_size` and `log_head` are of the whole log, `records` those that the chip holds or handed over. `counter` is the
     monotonic counter and `tick`, `busy` the time of this boot. `memory` says how much of its NVRAM is in use, `quotas`
     how many records of each kind it takes: None in evidence, as `quote` is None in a chip's folder, which keeps none.
+    `since` is the checkpoint behind which the records begin, and `signer` the id of the key that is said to have signed
+    it: None in a chip's folder, which keeps no signature.
     `problem` is what is wrong: why the chip would not boot, or why the evidence does not hold together; then `epochs`
     is empty.
     """
@@ -79,6 +83,8 @@ class ChipView:
     quotas: Mapping[RecordKind, int] | None
     quote: Quote | None
     problem: str | None
+    since: LogCheckpoint = BIRTH
+    signer: str | None = None
 
     def counts(self) -> Counter[RecordKind]:
         """How many of `records` are of each kind."""
@@ -124,6 +130,7 @@ def read_silicon(folder: Path) -> ChipView:
         quotas=fuses.nvram.quotas,
         quote=None,
         problem=problem,
+        since=state.checkpoint,
     )
 
 
@@ -136,21 +143,34 @@ def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
     identity = read_chain(evidence.chain)
     quote = open_quote(evidence.quote, identity.alias_key)
     records = parse_log(evidence.log, chip=identity.chip_id)
+    since, signer = (BIRTH, None) if not records[0].counter else read_acceptance(evidence.checkpoint, chip_id)
     trust = ChipTrust(
         ca_digests=[identity.maker_digest],
-        measurements={Digest("sha256", record.digest) for record in records_of(records, RecordKind.BOOT)},
+        measurements={
+            Digest("sha256", since.measurement),
+            *(Digest("sha256", record.digest) for record in records_of(records, RecordKind.BOOT)),
+        },
         minimum_security_version=0,
         snapshot_rate=quote.snapshot_rate,
         snapshot_algorithm=quote.snapshot_algorithm,
     )
     try:
-        check_chip(evidence, chip_id=chip_id, trust=trust, nonce=quote.nonce, verifier_id=quote.verifier_id, last=None)
+        check_chip(
+            evidence,
+            chip_id=chip_id,
+            trust=trust,
+            nonce=quote.nonce,
+            verifier_id=quote.verifier_id,
+            last=None,
+            since=since,
+        )
         problem = None
     except Unaudited:
         problem = None  # the last check, of a chip that is merely old: its epochs show nothing as due
     except ChipwitnessError as error:
         problem = str(error)
-    rows = () if problem else _rows(epoch_spans(records), decode_epoch_keys(evidence.epoch_keys), quote.snapshot_rate)
+    spans = [] if problem else epoch_spans(records, since)
+    rows = _rows(spans, decode_epoch_keys(evidence.epoch_keys) if spans else [], quote.snapshot_rate)
     return ChipView(
         identity=identity,
         records=records,
@@ -168,6 +188,8 @@ def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
         quotas=None,
         quote=quote,
         problem=problem,
+        since=since,
+        signer=signer,
     )
 
 

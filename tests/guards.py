@@ -20,6 +20,8 @@ from unittest import mock
 
 from firmware_sim import ScheduleError
 from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence.envelope import read_sealed
+from firmware_sim.evidence.pruning import read_log_checkpoint
 from firmware_sim.limits import Limit
 
 __all__ = ["GUARDS", "off"]
@@ -172,6 +174,14 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "lab names": (("firmware_sim.limits.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
+    # chips that were pruned
+    "signed checkpoints": (
+        (
+            "firmware_sim.evidence.acceptance.open_log_checkpoint",
+            lambda data, chip, key: read_log_checkpoint(data, chip)[0],
+        ),
+        ("firmware_sim.evidence.acceptance.open_sealed", lambda data, kind, key: read_sealed(data, kind)[0]),
+    ),
     # who a chip is
     "listed chip": (("inspector.inspection.chip_log.is_listed", _always),),
     "certificate as issued": (("firmware_sim.identity.check_issued", _nothing),),

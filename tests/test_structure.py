@@ -111,6 +111,7 @@ LAYERS = (
 )
 """Folders and modules, each of which imports none that comes after it, nor another of its own row."""
 ENGINES = (
+    {"int8_product"},
     {"results", "capability"},
     {"engine"},
     {"eager"},

@@ -37,15 +37,25 @@ from firmware_sim.evidence import (
     pae,
     parse_log,
 )
-from firmware_sim.evidence.pruning import BIRTH, LOG_CHECKPOINT_TYPE, open_log_checkpoint, seal_log_checkpoint
+from firmware_sim.evidence.acceptance import LOG_STANDING_TYPE, Standing, open_acceptance, seal_acceptance
+from firmware_sim.evidence.pruning import (
+    BIRTH,
+    LOG_CHECKPOINT_TYPE,
+    LogCheckpoint,
+    open_log_checkpoint,
+    seal_log_checkpoint,
+)
 from firmware_sim.evidence.quote import QUOTE_PAYLOAD_TYPE, Quote
 from firmware_sim.identity import read_chain
 from firmware_sim.schedule import EpochKey, decode_epoch_keys
+from inspector.bundle.checks import CHECK, SignedCheck
+from inspector.bundle.examinations import EXAMINATION, SignedExamination
 from inspector.campaign import load_regimes
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import judge
 from inspector.inspection.memory import load_memory
+from inspector.inspection.thin import Checked
 from inspector.inspection.transcripts import Transcript, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.registry import ChipRef, Publication, ReferenceValues, Revocation, Role
@@ -54,12 +64,14 @@ from inspector.registry.proof import ChipProof
 from inspector.registry.signing import SignedStatement, decode_payload, sign
 from inspector.registry.statements import Enrolment
 from inspector.replay.segment import replay_segment, segments
+from inspector.rules.examined import Counted, Examined
+from inspector.rules.reading import read_rules
 from monitor import Recorder
 from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 from monitor.declaration.statement import Declaration
 from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.policy import Policy, bound_named
+from monitor.numerics.rounding.formats import Formats, bound_named
 from monitor.presets.task import Task
 from monitor.programs.program import Program
 from monitor.programs.trace import Node
@@ -247,6 +259,20 @@ def _small_state() -> bytes:
     return encode_state({"weight/a": torch.zeros(2, 3), "weight/b": torch.zeros(0), "optimizer/c": torch.ones(())})
 
 
+def _acceptance() -> dict[str, bytes]:
+    """The envelopes of a log checkpoint with its standing."""
+    standing = Standing(runs={bytes(32): (1, 2)}, attached=bytes(32), counted=1)
+    parts = canonical.decode(seal_acceptance("chip-1", LogCheckpoint(size=1), standing, _KEY))
+    return {name: canonical.encode(part) for name, part in parts.items()}
+
+
+def _read_acceptance(data: bytes) -> object:
+    """A file whose standing holds these bytes, signed."""
+    parts = {**_acceptance(), "standing": _sealed(LOG_STANDING_TYPE, data)}
+    content = canonical.encode({name: canonical.decode(part) for name, part in parts.items()})
+    return open_acceptance(content, "chip-1", [_KEY.verifying])
+
+
 def _read_program(data: bytes) -> None:
     program = Program.decode(data)
     _ = program.flop, program.plan(torch.device("cpu"), every=False), program.digest
@@ -318,6 +344,31 @@ def _read_trust(path: Path) -> object:
     return trust
 
 
+def _examinations() -> list[bytes]:
+    head = bytes(32).hex()
+    found = Examined(data={head: Counted(places=4, matched=1, first=(1, 2))}, scores={head: 2.5})
+    each = [SignedExamination(head=head, device="native", examined=result) for result in (found, None)]
+    return [_payload(examination.sign(_KEY)) for examination in each]
+
+
+def _checks() -> list[bytes]:
+    checked = Checked(found=(("evidence", 2),), open=(("evidence", None),), counters={"optimizer/0.step": "00000000"})
+    return [_payload(SignedCheck(head=bytes(32).hex(), checked=checked).sign(_KEY))]
+
+
+_RULES = b"""require = {all = ["a", {not = "b"}]}
+[[rule]]
+name = "a"
+kind = "flop"
+per = "job"
+links = ["parent", "data"]
+at_most = 1e25
+[[rule]]
+name = "b"
+kind = "data"
+digests = ["%s"]
+at_least = 0.5
+""" % (b"0a" * 32)
 _POSITIONS = {"format": "chipwitness/memory/2", "chips": {"c": {"counter": 1, "size": 1, "time": 0, "head": "00" * 32}}}
 
 
@@ -355,7 +406,7 @@ def targets(world: World) -> dict[str, Target]:
             read=lambda data: decode_arrays(data, "arrays"), seeds=lambda: world.files(SAMPLES, ORDER), is_json=False
         ),
         "rounding-log": Target(
-            read=lambda data: codec.decode(data, Policy(), bound_named("worst-case")),
+            read=lambda data: codec.decode(data, Formats(), bound_named("worst-case")),
             seeds=lambda: [world.preset.read(log_path(step)) for step in (1, 2)],
             is_json=False,
         ),
@@ -370,6 +421,7 @@ def targets(world: World) -> dict[str, Target]:
             read=lambda data: open_log_checkpoint(_sealed(LOG_CHECKPOINT_TYPE, data), "chip-1", _KEY.verifying),
             seeds=lambda: [_payload(seal_log_checkpoint("chip-1", BIRTH, _KEY))],
         ),
+        "log-acceptance": Target(read=_read_acceptance, seeds=lambda: [_payload(_acceptance()["standing"])]),
         "certificates": Target(read=read_chain, seeds=lambda: world.chip_files("chain.pem"), is_json=False),
         "operator": Target(read=lambda data: Node.from_json(canonical.decode(data)), seeds=_nodes),
         "answer": Target(read=world.judge_answer, seeds=lambda: [(world.folder / "answer.json").read_bytes()]),
@@ -387,6 +439,11 @@ def targets(world: World) -> dict[str, Target]:
         "heads": Target(
             read=lambda data: world.round.read(data), seeds=lambda: [world.round.seed(world.preset.manifest_bytes)]
         ),
+        "examination": Target(
+            read=lambda data: SignedExamination.open(_sealed(EXAMINATION, data), _KEY.verifying), seeds=_examinations
+        ),
+        "check": Target(read=lambda data: SignedCheck.open(_sealed(CHECK, data), _KEY.verifying), seeds=_checks),
+        "rules": Target(read=world.as_file(read_rules), seeds=lambda: [_RULES], is_json=False),
         "statement": Target(read=_read_statement, seeds=_statements),
         "proof": Target(read=ChipProof.from_bytes, seeds=_proofs),
         "chip-list": Target(

@@ -16,7 +16,7 @@ import numpy as np
 from analysis.bench.published import encode_dense
 from monitor.numerics import recording
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.policy import BOUNDS, Policy, bound_named
+from monitor.numerics.rounding.formats import BOUNDS, Formats, bound_named
 from monitor.presets import preset
 from monitor.presets.task import Task
 from monitor.recording.derivation import DerivedSteps
@@ -39,7 +39,7 @@ def log_rows(name: str) -> list[dict[str, Any]]:
         started = time.perf_counter()
         session, _ = steps.take_under(partial(recording, "rounded", bound=bound), batch=batch)
         seen = session.statistics
-        groups = len(codec.decode(session.log, Policy(), bound))
+        groups = len(codec.decode(session.log, Formats(), bound))
         entropy = seen.entropy_bits / 8
         rows.append(
             {

@@ -72,6 +72,8 @@ def show_json(name: str, view: ChipView) -> dict[str, Any]:
         "work": asdict(view.work),
         "counter": view.counter,
         "log_size": view.log_size,
+        "log_start": view.since.size,
+        "checkpoint_signer": view.signer,
         "log_head": view.log_head.hex(),
         "records": {
             kind.name: {"used": counts[kind], "quota": None if quotas is None else quotas[kind]} for kind in RecordKind
@@ -107,9 +109,9 @@ def show_lines(name: str, view: ChipView) -> Iterator[str]:
     yield f"counter      {view.counter} changes of the persistent state"
     yield f"log          {page['log_size']} records, head {page['log_head']}"
     held = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
-    gone = view.log_size - len(view.records)
-    released = f"; {gone} more behind a checkpoint" if gone else ""
-    yield f"records      {', '.join(held)}{released}"
+    yield f"records      {', '.join(held) or 'none'}"
+    if view.since.size:
+        yield f"             {_behind(view)}"
     if view.memory is not None:
         memory = view.memory
         yield f"memory       {memory.used} of {memory.capacity} bytes"
@@ -130,6 +132,8 @@ def log_json(name: str, view: ChipView) -> dict[str, Any]:
     """All records of the log, each with what it says in words."""
     return {
         "chip": name,
+        "log_start": view.since.size,
+        "checkpoint_signer": view.signer,
         "records": [
             {
                 "counter": record.counter,
@@ -154,6 +158,8 @@ def log_json(name: str, view: ChipView) -> dict[str, Any]:
 def log_lines(name: str, view: ChipView) -> Iterator[str]:
     """The same for a person: number, time as boot:tick, busy ticks, kind, words."""
     yield f"chip {name}"
+    if view.since.size:
+        yield _behind(view)
     for record in view.records:
         time = f"{record.boot}:{record.tick}"
         yield f"{record.counter:6} {time:>9} {record.busy:6}  {record.kind.name:11} {_says(record)}"
@@ -186,6 +192,12 @@ def quote_lines(name: str, view: ChipView) -> Iterable[str]:
         yield f"  {field:18} {entry['value']!s:72} {entry['compared_with'] or 'as the chip says'}"
     if view.problem is not None:
         yield f"problem: {view.problem}"
+
+
+def _behind(view: ChipView) -> str:
+    """From which checkpoint a log begins."""
+    since, signer = view.since, "" if view.signer is None else f", said to be signed by {view.signer}"
+    return f"from record {since.size} on, behind a checkpoint at boot {since.boot}, tick {since.tick}{signer}"
 
 
 def _says(record: LogRecord) -> str:

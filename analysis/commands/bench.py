@@ -36,6 +36,8 @@ _UNITS = {
     "chip": "part",
     "snapshots": "run",
     "engines": "setting",
+    "inspection": "run",
+    "recording": "step",
 }
 """Works whose progress is a number of these."""
 
@@ -76,6 +78,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     _add_presets(one, "small ones; large ones are measured with a small batch, and exact alone")
     one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 12)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "recording",
+        "a step of a GPT of 5M parameters: plain, in controlled numerics, and recorded with them",
+        f"{_ROWS}: ratio is to the same numerics alone; median_ratio, cpu_seconds, cpu_ratio, parameters, batch_size, "
+        "steps; exit code 1 where a recorded step takes more than 1.3 times the numerics alone",
+    )
+    one.add_argument("--steps", type=int, metavar="N", help="steps that are measured (default: 32)")
+    one.add_argument(
+        "--batch", action="append", type=int, metavar="N", dest="sizes", help="sequences (default: 4 and 32)"
+    )
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
@@ -255,6 +270,21 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "inspection",
+        "what an inspection costs: by checkpoint interval, of a long run, with one worker and two",
+        f"{_ROWS}: work is interval, long or workers; ratio is the share of the steps that one device replays, or the "
+        "time of one worker; interval, against, confidence, outcome, segments, replayed_segments, replayed_steps, "
+        "predicted_steps, replay_seconds (by device), step_ms, training_seconds, bytes_a_step, checkpoint_bytes; exit "
+        "code 1 where a run is not accepted, a tenth of the long one does not do, or two workers take more than 0.65",
+    )
+    costs = ("interval", "long", "workers")
+    one.add_argument("--cases", nargs="+", choices=costs, metavar="WORK", help=f"of {', '.join(costs)} (default: all)")
+    one.add_argument("--steps", type=int, metavar="N", help="steps of the long run (default: 10000)")
+    one.add_argument("--curve-steps", type=int, metavar="N", help="steps of the run with each interval (default: 1024)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "engines",
         "closed form, aggregated and per-chip engine on random settings: detection, false alarm, excess, posterior",
         "JSON: a list of rows with setting, policy, chips, samples, refusals, evidence, engine, trials, seed, and "
@@ -313,7 +343,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
     names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
-    names += ["megabytes", "years", "cases", "sizes", "points", "settings", "agents"]
+    names += ["megabytes", "years", "cases", "sizes", "points", "settings", "agents", "curve_steps"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)

@@ -1,4 +1,4 @@
-"""``chip show|log|quote|challenge|verify-log``: what a chip is, logs and signs, for whoever writes its firmware."""
+"""``chip show|log|quote|challenge|prune|verify-log``: what a chip is, logs and signs, for who writes its firmware."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, finish, print_json, say, show_verdict
 from analysis.commands.runs import trust_path
-from firmware_sim import limits
+from firmware_sim import ErrorCode, MailboxError, limits
 from firmware_sim.errors import CallerError, EvidenceError
 
 if TYPE_CHECKING:
@@ -26,21 +26,28 @@ __all__ = ["register"]
 _PLACE = "run folder, RUN.lab, a folder of answers, or one chip's folder in any of them"
 _SHOW = (
     "JSON: a list of chip, identity, maker, certificate, firmware, boot, tick, busy, work (the meter's calls, flop and "
-    "moved bytes in this boot), counter, log_size, log_head, records (used and quota of each kind), memory, "
+    "moved bytes in this boot), counter, log_size, log_start (number of the first record that is there, behind a "
+    "checkpoint), checkpoint_signer (alleged, or null), log_head, records (used and quota of each kind), memory, "
     "snapshot_rate, snapshot_algorithm, epochs (ticks, due and taken snapshots) and problem; exit code 1 where a chip "
     "would not boot, or its evidence does not hold together"
 )
+_LOG = "JSON: a list of chip, log_start, checkpoint_signer, records and problem"
 
 
 def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     """Add ``chip``."""
     group = subparsers.add_parser(
-        "chip", help="one chip's identity, log and quote: show, log, quote, challenge, verify-log"
+        "chip", help="one chip's identity, log and quote: show, log, quote, challenge, prune, verify-log"
     )
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, help_, epilog, handler in (
         ("show", "identity, firmware, time, counters, use of memory, snapshot schedule", _SHOW, _show),
-        ("log", "the records of the log, one a line", "JSON: a list of chip, records and problem", _log),
+        (
+            "log",
+            "the records of the log, one a line",
+            _LOG,
+            _log,
+        ),
         (
             "quote",
             "the latest quote, and what each of its fields was compared with",
@@ -65,19 +72,35 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--chip", metavar="ID", help="this chip only (default: all)")
     parser.add_argument("--nonce", metavar="HEX", help="32 to 128 hex digits (default: fresh for each chip)")
     parser.add_argument("--verifier", default="inspectorate", metavar="NAME", help="who asks (default: inspectorate)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="leave a folder with each chip's four files there")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="leave a folder with each chip's files there")
     add_json(parser)
     parser.set_defaults(handler=_challenge)
+
+    parser = actions.add_parser(
+        "prune",
+        help="show a lab's chips the checkpoints that an inspector signed: they let older records go",
+        epilog="JSON: a list of chip, log_start (the first record that it still holds), free_bytes and problem; exit "
+        "code 1 where a chip refuses",
+    )
+    parser.add_argument("lab", type=Path, metavar="RUN.lab", help="a simulated lab's own folder, whose chips are off")
+    parser.add_argument(
+        "--checkpoints", type=Path, required=True, metavar="DIR", help="what inspect --checkpoints DIR has written"
+    )
+    parser.add_argument("--chip", metavar="ID", help="this chip only (default: all whose checkpoint is there)")
+    add_json(parser)
+    parser.set_defaults(handler=_prune)
 
     parser = actions.add_parser(
         "verify-log",
         help="verify a log by itself, against the chip's quote, certificates and epoch keys",
         epilog="JSON keys: outcome, reasons, evidence (chip, certificate, firmware, boot, tick, epoch, counter, "
-        "log_head, records)",
+        "log_start, log_head, records)",
     )
     parser.add_argument("log", type=Path, metavar="FILE", help="log.bin of a chip")
     for flag, file in (("--chain", "chain.pem"), ("--quote", "quote.json"), ("--epoch-keys", "epochs.json")):
         parser.add_argument(flag, type=Path, metavar="FILE", help=f"default: {file} beside the log")
+    text = "of a log that begins later than the chip's life (default: checkpoint.json beside the log)"
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help=text)
     parser.add_argument("--chip", metavar="ID", help="whose log it must be (default: the name of the log's folder)")
     parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
     parser.add_argument("--nonce", metavar="HEX", help="what the quote must answer (default: the trust file's nonce)")
@@ -132,6 +155,43 @@ def _challenge(arguments: argparse.Namespace) -> int:
         f"chip {page['chip']}: {page['problem']}"
         if page["problem"]
         else f"chip {page['chip']} answers {page['nonce']}: {page['log_size']} records, head {page['log_head']}"
+        for page in pages
+    ]
+    finish(arguments, pages, lines)
+    return 1 if any(page["problem"] for page in pages) else 0
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    from monitor.lab.pruning import prune_chip
+    from monitor.lab.simulated import SimulatedLab
+    from monitor.transcript.layout import CHIP_CHECKPOINT
+
+    known = SimulatedLab.silicon_of(arguments.lab)
+    if arguments.chip is not None and arguments.chip not in known:
+        raise CallerError(f"there is no chip {arguments.chip} in {arguments.lab}")
+    chips = [chip for chip in known if arguments.chip in (None, chip)]
+    files = {chip: arguments.checkpoints / chip / CHIP_CHECKPOINT for chip in chips}
+    files = {chip: path for chip, path in files.items() if path.is_file()}
+    if not files:
+        raise CallerError(f"{arguments.checkpoints} holds no checkpoint of {arguments.chip or 'a chip of this lab'}")
+    pages: list[dict[str, Any]] = []
+    for chip, path in files.items():
+        page: dict[str, Any] = {"chip": chip, "log_start": None, "free_bytes": None, "problem": None}
+        pages.append(page)
+        try:
+            content = limits.read_foreign(path, limits.CHECKPOINT_BYTES)
+        except OSError as error:
+            raise CallerError(f"cannot read {path}: {error.strerror}") from None
+        try:
+            page["log_start"], page["free_bytes"] = prune_chip(arguments.lab, chip, content)
+        except (EvidenceError, MailboxError) as error:
+            if isinstance(error, MailboxError) and error.code is ErrorCode.ALREADY_POWERED:
+                raise
+            page["problem"] = str(error)
+    lines = [
+        page["problem"]
+        if page["problem"]
+        else f"chip {page['chip']} holds records from {page['log_start']} on, and {page['free_bytes']} bytes are free"
         for page in pages
     ]
     finish(arguments, pages, lines)
@@ -200,12 +260,15 @@ def _look(folder: Path, silicon: bool) -> ChipView:
     from firmware_sim.checks import ChipEvidence
     from firmware_sim.service import read_evidence, read_silicon
     from inspector.inspection.answers import Answers
-    from monitor.transcript.layout import CHIP_FILES
+    from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
 
     if silicon:
         return read_silicon(folder)
-    chain, epoch_keys, log, quote = (Answers([folder.parent]).read(folder.name, name) for name in CHIP_FILES)
-    return read_evidence(ChipEvidence(chain=chain, log=log, quote=quote, epoch_keys=epoch_keys), folder.name)
+    read = partial(Answers([folder.parent]).read, folder.name)
+    chain, epoch_keys, log, quote = map(read, CHIP_FILES)
+    checkpoint = read(CHIP_CHECKPOINT) if (folder / CHIP_CHECKPOINT).exists() else b""
+    given = ChipEvidence(chain=chain, log=log, quote=quote, epoch_keys=epoch_keys, checkpoint=checkpoint)
+    return read_evidence(given, folder.name)
 
 
 def _is_silicon(place: Path) -> bool:
@@ -236,7 +299,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
     from inspector.inspection.answers import Source
     from inspector.inspection.chip_log import verify_log
     from inspector.inspection.trust import Trust
-    from monitor.transcript.layout import MANIFEST
+    from monitor.transcript.layout import CHIP_CHECKPOINT, MANIFEST
     from monitor.transcript.lengths import CHIP_FILE_BYTES
 
     log: Path = arguments.log.absolute()
@@ -250,7 +313,7 @@ def _verify_log(arguments: argparse.Namespace) -> int:
     trust = Trust.load(files, runs)
     nonce = None if arguments.nonce is None else _nonce(arguments.nonce)
     given = {"log.bin": log, "chain.pem": arguments.chain, "quote.json": arguments.quote}
-    given["epochs.json"] = arguments.epoch_keys
+    given |= {"epochs.json": arguments.epoch_keys, CHIP_CHECKPOINT: arguments.checkpoint}
 
     def read(name: str) -> bytes:
         path = given[name] or log.with_name(name)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, finish
-from analysis.commands.runs import DEFAULT_REPLAY_DEVICES, trust_path
+from analysis.commands._inspecting import DEFAULT_REPLAY_DEVICES
+from analysis.commands.runs import trust_path
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -28,7 +28,8 @@ confidence, shown_segments (the least number of false segments, anywhere, that w
 null where no number would), violations (violation, text, segments_touched or null where it cannot but show, escapes,
 needed_draws, needed_steps, needed_share, and seconds with --step-seconds), next (segments to draw besides those drawn,
 for each violation), widest_gap (with --audited LIST: first and last position of the longest stretch that nobody
-audited), drawn_next (with --draw: secret and positions).
+audited), drawn_next (with --draw: secret and positions). With --intervals: steps, against, confidence, cheapest (an
+interval; null without costs) and intervals (interval, states, segments, drawn, replayed_steps, share, cost).
 """
 
 
@@ -80,6 +81,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--draw", metavar="SECRET", help="with --audited: draw what to audit next by this text, which nobody knew"
     )
+    parser.add_argument(
+        "--intervals",
+        nargs="?",
+        const="",
+        metavar="K,K,…",
+        help="with --steps: compare these numbers of steps between kept states (default: powers of two)",
+    )
+    parser.add_argument("--state-cost", type=float, metavar="M", help="with --intervals: of keeping one state")
+    parser.add_argument(
+        "--step-cost", type=float, metavar="M", help="with --intervals: of replaying one step, in the same unit"
+    )
     add_json(parser)
     parser.set_defaults(handler=_odds)
 
@@ -87,8 +99,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 def _odds(arguments: argparse.Namespace) -> int:
     from inspector.probability.odds import usual_violations
 
+    if arguments.intervals is not None:
+        return _compare(arguments)
     if (arguments.run is None) == (arguments.steps is None):
         raise CallerError("give either RUN or --steps N")
+    if arguments.state_cost is not None or arguments.step_cost is not None:
+        raise CallerError("--state-cost and --step-cost are for --intervals")
     if arguments.audited is not None and arguments.steps is None:
         raise CallerError("--audited is about a chain of --steps N")
     if arguments.draw is not None and arguments.audited is None:
@@ -124,6 +140,48 @@ def _odds(arguments: argparse.Namespace) -> int:
         count = max(0, audit.needed(against, arguments.confidence) - audit.drawn)
         data["drawn_next"] = {"secret": arguments.draw, "positions": _next(audit, audited, count, arguments.draw)}
     return finish(arguments, data, _lines(data))
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    """What each checkpoint interval costs, and which costs least."""
+    from dataclasses import asdict
+
+    from inspector.probability.intervals import plan_intervals
+
+    if arguments.steps is None or arguments.audited is not None or arguments.segments is not None:
+        raise CallerError("--intervals is about a run to come: give --steps N, and neither --audited nor --segments")
+    against = violation(arguments.against)
+    plans = plan_intervals(
+        arguments.steps,
+        _intervals(arguments.intervals, arguments.steps),
+        against,
+        arguments.confidence,
+        state_cost=arguments.state_cost,
+        step_cost=arguments.step_cost,
+    )
+    costs = {plan.interval: plan.cost for plan in plans if plan.cost is not None}
+    cheapest = min(costs, key=lambda interval: costs[interval]) if costs else None
+    lines = [
+        f"A run of {arguments.steps:,} steps, inspected so that {against.text()} show with "
+        f"{100 * arguments.confidence:g} %:",
+        f"{'interval':>9} {'states':>11} {'segments':>11} {'drawn':>9} {'replayed':>15} {'share':>7} {'cost':>12}",
+    ]
+    for plan in plans:
+        cost = "" if plan.cost is None else f"{plan.cost:12,.6g}"
+        lines.append(
+            f"{plan.interval:9,} {plan.states:11,} {plan.segments:11,} {plan.drawn:9,} {plan.replayed_steps:15,} "
+            f"{100 * plan.share:5.3g} % {cost:>12}{'  least' if plan.interval == cheapest else ''}".rstrip()
+        )
+    data = {"steps": arguments.steps, "against": str(against), "confidence": arguments.confidence}
+    return finish(arguments, {**data, "cheapest": cheapest, "intervals": list(map(asdict, plans))}, lines)
+
+
+def _intervals(text: str, steps: int) -> list[int]:
+    if not text:
+        return [1 << power for power in range(max(steps, 1).bit_length())]
+    if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in text.split(",")):
+        raise CallerError(f"--intervals takes whole numbers such as 1,4,16, not {text!a:.60}")
+    return [int(part) for part in text.split(",")]
 
 
 def _audit(arguments: argparse.Namespace, against: Violation) -> tuple[Audit, list[int]]:

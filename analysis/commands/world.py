@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands._common import add_json, add_now, finish, parse_now, plural, show_verdict
-from analysis.commands.odds import add_sampling, violation
+from analysis.commands._inspecting import add_executor, add_settings, executor, settings_of
 from analysis.commands.rules import add_rules
 from firmware_sim.errors import CallerError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from inspector.inspection.guards import Settings
     from inspector.rounds.world import World
 
 __all__ = ["register"]
@@ -51,6 +50,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         add_now(parser)
         if name in ("announce", "round"):
             _add_announcement(parser)
+        if name in ("replay", "round"):
+            add_executor(parser)
         if name in ("hand", "answer"):
             parser.add_argument("--lab", required=True, metavar="NAME", help="which lab acts")
         if name == "hand":
@@ -74,11 +75,7 @@ def _finish(parser: ArgumentParser, handler: Any, keys: str) -> None:
 
 
 def _add_announcement(parser: ArgumentParser) -> None:
-    parser.add_argument("--samples", type=int, required=True, metavar="S", help="chips to draw from the registry")
-    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N segments of a run")
-    parser.add_argument(
-        "--device", action="append", metavar="NAME", help="replay device (default: sse41, mkl-compatible)"
-    )
+    add_settings(parser)
     parser.add_argument(
         "--minutes", type=float, default=60.0, metavar="M", help="from deadline to deadline (default 60)"
     )
@@ -89,7 +86,6 @@ def _add_announcement(parser: ArgumentParser) -> None:
         metavar="N",
         help="so many leave it INCONCLUSIVE; one more rejects (default 0)",
     )
-    add_sampling(parser)
     add_rules(parser)
 
 
@@ -144,7 +140,8 @@ def _act(arguments: argparse.Namespace) -> int:
         done = steps.order(world, now=now)
         text = f"{plural(done, 'job')} for the cluster"
     else:
-        done = steps.replay(world, now=now)
+        with executor(arguments) as devices:
+            done = steps.replay(world, now=now, worker=devices.run)
         text = f"{plural(done, 'signed result')}"
     return finish(arguments, {"world": str(arguments.world), "round": world.round, "done": done}, [text])
 
@@ -165,7 +162,8 @@ def _round(arguments: argparse.Namespace) -> int:
         steps.answer(world, lab, now=late)
     late = steps.past(world, "answers", now) if len(labs) < len(world.trust().labs) else now
     steps.order(world, now=late)
-    steps.replay(world, now=late)
+    with executor(arguments) as devices:
+        steps.replay(world, now=late, worker=devices.run)
     return show_verdict(arguments, steps.decide(world, now=late).verdict)
 
 
@@ -174,24 +172,11 @@ def _announce(arguments: argparse.Namespace, world: World, now: datetime) -> Non
 
     steps.announce(
         world,
-        _settings(arguments),
+        settings_of(arguments, seed=None),
         minutes=arguments.minutes,
         refusals=arguments.refusals,
         now=now,
         rules=arguments.rules,
-    )
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    from analysis.commands.runs import DEFAULT_REPLAY_DEVICES
-    from inspector.inspection.guards import Sampling, Settings
-
-    return Settings(
-        samples=arguments.samples,
-        seed=None,
-        devices=tuple(arguments.device or DEFAULT_REPLAY_DEVICES),
-        segments=arguments.segments,
-        sampling=Sampling(confidence=arguments.confidence, against=violation(arguments.against)),
     )
 
 

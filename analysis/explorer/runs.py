@@ -17,7 +17,7 @@ from firmware_sim.checks import ChipEvidence
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import LogRecord
 from firmware_sim.service import ChipView, read_evidence
-from monitor.transcript.layout import CHIP_FILES
+from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
 from monitor.transcript.lengths import CHIP_FILE_BYTES
 
 __all__ = ["opened_runs"]
@@ -82,9 +82,11 @@ def _run(folder: Path, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
 def _chip(folder: Path, most: int) -> dict[str, Any]:
     name = visible(folder.name)
     try:
-        files = [limits.read_foreign(folder / file, CHIP_FILE_BYTES[file]) for file in CHIP_FILES]
-        chain, epoch_keys, log, quote = files
-        view = read_evidence(ChipEvidence(chain=chain, log=log, quote=quote, epoch_keys=epoch_keys), folder.name)
+        names = [*CHIP_FILES, *([CHIP_CHECKPOINT] if (folder / CHIP_CHECKPOINT).exists() else [])]
+        files = [limits.read_foreign(folder / file, CHIP_FILE_BYTES[file]) for file in names]
+        chain, epoch_keys, log, quote, checkpoint = (*files, b"")[:5]
+        given = ChipEvidence(chain=chain, log=log, quote=quote, epoch_keys=epoch_keys, checkpoint=checkpoint)
+        view = read_evidence(given, folder.name)
     except (OSError, EvidenceError) as error:
         return {"name": name, "problem": visible(error), "events": [], "left_out": 0, "busy": 0, "records": 0}
     return {

@@ -36,14 +36,17 @@ from firmware_sim.evidence.digest import (
 from firmware_sim.evidence.merkle import EMPTY_ROOT, node_hash
 
 __all__ = [
+    "Block",
     "BlockSlice",
     "Node",
     "TensorKey",
     "TensorType",
     "block_elements",
     "block_places",
+    "blocks_in",
     "blocks_of",
     "hash_blocks",
+    "hash_each",
     "merge",
     "part_digest",
     "root_digest",
@@ -68,6 +71,14 @@ class Node(NamedTuple):
     start: int
     size: int
     hash: bytes
+
+
+class Block(NamedTuple):
+    """One block: its place among all leaves, what its hash begins with, and its bytes."""
+
+    place: int
+    header: bytes
+    data: memoryview
 
 
 class BlockSlice(NamedTuple):
@@ -114,37 +125,49 @@ def block_places(tensors: Mapping[TensorKey, TensorType]) -> tuple[dict[TensorKe
 def hash_blocks(slices: Iterable[BlockSlice], algorithm: str = DEFAULT_ALGORITHM) -> list[Node]:
     """Return the leaves of all blocks, in their order in the tree.
 
+    Raises:
+        CallerError: as `blocks_in`; BLAKE3 not installed.
+    """
+    return hash_each(blocks_in(slices, algorithm), algorithm)
+
+
+def blocks_in(slices: Iterable[BlockSlice], algorithm: str = DEFAULT_ALGORITHM) -> list[Block]:
+    """Return the blocks that slices consist of; they stay good while the memory behind the slices stays where it is.
+
     A leaf hash is SHA-256(0x00 ‖ header ‖ bytes), the header being kind, name, data type, shape, first element and
     number of elements of the block, length-prefixed or of fixed width, and the bytes little-endian; for ``blake3`` it
     is BLAKE3 of the same.
 
     Raises:
-        CallerError: unknown algorithm, a slice of something else than whole blocks, BLAKE3 not installed.
+        CallerError: unknown algorithm, a slice of something else than whole blocks.
     """
     if sys.byteorder != "little":
         raise CallerError("block digests are defined over little-endian bytes; this machine is big-endian")
     if algorithm not in (DEFAULT_ALGORITHM, BLAKE3):
         raise CallerError(f"unknown digest algorithm {algorithm!r} for blocks")
-    jobs: list[tuple[int, bytes, memoryview]] = []
-    total = 0
+    blocks: list[Block] = []
     for kind, name, dtype, shape, place, first, data in slices:
         view, width, step = byte_view(data), DTYPE_SIZES[dtype], block_elements(dtype, shape)
         length, whole = len(view) // width, math.prod(shape)
         end = first * step + length
         if len(view) % width or bool(length) != bool(whole) or end > whole or (length % step and end < whole):
             raise CallerError(f"{kind} {name!r}: {len(view)} bytes from block {first} on are no whole blocks of it")
-        total += len(view)
         prefix = _prefix(algorithm, kind, name, dtype, shape)
         for number, start in enumerate(range(0, max(length, 1), step)):
             chunk = view[start * width : (start + step) * width]
             header = prefix + struct.pack(">QQ", first * step + start, len(chunk) // width)
-            jobs.append((place + first + number, header, chunk))
+            blocks.append(Block(place + first + number, header, chunk))
+    return blocks
+
+
+def hash_each(blocks: Sequence[Block], algorithm: str = DEFAULT_ALGORITHM) -> list[Node]:
+    """Return the leaves of these blocks, in their order in the tree; CallerError if BLAKE3 is not installed."""
     hashing = _blake3_leaf if algorithm == BLAKE3 else _leaf
-    workers = min(len(jobs), os.cpu_count() or 1)
-    if total < _THREADED_BYTES or workers < 2:
-        return sorted(hashing(job) for job in jobs)
+    workers = min(len(blocks), os.cpu_count() or 1)
+    if workers < 2 or sum(len(block.data) for block in blocks) < _THREADED_BYTES:
+        return sorted(map(hashing, blocks))
     with ThreadPoolExecutor(workers) as pool:  # a thread gets its share at once: most blocks are small
-        shares = pool.map(lambda share: [hashing(job) for job in share], (jobs[i::workers] for i in range(workers)))
+        shares = pool.map(lambda share: list(map(hashing, share)), (blocks[i::workers] for i in range(workers)))
         return sorted(leaf for share in shares for leaf in share)
 
 
@@ -197,13 +220,11 @@ def _prefix(algorithm: str, kind: str, name: str, dtype: str, shape: tuple[int, 
     return b"\x00" + head + struct.pack(f">Q{len(shape)}Q", len(shape), *shape)
 
 
-def _leaf(job: tuple[int, bytes, memoryview]) -> Node:
-    place, header, chunk = job
-    hasher = hashlib.sha256(header)
-    hasher.update(chunk)  # releases the interpreter lock; no copy of the block
-    return Node(place, 1, hasher.digest())
+def _leaf(block: Block) -> Node:
+    hasher = hashlib.sha256(block.header)
+    hasher.update(block.data)  # releases the interpreter lock; no copy of the block
+    return Node(block.place, 1, hasher.digest())
 
 
-def _blake3_leaf(job: tuple[int, bytes, memoryview]) -> Node:
-    place, header, chunk = job
-    return Node(place, 1, blake3_of(header, chunk))
+def _blake3_leaf(block: Block) -> Node:
+    return Node(block.place, 1, blake3_of(block.header, block.data))

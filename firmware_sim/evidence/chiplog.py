@@ -30,7 +30,9 @@ __all__ = [
     "Registers",
     "check_chain",
     "genesis_digest",
+    "log_extent",
     "log_head",
+    "logs_contradict",
     "parse_log",
     "replay_registers",
 ]
@@ -215,6 +217,39 @@ def log_head(records: Sequence[LogRecord]) -> bytes:
     if not records:
         raise LogError("log is empty")
     return records[-1].hash()
+
+
+def log_extent(log: bytes) -> tuple[int, int]:
+    """Return the number of a log's first record and the one behind its last, as the first record numbers itself.
+
+    Raises:
+        LogError: empty, or not a whole number of records.
+    """
+    count, rest = divmod(len(log), RECORD_BYTES)
+    if not count or rest:
+        raise LogError(f"a log of {len(log)} bytes is no whole number of records of {RECORD_BYTES}")
+    start = int.from_bytes(log[:8], "big")
+    return start, start + count
+
+
+def logs_contradict(one: bytes, other: bytes) -> bool:
+    """Say whether two parts of what should be one log differ where they meet.
+
+    They meet in the records that both hold or, where one begins as the other ends, in the hash of the last one.
+
+    Raises:
+        LogError: one is empty, or not a whole number of records.
+    """
+    (one, (first, end)), (other, (start, stop)) = sorted(
+        ((log, log_extent(log)) for log in (one, other)), key=lambda entry: entry[1]
+    )
+    if start > end:
+        return False
+    if start == end:
+        return other[:RECORD_BYTES][-32:] != record_hash(one[-RECORD_BYTES:])
+    both = (min(end, stop) - start) * RECORD_BYTES
+    place = (start - first) * RECORD_BYTES
+    return one[place : place + both] != other[:both]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ __all__ = [
     "open_sealed",
     "open_statement",
     "pae",
+    "read_sealed",
     "seal",
     "statement",
 ]
@@ -150,6 +151,29 @@ def open_sealed(data: bytes, payload_type: str, key: VerifyingKey, *, most: Limi
             not canonical JSON.
     """
     most = most or limits.STATEMENT_BYTES
+    payload, entry = _envelope(data, payload_type, most)
+    if entry["keyid"] != key.key_id:
+        raise SignatureError(f"envelope is signed by key {entry['keyid']!r:.100}, expected {key.key_id}")
+    body = decode_base64(payload)
+    key.verify(decode_base64(entry["sig"]), pae(payload_type, body))
+    return canonical.decode(body, most=most)
+
+
+def read_sealed(data: bytes, payload_type: str, *, most: Limit | None = None) -> tuple[Any, str]:
+    """Return payload and id of the key that is said to have signed it, for somebody who wants to read it.
+
+    Nothing is verified, so nothing may rest on it.
+
+    Raises:
+        EvidenceError: as `open_sealed`, but for the signature.
+    """
+    most = most or limits.STATEMENT_BYTES
+    payload, entry = _envelope(data, payload_type, most)
+    return canonical.decode(decode_base64(payload), most=most), str(entry["keyid"])
+
+
+def _envelope(data: bytes, payload_type: str, most: Limit) -> tuple[object, dict[str, Any]]:
+    """The payload, in base64, and the one signature of an envelope of that type."""
     envelope = canonical.decode(data, most=most)
     if not isinstance(envelope, dict) or set(envelope) != {"payload", "payloadType", "signatures"}:
         raise EvidenceError("not a DSSE envelope")
@@ -161,11 +185,7 @@ def open_sealed(data: bytes, payload_type: str, key: VerifyingKey, *, most: Limi
     entry = signatures[0]
     if not isinstance(entry, dict) or set(entry) != {"keyid", "sig"}:
         raise EvidenceError("malformed signature in envelope")
-    if entry["keyid"] != key.key_id:
-        raise SignatureError(f"envelope is signed by key {entry['keyid']!r:.100}, expected {key.key_id}")
-    body = decode_base64(envelope["payload"])
-    key.verify(decode_base64(entry["sig"]), pae(payload_type, body))
-    return canonical.decode(body, most=most)
+    return envelope["payload"], entry
 
 
 def decode_base64(text: object) -> bytes:

@@ -13,10 +13,17 @@ from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.chiplog import NO_RUN, ZERO_DIGEST, LogRecord, RecordKind, Registers
-from firmware_sim.evidence.envelope import SigningKey, VerifyingKey, open_sealed, seal
+from firmware_sim.evidence.envelope import SigningKey, VerifyingKey, open_sealed, read_sealed, seal
 from firmware_sim.evidence.work import NO_WORK, Work
 
-__all__ = ["BIRTH", "LOG_CHECKPOINT_TYPE", "LogCheckpoint", "open_log_checkpoint", "seal_log_checkpoint"]
+__all__ = [
+    "BIRTH",
+    "LOG_CHECKPOINT_TYPE",
+    "LogCheckpoint",
+    "open_log_checkpoint",
+    "read_log_checkpoint",
+    "seal_log_checkpoint",
+]
 
 LOG_CHECKPOINT_TYPE = "application/vnd.chipwitness.log-checkpoint+json"
 _FORMAT = struct.Struct(">QIQQQQI?32s32s32s32s32s24s")
@@ -129,7 +136,20 @@ def open_log_checkpoint(data: bytes, chip_id: str, key: VerifyingKey) -> LogChec
         SignatureError: signed by another key or not at all.
         EvidenceError: malformed, or another chip's.
     """
-    payload = open_sealed(data, LOG_CHECKPOINT_TYPE, key)
+    return _parse(open_sealed(data, LOG_CHECKPOINT_TYPE, key), chip_id)
+
+
+def read_log_checkpoint(data: bytes, chip_id: str) -> tuple[LogCheckpoint, str]:
+    """Parse without the key, for somebody who wants to read it; also the id of the key that is said to have signed.
+
+    Raises:
+        EvidenceError: malformed, or another chip's.
+    """
+    payload, signer = read_sealed(data, LOG_CHECKPOINT_TYPE)
+    return _parse(payload, chip_id), signer
+
+
+def _parse(payload: object, chip_id: str) -> LogCheckpoint:
     if not isinstance(payload, dict) or set(payload) != {"chip_id", *(field.name for field in fields(LogCheckpoint))}:
         raise EvidenceError("malformed log checkpoint")
     if payload.pop("chip_id") != chip_id:

@@ -18,7 +18,7 @@ from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 from inspector.replay.segment import segments
-from monitor.transcript.layout import CHIP_FILES, METADATA
+from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES, METADATA
 from monitor.transcript.manifest import Manifest
 
 __all__ = ["bundle_of", "settings_json"]
@@ -31,6 +31,7 @@ def settings_json(settings: Settings) -> dict[str, Any]:
         "samples": settings.samples,
         "segments": settings.segments,
         "devices": list(settings.devices),
+        "shared": settings.shared,
         "confidence": None if sampling is None else sampling.confidence,
         "against": None if sampling is None else str(sampling.against),
     }
@@ -63,6 +64,8 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
         try:
             files = {name: chosen.read(name) for name in CHIP_FILES}
             logs[chip] = parse_log(files["log.bin"], chip=chip)
+            if logs[chip][0].counter:
+                files[CHIP_CHECKPOINT] = chosen.read(CHIP_CHECKPOINT)
         except EvidenceError:  # what cannot be read is a reason of the verdict, and no evidence
             continue
         items |= {f"chips/{chip}/{name}": content for name, content in files.items()}

@@ -29,11 +29,12 @@ from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
 from inspector.inspection.answers import Source
+from inspector.inspection.cases import open_case
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.inside import committed_after
-from inspector.inspection.provenance import is_listed, is_sound, open_case
+from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
@@ -164,7 +165,7 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         raise EvidenceError(f"its verdict is {outcome.value}, but it holds a ground to reject: {grounds[0]}")
     if outcome is Outcome.INCONCLUSIVE:
         return outcome, "for the reasons that it gives", grounds
-    _check_complete(runs, chips, [result for _, result in replays], chosen, told["evidence"], trust, settings)
+    _check_complete(runs, chips, [result for _, result in replays], chosen, told["evidence"], trust)
     text = f"{len(chips)} drawn chips and {steps} replayed steps of {len(runs)} runs are as their labs signed them; "
     for run in runs:
         told_steps, since = _covered(run, told["evidence"]), _since(run, told["evidence"])
@@ -177,7 +178,7 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
 
 def settings_from(data: Mapping[str, Any]) -> Settings:
     """Settings as ``settings_json`` says them; EvidenceError on missing or extra keys."""
-    if set(data) != {"samples", "segments", "devices", "confidence", "against"}:
+    if set(data) != {"samples", "segments", "devices", "shared", "confidence", "against"}:
         raise EvidenceError("the verdict's settings have missing or extra keys")
     sampling = None
     if data["against"] is not None:
@@ -187,6 +188,7 @@ def settings_from(data: Mapping[str, Any]) -> Settings:
         seed=None,
         devices=tuple(data["devices"]),
         segments=data["segments"],
+        shared=data["shared"],
         sampling=sampling,
     )
 
@@ -252,7 +254,13 @@ def _chips(bundle: Bundle, trust: Trust) -> list[_Chip]:
 
 
 def _reader(bundle: Bundle, chip: str) -> Callable[[str], bytes]:
-    return lambda name: bundle.items[f"chips/{chip}/{name}"]
+    def read(name: str) -> bytes:
+        path = f"chips/{chip}/{name}"
+        if path not in bundle.items:
+            raise EvidenceError(f"the bundle holds no {path}")
+        return bundle.items[path]
+
+    return read
 
 
 def _forks(bundle: Bundle, runs: Iterable[_Run], trust: Trust) -> list[str]:
@@ -415,7 +423,6 @@ def _check_complete(
     chosen: Mapping[str, Chosen],
     evidence: Mapping[str, Any],
     trust: Trust,
-    settings: Settings,
 ) -> None:
     """Everything that an ACCEPT needs is there."""
     if not chips or {chip.chip for chip in chips} != set(evidence["drawn_chips"]):
@@ -431,21 +438,23 @@ def _check_complete(
             continue  # an earlier inspection has accepted all of it
         if not any(each.lab == run.lab and each.declaration == run.declared for each in agreed):
             raise EvidenceError("it accepts a run whose declaration no inspectorate signed")
-        wanted = [(each.index, each.start, each.stop) for each in chosen[run.run_id].segments]
+        dealt = chosen[run.run_id].dealt
         mine = [each for each in replays if each.head == run.head_digest]
-        if sorted(each.device for each in mine) != sorted(settings.devices):
+        if sorted(each.device for each in mine) != sorted(dealt):
             raise EvidenceError("it accepts without a replay on each device")
-        if any([replay.segment for replay in each.replays] != wanted for each in mine):
-            raise EvidenceError("other segments were replayed than the secret gives")
-        begun = run.declared.origin.initialisation
-        if (
-            begun is not None
-            and not _since(run, evidence)
-            and any(each.replays[0].initial_state is None for each in mine)
-        ):
-            raise EvidenceError("it accepts without executing the declared initialisation")
-        if all(each.fingerprint == run.metadata.device["fingerprint"] for each in mine):
-            raise EvidenceError("every replay device computes like the training device")
+        shown: set[int] = set()
+        for each in mine:
+            wanted = [(segment.index, segment.start, segment.stop) for segment in dealt[each.device]]
+            if [replay.segment for replay in each.replays] != wanted:
+                raise EvidenceError("other segments were replayed than the secret gives")
+            from_first = [replay for replay in each.replays if not replay.segment[1]]
+            begins = run.declared.origin.initialisation is not None and not _since(run, evidence)
+            if begins and any(replay.initial_state is None for replay in from_first):
+                raise EvidenceError("it accepts without executing the declared initialisation")
+            if each.fingerprint != run.metadata.device["fingerprint"]:
+                shown |= {segment.index for segment in dealt[each.device]}
+        if shown != {segment.index for segment in chosen[run.run_id].segments}:
+            raise EvidenceError("a segment was replayed by no device that computes unlike the training device")
     for entry in chips:
         for record in entry.case.records:
             run_of = next((run for run in runs if run.run_id == record.run_id.hex()), None)

@@ -9,7 +9,8 @@ Paths, with the run's id and the chip's in them:
     runs/<id>/steps.json         opened leaves of the run's log, with proofs against the head
     heads/<n>.json               other heads of one of these runs, which the lab signed at another time
     declarations/<n>.json        what inspectorates countersigned, DSSE envelopes
-    chips/<id>/chain.pem …       certificate chain, quote, log and epoch keys of a drawn chip
+    chips/<id>/chain.pem …       certificate chain, quote, log and epoch keys of a drawn chip, and the checkpoint behind
+                                 which its log begins, if it does
     replays/<n>.json             what the replay cluster signed, a DSSE envelope
     checks/<n>.json              what it signed of the files that the inspectorate is not shown, a DSSE envelope
     examinations/<n>.json        what it signed of samples and weights for the sake of rules, a DSSE envelope
@@ -40,7 +41,7 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
-from monitor.transcript.layout import CHIP_FILES
+from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
 
 __all__ = ["FORMAT", "VERDICT", "VERDICT_PREDICATE", "Bundle", "accepted_in", "heads_in", "read_bundle"]
 
@@ -51,7 +52,7 @@ VERDICT_PREDICATE = "https://chipwitness.org/verdict/v1"
 _KEYS = {"outcome", "reasons", "evidence", "settings", "challenge", "items"}
 _PATH = re.compile(
     r"runs/[0-9a-f]{64}/(head|metadata|steps)\.json|(heads|declarations|replays|examinations|checks)/\d{1,6}\.json"
-    rf"|chips/[a-z0-9][a-z0-9-]{{0,63}}/({'|'.join(map(re.escape, CHIP_FILES))})",
+    rf"|chips/[a-z0-9][a-z0-9-]{{0,63}}/({'|'.join(map(re.escape, (*CHIP_FILES, CHIP_CHECKPOINT)))})",
     re.ASCII,
 )
 
@@ -133,7 +134,7 @@ def _accepted(data: bytes, keys: Iterable[VerifyingKey], wanted: Mapping[str, An
             told = Bundle.open(data, key).predicate
         except SignatureError:
             continue
-        same = all(told["settings"][name] == wanted[name] for name in ("confidence", "against", "devices"))
+        same = all(told["settings"][name] == wanted[name] for name in ("confidence", "against", "devices", "shared"))
         evidence = told["evidence"]
         if told["outcome"] != "ACCEPT" or not same or not all(each["affordable"] for each in evidence.get("odds", [])):
             return {}

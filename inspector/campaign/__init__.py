@@ -26,7 +26,7 @@ from inspector.campaign.fleet import (
 from inspector.campaign.intervals import clopper_pearson, wilson
 from inspector.campaign.loading import load_regimes, load_scenario
 from inspector.campaign.plan import Plan, honest_plan, make_plan
-from inspector.campaign.policies import POLICIES, Conduct, Policy, Strategy, policy_from
+from inspector.campaign.policies import POLICIES, Behaviour, Policy, Strategy, policy_from
 from inspector.campaign.predicted import Prediction, predict
 from inspector.campaign.rates import IntervalEnd, MeasuredRate, MissingRate, RateBook, load_rates, save_rates
 from inspector.campaign.scenario import Catalogue, Cost, NoScheduleError, Scenario, ScenarioError
@@ -34,8 +34,8 @@ from inspector.campaign.sizing import Sizing
 
 __all__ = [
     "POLICIES",
+    "Behaviour",
     "Catalogue",
-    "Conduct",
     "Cost",
     "CountsWorld",
     "Evidence",

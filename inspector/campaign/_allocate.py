@@ -1,4 +1,4 @@
-"""Which chips a run uses: hidden stock first where the conduct says so, then registered chips in proportion."""
+"""Which chips a run uses: hidden stock first where the behaviour says so, then registered chips in proportion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from firmware_sim.errors import CallerError
 from inspector.campaign.fleet import Fleet, Kind, Lab, Pool, Run, Site, Status
-from inspector.campaign.policies import Conduct
+from inspector.campaign.policies import Behaviour
 
 __all__ = ["Share", "allocate"]
 
@@ -45,17 +45,17 @@ class _Stock:
 
 
 def allocate(
-    fleet: Fleet, run: Run, conduct: Conduct, flop_per_day: float, free: dict[tuple[str, str, int], int]
+    fleet: Fleet, run: Run, behaviour: Behaviour, flop_per_day: float, free: dict[tuple[str, str, int], int]
 ) -> list[Share]:
     """Return the chips that do ``flop_per_day``; ``free`` (pool → chips left) is updated.
 
     Raises:
         CallerError: A lab is unknown, or its chips are too few.
     """
-    stock = _stock(fleet, run, conduct, free)
+    stock = _stock(fleet, run, behaviour, free)
     shares: list[Share] = []
     left = flop_per_day
-    for status, part in conduct.hidden:
+    for status, part in behaviour.hidden:
         group = [entry for entry in stock if entry.pool.status is status and entry.free > 0]
         available = sum(entry.free * entry.flop_per_day for entry in group)
         wanted = left if part is None else min(left, part * flop_per_day)
@@ -72,13 +72,13 @@ def allocate(
         return shares
     group = [entry for entry in stock if entry.pool.status is Status.REGISTERED and entry.free > 0]
     available = sum(entry.free * entry.flop_per_day for entry in group)
-    need = left * conduct.waves
+    need = left * behaviour.waves
     if need > available * (1 + 1e-9):
         raise CallerError(
-            f"needs {need:.4g} FLOP a day of registered chips ({conduct.waves} group(s)), "
+            f"needs {need:.4g} FLOP a day of registered chips ({behaviour.waves} group(s)), "
             f"the labs own {available:.4g} ({sum(entry.free for entry in group)} chips)"
         )
-    shares.extend(_take(group, left / available, conduct.waves, free))
+    shares.extend(_take(group, left / available, behaviour.waves, free))
     return shares
 
 
@@ -106,8 +106,8 @@ def _take(group: list[_Stock], part: float, waves: int, free: dict[tuple[str, st
     return shares
 
 
-def _stock(fleet: Fleet, run: Run, conduct: Conduct, free: dict[tuple[str, str, int], int]) -> list[_Stock]:
-    names = (run.lab, *conduct.labs)
+def _stock(fleet: Fleet, run: Run, behaviour: Behaviour, free: dict[tuple[str, str, int], int]) -> list[_Stock]:
+    names = (run.lab, *behaviour.labs)
     known = {lab.name: lab for lab in fleet.labs}
     for name in names:
         if name not in known:
@@ -123,14 +123,14 @@ def _stock(fleet: Fleet, run: Run, conduct: Conduct, free: dict[tuple[str, str, 
                         index=index,
                         pool=pool,
                         free=free.get((name, site.name, index), pool.count),
-                        flop_per_day=pool.kind.flop_per_day * run.utilisation / _slowdown(pool.kind, conduct),
+                        flop_per_day=pool.kind.flop_per_day * run.utilisation / _slowdown(pool.kind, behaviour),
                     )
                 )
     return stock
 
 
-def _slowdown(kind: Kind, conduct: Conduct) -> float:
+def _slowdown(kind: Kind, behaviour: Behaviour) -> float:
     """Return how many times longer a step takes on this kind's link (S4: 64 GB/s against 900)."""
-    if conduct.consumer is None or kind.link_gbps is None:
+    if behaviour.consumer is None or kind.link_gbps is None:
         return 1.0
-    return 1 - conduct.consumer + conduct.consumer * max(1.0, conduct.reference_gbps / kind.link_gbps)
+    return 1 - behaviour.consumer + behaviour.consumer * max(1.0, behaviour.reference_gbps / kind.link_gbps)

@@ -161,7 +161,7 @@ def strategy_of(table: Table) -> Strategy:
     name, evades = table.text("name"), table.texts("evades")
     table.close()
     strategy = table.build(lambda: Strategy(name=name, policies=tuple(policies), evades=evades))
-    table.build(strategy.conduct)
+    table.build(strategy.behaviour)
     return strategy
 
 

@@ -1,4 +1,4 @@
-"""From fleet, runs and conduct to what an engine simulates: urns to draw from and strata of involved chips.
+"""From fleet, runs and behaviour to what an engine simulates: urns to draw from and strata of involved chips.
 
 Chips with the same window, rates and urn are exchangeable, so a stratum is a count. Plan time is measured in days of
 the run's schedule; it equals world time unless a reaction slows or stops the run.
@@ -18,7 +18,7 @@ from firmware_sim.lies import LabLie
 from inspector.campaign._allocate import Share, allocate
 from inspector.campaign.evidence import HiddenSite, Target, Weighing
 from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Rule, Run, Sampling, Site, Status
-from inspector.campaign.policies import Conduct, Strategy
+from inspector.campaign.policies import Behaviour, Strategy
 from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.reactions import Control, Reaction
 
@@ -162,10 +162,10 @@ def make_plan(
     """
     if not runs:
         raise CallerError("a campaign needs at least one run")
-    conduct = strategy.conduct()
+    behaviour = strategy.behaviour()
     urns, urn_of = _urns(fleet, inspection)
     periods = _periods(days, inspection, urns)
-    if conduct.reaction is not None and conduct.reaction.hides_in_inspected and inspection.redraw:
+    if behaviour.reaction is not None and behaviour.reaction.hides_in_inspected and inspection.redraw:
         raise CallerError(f"strategy {strategy.name!r}: hide-in-inspected needs inspection.redraw = false")
     book = _Book(rates, bound, confidence)
     strata: list[Stratum] = []
@@ -178,7 +178,7 @@ def make_plan(
     free: dict[tuple[str, str, int], int] = {}
     for run in runs:
         try:
-            placed = _place(fleet, run, rule, inspection, conduct, free)
+            placed = _place(fleet, run, rule, inspection, behaviour, free)
         except CallerError as error:
             raise CallerError(f"strategy {strategy.name!r}, run {run.name!r}: {error}") from None
         end = max(end, placed.busy_end)
@@ -186,7 +186,7 @@ def make_plan(
             lawful.append(run.name)
         for share, window in placed.shares:
             if share.status is Status.REGISTERED:
-                strata.append(_stratum(share, window, placed, conduct, inspection, book, urn_of))
+                strata.append(_stratum(share, window, placed, behaviour, inspection, book, urn_of))
                 continue
             hidden += share.count
             statuses.add(share.status)
@@ -196,7 +196,7 @@ def make_plan(
             if inspection.searches and share.declared:
                 catch = _search_catch(_site(fleet, share), share.status, inspection, book.rate(HIDDEN_LIE))
                 searches.append(Search(site=share.site, busy_begin=window[0], busy_end=window[1], catch=catch))
-    if conduct.reaction is None and end > days * (1 + 1e-12):
+    if behaviour.reaction is None and end > days * (1 + 1e-12):
         raise CallerError(
             f"strategy {strategy.name!r}: the runs end on day {end:g}, after the horizon of {days:g} days"
         )
@@ -210,8 +210,8 @@ def make_plan(
         searches=_one_per_site(searches),
         loss_test=_loss_test(fleet, inspection, days, diverted),
         end=end,
-        refuse=conduct.refuse,
-        reaction=conduct.reaction,
+        refuse=behaviour.refuse,
+        reaction=behaviour.reaction,
         lies=tuple(sorted(book.used)),
         hidden_chips=hidden,
         lawful=tuple(lawful),
@@ -273,21 +273,26 @@ class _Placed:
 
 
 def _place(
-    fleet: Fleet, run: Run, rule: Rule, inspection: Inspection, conduct: Conduct, free: dict[tuple[str, str, int], int]
+    fleet: Fleet,
+    run: Run,
+    rule: Rule,
+    inspection: Inspection,
+    behaviour: Behaviour,
+    free: dict[tuple[str, str, int], int],
 ) -> _Placed:
-    flop = run.flop if conduct.flop_cap is None else min(run.flop, conduct.flop_cap * rule.threshold_flop)
+    flop = run.flop if behaviour.flop_cap is None else min(run.flop, behaviour.flop_cap * rule.threshold_flop)
     # Cutting a run short also cuts its days: the chips stay as planned.
-    duration = run.days * conduct.stretch * (flop / run.flop)
-    shares = allocate(fleet, run, conduct, flop / duration, free)
+    duration = run.days * behaviour.stretch * (flop / run.flop)
+    shares = allocate(fleet, run, behaviour, flop / duration, free)
     begin, end = run.start, run.start + duration
     if flop <= rule.threshold_flop * (1 + 1e-12):
         incriminating = math.inf
-    elif rule.evidence is Evidence.WHOLE_RUN or conduct.parts > 1:
+    elif rule.evidence is Evidence.WHOLE_RUN or behaviour.parts > 1:
         incriminating = begin
     else:
         incriminating = begin + duration * rule.threshold_flop / flop
-    step = duration / conduct.waves
-    windows = [(begin + wave * step, begin + (wave + 1) * step) for wave in range(conduct.waves)]
+    step = duration / behaviour.waves
+    windows = [(begin + wave * step, begin + (wave + 1) * step) for wave in range(behaviour.waves)]
     placed: list[tuple[Share, tuple[float, float]]] = []
     for share in shares:
         if share.status is Status.REGISTERED:
@@ -297,7 +302,7 @@ def _place(
     work: dict[str, float] = {}
     for share in shares:
         work[share.lab] = work.get(share.lab, 0.0) + share.work * duration
-    small = [lab for lab, done in work.items() if conduct.split and done <= rule.threshold_flop * (1 + 1e-12)]
+    small = [lab for lab, done in work.items() if behaviour.split and done <= rule.threshold_flop * (1 + 1e-12)]
     return _Placed(shares=placed, incriminating_from=incriminating, small=frozenset(small), busy_end=end)
 
 
@@ -305,19 +310,19 @@ def _stratum(
     share: Share,
     window: tuple[float, float],
     placed: _Placed,
-    conduct: Conduct,
+    behaviour: Behaviour,
     inspection: Inspection,
     book: _Book,
     urn_of: dict[tuple[str, str], int],
 ) -> Stratum:
-    bare = 0.0 if conduct.chip_lie is None else book.rate(conduct.chip_lie)
+    bare = 0.0 if behaviour.chip_lie is None else book.rate(behaviour.chip_lie)
     lawful = math.isinf(placed.incriminating_from)
-    rate = 0.0 if lawful else inspection.snapshot_rate * conduct.snapshot_share
+    rate = 0.0 if lawful else inspection.snapshot_rate * behaviour.snapshot_share
     begin = window[1] if lawful else max(window[0], min(placed.incriminating_from, window[1]))
     if share.lab in placed.small and not lawful:
         seen, begin = inspection.aggregates, window[0]
     else:
-        seen = book.rate(conduct.snapshot_lie) if rate > 0 else 0.0
+        seen = book.rate(behaviour.snapshot_lie) if rate > 0 else 0.0
     return Stratum(
         urn=urn_of[share.lab, share.site],
         count=share.count,

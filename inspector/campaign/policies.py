@@ -1,6 +1,6 @@
 """The evasions of Shavit 2023 (section 4 and App. C) as small policies that compose.
 
-A policy is a function ``Conduct -> Conduct``: it changes how the lab carries out its runs, never what the inspector
+A policy is a function ``Behaviour -> Behaviour``: it changes how the lab carries out its runs, never what the inspector
 does. A strategy applies several in order. What a lie risks when an inspector looks at it is not stated here: the
 policy only names the lie, and the rate comes from `inspector.campaign.rates`.
 """
@@ -21,9 +21,9 @@ from inspector.campaign.reactions import HideInInspected, PauseWhenDrawn, QuitWh
 __all__ = [
     "POLICIES",
     "Adapt",
+    "Behaviour",
     "ChainRuns",
     "Collude",
-    "Conduct",
     "ConsumerChips",
     "DivertChips",
     "Firmware",
@@ -42,7 +42,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conduct:
+class Behaviour:
     """How a lab carries out a run; the default is the run as planned, undeclared, on its own registered chips.
 
     Attributes:
@@ -78,10 +78,10 @@ class Conduct:
 
 
 class Policy(Protocol):
-    """One change of conduct."""
+    """One change of behaviour."""
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        """Return the changed conduct."""
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        """Return the changed behaviour."""
         ...
 
 
@@ -94,8 +94,8 @@ class Stretch:
     def __post_init__(self) -> None:
         at_least("stretch.factor", self.factor, 1)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, stretch=conduct.stretch * self.factor)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, stretch=behaviour.stretch * self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ class Rush:
     def __post_init__(self) -> None:
         at_least("rush.factor", self.factor, 1)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, stretch=conduct.stretch / self.factor)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, stretch=behaviour.stretch / self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +120,8 @@ class Waves:
     def __post_init__(self) -> None:
         whole("waves.groups", self.groups, 1)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, waves=conduct.waves * self.groups)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, waves=behaviour.waves * self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +140,8 @@ class DivertChips:
         if self.share is not None:
             probability("divert.share", self.share)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, hidden=(*conduct.hidden, (self.status, self.share)))
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, hidden=(*behaviour.hidden, (self.status, self.share)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +162,12 @@ class ConsumerChips:
         if self.share is not None:
             probability("consumer.share", self.share)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
         return dataclasses.replace(
-            conduct,
+            behaviour,
             consumer=self.communication,
             reference_gbps=self.reference_gbps,
-            hidden=(*conduct.hidden, (Status.EXEMPT, self.share)),
+            hidden=(*behaviour.hidden, (Status.EXEMPT, self.share)),
         )
 
 
@@ -182,16 +182,16 @@ class Firmware:
         known_lie("firmware.lie", self.lie)
         probability("firmware.snapshot_share", self.snapshot_share)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, chip_lie=self.lie, snapshot_share=self.snapshot_share)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, chip_lie=self.lie, snapshot_share=self.snapshot_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HideLogs:
     """Drawn chips that hold evidence are refused, as long as refusals stay within what the inspector tolerates."""
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, refuse=True)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, refuse=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +203,8 @@ class WeightSwap:
     def __post_init__(self) -> None:
         known_lie("weight-swap.lie", self.lie)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, snapshot_lie=self.lie)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, snapshot_lie=self.lie)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +216,8 @@ class Spoof:
     def __post_init__(self) -> None:
         known_lie("spoof.lie", self.lie)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, snapshot_lie=self.lie)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, snapshot_lie=self.lie)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +231,8 @@ class ChainRuns:
         whole("chain.parts", self.parts, 2)
         known_lie("chain.lie", self.lie)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, parts=conduct.parts * self.parts, snapshot_lie=self.lie)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, parts=behaviour.parts * self.parts, snapshot_lie=self.lie)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +244,8 @@ class StayUnder:
     def __post_init__(self) -> None:
         positive("stay-under.times", self.times)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, flop_cap=self.times)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, flop_cap=self.times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,8 +261,8 @@ class Collude:
         for lab in self.labs:
             named("collude.labs", lab)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, labs=(*conduct.labs, *self.labs))
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, labs=(*behaviour.labs, *self.labs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,8 +281,8 @@ class Split:
         for lab in self.labs:
             named("split.labs", lab)
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        return dataclasses.replace(conduct, labs=(*conduct.labs, *self.labs), split=True)
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        return dataclasses.replace(behaviour, labs=(*behaviour.labs, *self.labs), split=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,10 +291,10 @@ class Adapt:
 
     reaction: Reaction
 
-    def __call__(self, conduct: Conduct, /) -> Conduct:
-        if conduct.reaction is not None:
+    def __call__(self, behaviour: Behaviour, /) -> Behaviour:
+        if behaviour.reaction is not None:
             raise CallerError("a strategy can have one reaction to inspections only")
-        return dataclasses.replace(conduct, reaction=self.reaction)
+        return dataclasses.replace(behaviour, reaction=self.reaction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,12 +311,12 @@ class Strategy:
     def __post_init__(self) -> None:
         named("strategy.name", self.name)
 
-    def conduct(self) -> Conduct:
+    def behaviour(self) -> Behaviour:
         """Apply the policies."""
-        conduct = Conduct()
+        behaviour = Behaviour()
         for policy in self.policies:
-            conduct = policy(conduct)
-        return conduct
+            behaviour = policy(behaviour)
+        return behaviour
 
 
 POLICIES: Mapping[str, type[Any]] = {

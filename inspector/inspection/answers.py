@@ -19,7 +19,7 @@ from monitor.transcript.lengths import CHIP_FILE_BYTES
 __all__ = ["Answers", "Ask", "Source"]
 
 Ask = Callable[[str, bytes, str], Mapping[str, bytes]]
-"""Challenges a chip, with a nonce, in a verifier's name (`Chip.challenge`), and returns its four files at once.
+"""Challenges a chip, with a nonce, in a verifier's name (`Chip.challenge`), and returns its files at once.
 
 EvidenceError where it does not answer.
 """
@@ -29,7 +29,7 @@ EvidenceError where it does not answer.
 class Source:
     """Where a chip's evidence lies: a run of the chip's own lab or, under the name "", outside of any run.
 
-    ``read`` returns one of the chip's four files; EvidenceError where it cannot. ``nonce`` is what the quote must
+    ``read`` returns one of the chip's files; EvidenceError where it cannot. ``nonce`` is what the quote must
     answer: of a live answer the fresh one, and None for the trust file's.
     """
 
@@ -84,7 +84,7 @@ class Answers:
         return any((folder / chip / CHIP_FILES[0]).is_file() for folder in self._folders)
 
     def read(self, chip: str, name: str) -> bytes:
-        """Return one of ``CHIP_FILES`` of the chip; EvidenceError if it is missing, a link, or too large."""
+        """Return one of the chip's files; EvidenceError if it is missing, a link, or too large."""
         for folder in self._folders:
             path = folder / chip / name
             if path.is_symlink() or not path.is_file():

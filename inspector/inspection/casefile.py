@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from firmware_sim.evidence import LogCheckpoint, Standing
     from inspector.inspection.answers import Source
     from inspector.inspection.transcripts import Transcript
 
@@ -22,6 +23,7 @@ class CaseFile:
         transcripts: the runs that could be read.
         drawn: where the evidence of each drawn chip lies.
         replays: what the devices answered.
+        prunable: of each drawn chip whose evidence is sound, where its log may be pruned if the verdict accepts.
         checks: what a cluster has signed of the files that the inspectorate was not shown.
         examinations: what they answered of samples and weights for the sake of rules.
     """
@@ -31,5 +33,6 @@ class CaseFile:
     transcripts: list[Transcript] = field(default_factory=list)
     drawn: dict[str, list[Source]] = field(default_factory=dict)
     replays: list[dict[str, Any]] = field(default_factory=list)
+    prunable: dict[str, tuple[LogCheckpoint, Standing]] = field(default_factory=dict)
     checks: list[bytes] = field(default_factory=list)
     examinations: list[dict[str, Any]] = field(default_factory=list)

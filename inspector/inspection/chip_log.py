@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from inspector.inspection.answers import Source
+from inspector.inspection.cases import open_case
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
-from inspector.inspection.provenance import is_listed, is_sound, open_case
+from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
 
@@ -33,9 +34,13 @@ def verify_log(chip: str, source: Source, trust: Trust) -> Verdict:
                 "tick": case.quote.tick,
                 "epoch": case.quote.epoch,
                 "counter": case.quote.counter,
+                "log_start": case.since.size,
                 "log_head": case.quote.log_head.hex(),
                 "records": dict(Counter(record.kind.name for record in case.records)),
             }
     size = sum(evidence.get("records", {}).values())
-    text = f"the log of chip {chip} with {size} records is whole, and the one that the chip quoted to {trust.verifier}"
+    start = evidence.get("log_start")
+    behind = f" behind a signed checkpoint at record {start}" if start else ""
+    text = f"the log of chip {chip} with {size} records{behind} is whole, and the one that the chip quoted to "
+    text += trust.verifier
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=_SCOPE)

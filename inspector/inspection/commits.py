@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from firmware_sim import (
+    BIRTH,
     EMPTY_MEMORY,
     KEPT_BYTES,
     NO_RUN,
     NO_WORK,
+    LogCheckpoint,
     LogPosition,
     LogRecord,
     Quote,
@@ -19,6 +21,7 @@ from firmware_sim import (
     Work,
 )
 from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import NEWBORN, Standing
 
 __all__ = [
     "Beacons",
@@ -42,7 +45,7 @@ def is_empty_snapshot(record: LogRecord) -> bool:
 
 
 class Law(Protocol):
-    """Reads a chip's records one by one."""
+    """Reads a chip's records one by one, from its birth or from a checkpoint on: `since`, or the host's `standing`."""
 
     def take(self, record: LogRecord) -> None:
         """Check one record; EvidenceError says what is wrong with it."""
@@ -56,11 +59,11 @@ class CommitOrder:
       since the run resumes from its last checkpoint.
     """
 
-    def __init__(self, chip: str) -> None:
+    def __init__(self, chip: str, standing: Standing = NEWBORN) -> None:
         self._chip = chip
-        self._attached: set[bytes] = set()
-        self._last: dict[bytes, int] = {}
-        self._resumed: set[bytes] = set()
+        self._attached = {standing.attached} - {NO_RUN}
+        self._last = {run: last for run, (last, _) in standing.runs.items()}
+        self._resumed = set(self._last) - (set() if standing.newest is None else self._attached)
 
     def take(self, record: LogRecord) -> None:
         """Check one record; EvidenceError says what is out of order."""
@@ -92,10 +95,10 @@ class SnapshotMoment:
     chip without memory shows it for no run, and only before any memory was attached.
     """
 
-    def __init__(self, chip: str) -> None:
+    def __init__(self, chip: str, standing: Standing = NEWBORN) -> None:
         self._chip = chip
-        self._attached: bytes | None = None
-        self._newest: dict[bytes, int] = {}
+        self._attached = None if standing.attached == NO_RUN else standing.attached
+        self._newest = {} if standing.newest is None else {standing.attached: standing.newest}
 
     def take(self, record: LogRecord) -> None:
         """Check one record; EvidenceError says which other moment a snapshot claims."""
@@ -133,10 +136,10 @@ class BusyTicks:
         runs: ids of the declared runs.
     """
 
-    def __init__(self, chip: str, runs: Container[bytes]) -> None:
+    def __init__(self, chip: str, runs: Container[bytes], since: LogCheckpoint = BIRTH) -> None:
         self._chip = chip
         self._runs = runs
-        self._explained = 0
+        self._explained = since.busy
         self._newest: int | None = None
 
     def take(self, record: LogRecord) -> None:
@@ -183,11 +186,19 @@ class MeteredWork:
         runs: the declared runs in which the chip takes part, by run id.
     """
 
-    def __init__(self, chip: str, runs: Mapping[bytes, Needs]) -> None:
+    def __init__(
+        self, chip: str, runs: Mapping[bytes, Needs], since: LogCheckpoint = BIRTH, standing: Standing = NEWBORN
+    ) -> None:
         self._chip = chip
         self._runs = runs
-        self._heard: dict[bytes, int] = {}
+        self._heard = {run: most for run, (_, most) in standing.runs.items()}
         self._since_boot()
+        needs, newest = runs.get(standing.attached), standing.newest
+        self._before = Work.from_bytes(since.work) if needs is None else standing.before
+        self._share, self._most = ((1, 1), NO_WORK) if needs is None else (needs.share, needs.most)
+        if needs is not None and newest is not None and standing.counted is not None:
+            self._needed = sum(map(needs.of, range(standing.counted, newest + 1)), NO_WORK)
+            self._is_first = False
 
     def _since_boot(self) -> None:
         self._before = self._needed = NO_WORK  # of the chip when its memory was attached; of the steps since then
@@ -241,17 +252,21 @@ class HeldResults:
         runs: the declared runs in which the chip takes part, by run id.
     """
 
-    def __init__(self, chip: str, runs: Mapping[bytes, Needs]) -> None:
+    def __init__(self, chip: str, runs: Mapping[bytes, Needs], standing: Standing = NEWBORN) -> None:
         self._chip = chip
         self._runs = runs
-        self._most: int | None = None  # of memory that no declared run explains, other laws tell
+        self._allow(standing.attached, standing.newest)
+
+    def _allow(self, run: bytes, step: int | None) -> None:
+        """What may be held from a committed step on, or where that is None from when its run's memory was attached."""
+        needs = self._runs.get(run)
+        made = 0 if needs is None or step is None else needs.made(step)
+        self._most = None if needs is None else (made + KEPT_BYTES) * needs.share[0] // needs.share[1]
 
     def take(self, record: LogRecord) -> None:
-        """Check one record; EvidenceError says how much is held."""
+        """Check one record; EvidenceError says how much is held. Of memory of no declared run other laws tell."""
         if record.kind in (RecordKind.REGIONS, RecordKind.COMMIT):
-            needs = self._runs.get(record.run_id)
-            made = 0 if needs is None or record.kind is RecordKind.REGIONS else needs.made(record.step)
-            self._most = None if needs is None else (made + KEPT_BYTES) * needs.share[0] // needs.share[1]
+            self._allow(record.run_id, record.step if record.kind is RecordKind.COMMIT else None)
         seen = record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)
         if seen and self._most is not None and record.op > self._most:
             what = f"{record.op} bytes of results are held beside the state, more than the {self._most} that a step may"
@@ -264,12 +279,12 @@ class Beacons:
     What is missing was perhaps not sent, so that it accuses nobody and leaves the verdict open.
     """
 
-    def __init__(self, chip: str, seconds: int) -> None:
+    def __init__(self, chip: str, seconds: int, since: LogCheckpoint = BIRTH) -> None:
         self._chip = chip
         self._seconds = seconds
-        self._last: int | None = None
-        self._busy = 0
-        self._worked = False  # since the last beacon, in whatever boot
+        self._last = since.beacon or None
+        self._busy = since.busy
+        self._worked = False  # since the last beacon, in whatever boot; at a checkpoint it has not
 
     def take(self, record: LogRecord) -> None:
         """Check one record; Unaudited says for how long the chip worked without a beacon."""
@@ -303,11 +318,20 @@ class SignsOfLife:
         until: the answer to the challenge, which was made at ``now``, in seconds since 1970.
     """
 
-    def __init__(self, chip: str, seconds: int, *, last: LogPosition | None, until: Quote, now: int) -> None:
+    def __init__(
+        self,
+        chip: str,
+        seconds: int,
+        *,
+        last: LogPosition | None,
+        until: Quote,
+        now: int,
+        since: LogCheckpoint = BIRTH,
+    ) -> None:
         self._chip = chip
         self._seconds = seconds
         self._seen = 0 if last is None else last.size
-        self._last = 0 if last is None else last.time
+        self._last = max(since.beacon, 0 if last is None else last.time)
         self._ends = until.log_size - 1
         self._now = now
 

@@ -19,7 +19,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, verified_manifest
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
-from inspector.replay.drift import DRIFT_POLICY, native_weights, record_decisions
+from inspector.replay.drift import DRIFT_FORMATS, native_weights, record_decisions
 from inspector.replay.pool import run_worker
 from monitor.transcript import RunFolder
 from monitor.transcript.state import decode_state
@@ -71,7 +71,7 @@ def drift(
                 "native_first_different_step": equal.index(False) + 1 if False in equal else None,
                 "native_step_digests_equal": sum(equal),
                 **_distance(mine, decode_state(weights.read_bytes(), "the weights of a device")),
-                "policy": [DRIFT_POLICY.compute, DRIFT_POLICY.grid],
+                "policy": [DRIFT_FORMATS.compute, DRIFT_FORMATS.grid],
                 "logged_decisions": sum(decisions["logged"]),
                 "turned_decisions": sum(decisions["turned"]),
                 "turned_by_step": decisions["turned"],

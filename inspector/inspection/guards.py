@@ -72,6 +72,8 @@ class Settings:
         committed: the seed is such randomness, and its hash was published before the labs signed (inspector.rounds).
         devices: names of the replay devices.
         segments: at most so many segments of a run are replayed on each device; None sets no such limit.
+        shared: in [0, 1]; this share of the chosen segments is replayed on every device, and each other one on a single
+            device, which the draw chooses too.
         sampling: the first segment is replayed, as many drawn uniformly as the sampling asks for, and one for each
             drawn chip among those that hold a snapshot of it; the odds are in the verdict. With None the first, and
             all that hold a snapshot of a drawn chip: a lab that knows where there is none is not caught.
@@ -83,5 +85,6 @@ class Settings:
     devices: tuple[str, ...]
     committed: bool = False
     segments: int | None = None
+    shared: float = 1.0
     sampling: Sampling | None = None
     guards: frozenset[Guard] = ALL_GUARDS

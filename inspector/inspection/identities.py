@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from firmware_sim import RECORD_BYTES, LogRecord, limits, open_quote, parse_log
+from firmware_sim import BIRTH, RECORD_BYTES, LogCheckpoint, LogRecord, limits, open_quote, parse_log
 from firmware_sim.checks import CloneError, check_distinct, check_log_chain, check_log_quoted
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import Digest, Quote
+from firmware_sim.evidence import Digest, Quote, log_extent, logs_contradict
 from firmware_sim.identity import ChipIdentity, check_maker, read_chain
 from inspector.inspection.answers import Answers, Source
 from inspector.inspection.findings import Findings
@@ -41,9 +41,9 @@ class _Witness:
         return self.source.place
 
     def log(self) -> bytes:
-        """The chip's log, as long as its quote says: what is longer was not written by the chip, and is not parsed."""
+        """The chip's log, up to where its quote says: what is longer was not written by the chip, and is not parsed."""
         log = self.source.read("log.bin")
-        if len(log) != self.quote.log_size * RECORD_BYTES:
+        if log_extent(log)[1] != self.quote.log_size:
             raise EvidenceError(
                 f"the log in {self.place} is not the one of {self.quote.log_size} records that is quoted"
             )
@@ -51,6 +51,10 @@ class _Witness:
 
     def records(self) -> list[LogRecord]:
         return parse_log(self.log(), chip=self.chip)
+
+    def check_quoted(self) -> None:
+        """EvidenceError unless the log leads to the head that is quoted."""
+        _check_quoted(self.records(), self.identity, self.quote)
 
 
 def examine_identities(
@@ -94,18 +98,24 @@ def check_clone_proof(proof: Mapping[str, Any], ca_digests: Collection[Digest]) 
     other = _quoted(other_chain, other_quote, other_log, ca_digests)
     if one.certificate_digest != other.certificate_digest and one.alias_key != other.alias_key:
         raise EvidenceError("the two logs are of two identities")
-    if log.startswith(other_log) or other_log.startswith(log):
-        raise EvidenceError("one of the two logs extends the other")
+    if not logs_contradict(log, other_log):
+        raise EvidenceError("one of the two logs extends the other, or they are of different times")
 
 
 def _quoted(chain: bytes, quote: bytes, log: bytes, ca_digests: Collection[Digest]) -> ChipIdentity:
     """The identity whose quote covers the whole log; EvidenceError if none does."""
     identity = read_chain(chain)
     check_maker(identity, ca_digests)
-    records = parse_log(log, chip=identity.chip_id)
-    check_log_chain(records, identity)
-    check_log_quoted(records, open_quote(quote, identity.alias_key))
+    _check_quoted(parse_log(log, chip=identity.chip_id), identity, open_quote(quote, identity.alias_key))
     return identity
+
+
+def _check_quoted(records: Sequence[LogRecord], identity: ChipIdentity, quote: Quote) -> None:
+    """The records lead, hash by hash, to the head that is quoted, whatever came before the first of them."""
+    first = records[0]
+    since = LogCheckpoint(size=first.counter, head=first.previous) if first.counter else BIRTH
+    check_log_chain(records, identity, since)
+    check_log_quoted(records, quote, since)
 
 
 def _witnesses(transcripts: Sequence[Transcript], trust: Trust, answers: Answers) -> Iterator[_Witness]:
@@ -138,8 +148,15 @@ def _neighbours(witnesses: Iterable[_Witness]) -> Iterator[tuple[_Witness, _Witn
 
 
 def _extends(first: _Witness, second: _Witness) -> bool:
-    """Whether two logs of one chip, the shorter one first, are one log at two times."""
-    return second.log().startswith(first.log())
+    """Whether two logs of one chip, the one that ends first first, are one log at two times.
+
+    Where the chip has let go of what lies between them, each has to be one that it quoted.
+    """
+    one, other = first.log(), second.log()
+    if log_extent(one)[1] <= log_extent(other)[0]:
+        first.check_quoted()
+        second.check_quoted()
+    return not logs_contradict(one, other)
 
 
 def _text(first: _Witness, second: _Witness) -> str:

@@ -205,6 +205,7 @@ def inspect(
             for chip in asked
         ]
         evidence["chips"] = [report.to_json() for report in reports]
+        case.prunable = {report.chip: report.prunable for report in reports if report.prunable is not None}
         if memory is not None:
             evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
@@ -260,7 +261,7 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
 def _job(
     transcript: Transcript,
     trust: Trust,
-    chosen: list[Segment],
+    chosen: Sequence[Segment],
     findings: Findings,
     inside: Sequence[InsideStep] = (),
 ) -> dict[str, Any]:
@@ -351,10 +352,10 @@ def _replay(
             continue  # nothing is new
         odds = {"run": transcript.run.folder.name, "run_id": transcript.run.manifest.run}
         evidence["odds"].append(odds | odds_of(picked, settings))
-        chosen = list(picked.segments)
-        inside = looked_at[transcript.run.manifest.run] = _inside(transcript, reports, chosen)
-        job = _job(transcript, trust, chosen, findings, inside)
-        jobs += [(name, transcript, chosen, job) for name in settings.devices]
+        looked_at[transcript.run.manifest.run] = _inside(transcript, reports, picked.segments)
+        for name, chosen in picked.dealt.items():
+            inside = _inside(transcript, reports, chosen)
+            jobs.append((name, transcript, chosen, _job(transcript, trust, chosen, findings, inside)))
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))
     evidence["replays"] = []
@@ -369,9 +370,12 @@ def _replay(
     for transcript in transcripts:
         trained_on = transcript.run.metadata.device["fingerprint"]
         mine = [replay for replay in evidence["replays"] if replay["run"] == transcript.run.folder.name]
-        if mine and all(replay["fingerprint"] == trained_on for replay in mine):
+        shown = {index for replay in mine if replay["fingerprint"] != trained_on for index in replay["segments"]}
+        alike = {index for replay in mine for index in replay["segments"]} - shown
+        if alike:
+            text = "every replay device computes" if not shown else f"what replayed {len(alike)} segments computes"
             findings.doubt(
-                "every replay device computes like the training device, so the replay shows little; name another",
+                f"{text} like the training device, so the replay shows little; name another",
                 run=transcript.run.folder.name,
             )
     return [result for result in results if not isinstance(result, DeviceError)]
@@ -401,7 +405,7 @@ def _choose(transcript: Transcript, reports: list[ChipReport], settings: Setting
 def judge(
     name: str,
     transcript: Transcript,
-    chosen: list[Segment],
+    chosen: Sequence[Segment],
     result: dict[str, Any],
     findings: Findings,
     inside: Sequence[InsideStep] = (),

@@ -14,15 +14,12 @@ from firmware_sim import (
     LogRecord,
     RecordKind,
     Work,
-    decode_epoch_keys,
-    open_quote,
-    parse_log,
 )
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
-from firmware_sim.identity import read_chain
-from inspector.inspection.admission import admitted
+from firmware_sim.evidence import LogCheckpoint, Standing, log_extent, logs_contradict
 from inspector.inspection.answers import Answers, Source
+from inspector.inspection.cases import OpenedCase, accepted_part, open_case
 from inspector.inspection.commits import (
     Beacons,
     BusyTicks,
@@ -49,7 +46,6 @@ __all__ = [
     "is_listed",
     "is_sound",
     "judge_cuts",
-    "open_case",
     "runs_of_owner",
     "sources_of",
 ]
@@ -86,6 +82,8 @@ class ChipReport:
         inside: those of them that only a replay of the step can compare.
         gaps: power gaps, as record numbers.
         boots: how often it was started.
+        start: number of the first record that was looked at; what came before was accepted at an earlier inspection.
+        prunable: where the log may be pruned if the inspection accepts; None where it may not.
         beyond: steps of runs that go on which it has heard of since their heads were handed over.
     """
 
@@ -108,6 +106,8 @@ class ChipReport:
     gaps: list[int] = field(default_factory=list)
     boots: int = 0
     beyond: int = 0
+    start: int = 0
+    prunable: tuple[LogCheckpoint, Standing] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -119,6 +119,7 @@ class ChipReport:
             "sound": self.sound,
             "log_counter": self.log_counter,
             "log_size": self.log_size,
+            "log_start": self.start,
             "log_head": self.log_head,
             "nonce": self.nonce,
             "time": self.time,
@@ -180,14 +181,17 @@ def examine_chip(
         (record.op for record in case.records if record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)), default=0
     )
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
-    report.boots = sum(record.kind is RecordKind.BOOT for record in case.records)
+    report.boots = case.since.boot + sum(record.kind is RecordKind.BOOT for record in case.records)
+    report.start = case.since.size
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
-    laws = _laws(report, trust, own, findings)
+    laws = _laws(case, trust, own, findings)
     if source.nonce is not None and trust.beacon_seconds is not None:
-        laws.append((Guard.TIME, SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now)))
-    _match(report, case.records, laws, trust, own, findings, last)
+        life = SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now, since=case.since)
+        laws.append((Guard.TIME, life))
+    judged = _match(report, case, laws, trust, own, findings, last)
+    report.prunable = accepted_part(case, judged) if report.sound else None
     return report
 
 
@@ -239,69 +243,49 @@ def _refused(chip: str) -> None:
 
 
 def _latest(chip: str, sources: Sequence[Source]) -> Source:
-    """The answer to a live challenge, or else the source with the longest log; every other log is its beginning.
+    """The answer to a live challenge, or else the source whose log goes furthest; every other log is part of its past.
 
     Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
     """
     logs = [(source.read("log.bin"), source) for source in sources]
-    longest, latest = max(logs, key=lambda entry: (entry[1].nonce is not None, len(entry[0])))
+    furthest, latest = max(logs, key=lambda entry: (entry[1].nonce is not None, log_extent(entry[0])[1]))
     for log, source in logs:
-        if not longest.startswith(log):
+        if logs_contradict(furthest, log) or log_extent(log)[1] > log_extent(furthest)[1]:
             raise EvidenceError(f"chip {chip}: its logs in {latest.place} and {source.place} contradict each other")
     return latest
 
 
-def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None) -> ChipCase:
-    """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
-
-    Re-inspecting the same quote is allowed.
-    """
-    chain, epochs, log, quote = (source.read(name) for name in CHIP_FILES)
-    identity = read_chain(chain)
-    opened = open_quote(quote, identity.alias_key)
-    return ChipCase(
-        chip_id=chip,
-        nonce=trust.nonce if source.nonce is None else source.nonce,
-        verifier_id=trust.verifier,
-        trust=trust.chip_trust,
-        last=None if last == LogPosition.of(opened) else last,
-        identity=identity,
-        quote=opened,
-        records=parse_log(admitted(log, identity, trust.chip_trust, chip=chip), chip=chip),
-        keys=decode_epoch_keys(epochs),
-    )
-
-
 def _laws(
-    report: ChipReport, trust: Trust, transcripts: Sequence[Transcript], findings: Findings
+    case: OpenedCase, trust: Trust, transcripts: Sequence[Transcript], findings: Findings
 ) -> list[tuple[Guard, Law]]:
-    """When an honest host makes a chip write its records."""
+    """When an honest host makes a chip write its records, from where they begin."""
+    chip, since, standing = case.chip_id, case.since, case.standing
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     laws: list[tuple[Guard, Law]] = [
-        (Guard.COMMITMENT, CommitOrder(report.chip)),
-        (Guard.SNAPSHOT, SnapshotMoment(report.chip)),
-        (Guard.TIME, BusyTicks(report.chip, runs)),
-        *_meter_law(report.chip, transcripts, findings),
+        (Guard.COMMITMENT, CommitOrder(chip, standing)),
+        (Guard.SNAPSHOT, SnapshotMoment(chip, standing)),
+        (Guard.TIME, BusyTicks(chip, runs, since)),
+        *_meter_law(case, transcripts, findings),
     ]
     if trust.beacon_seconds is not None:
-        laws.append((Guard.TIME, Beacons(report.chip, trust.beacon_seconds)))
+        laws.append((Guard.TIME, Beacons(chip, trust.beacon_seconds, since)))
     return laws
 
 
 def _match(
     report: ChipReport,
-    records: Sequence[LogRecord],
+    case: OpenedCase,
     laws: Sequence[tuple[Guard, Law]],
     trust: Trust,
     transcripts: Sequence[Transcript],
     findings: Findings,
     last: LogPosition | None,
-) -> None:
-    """Each record must belong to exactly one declared run, and come when the laws say."""
+) -> Sequence[LogRecord]:
+    """Each record must belong to exactly one declared run, and come when the laws say; returns those looked at."""
     runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     committed: set[tuple[bytes, int]] = set()
     cut = 0
-    every, records = records, up_to_heads(records, runs)
+    every, records = case.records, up_to_heads(case.records, runs)
     for record in every[len(records) :]:
         report.beyond += record.kind is RecordKind.COMMIT
         if record.kind in _OF_RUNS and not is_empty_snapshot(record) and record.run_id not in runs:
@@ -333,7 +317,8 @@ def _match(
     judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
-            _match_missing(report, transcript, committed, findings)
+            _match_missing(report, transcript, committed, case.standing, findings)
+    return records
 
 
 def note_undeclared(chip: str, record: LogRecord, findings: Findings) -> None:
@@ -388,8 +373,9 @@ def judge_cuts(chip: str, cut: int, gaps: int, rate: Fraction, findings: Finding
         findings.doubt(text, chip=chip)
 
 
-def _meter_law(chip: str, transcripts: Sequence[Transcript], findings: Findings) -> list[tuple[Guard, Law]]:
+def _meter_law(case: OpenedCase, transcripts: Sequence[Transcript], findings: Findings) -> list[tuple[Guard, Law]]:
     """What the chip's meter must count; nothing where a run of its executes programs that nobody agreed to."""
+    chip, since, standing = case.chip_id, case.since, case.standing
     mine = [item for item in transcripts if chip in item.run.metadata.chips]
     unknown = next((item for item in mine if item.execution.works is None), None)
     if unknown is not None and findings.is_on(Guard.METER):
@@ -398,7 +384,10 @@ def _meter_law(chip: str, transcripts: Sequence[Transcript], findings: Findings)
     if unknown is not None or not findings.is_on(Guard.METER):
         return []
     needs = {item.run.metadata.run_id: item.needs(chip) for item in mine}
-    return [(Guard.METER, MeteredWork(chip, needs)), (Guard.METER, HeldResults(chip, needs))]
+    return [
+        (Guard.METER, MeteredWork(chip, needs, since, standing)),
+        (Guard.METER, HeldResults(chip, needs, standing)),
+    ]
 
 
 def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
@@ -488,18 +477,26 @@ def _where(report: ChipReport, record: LogRecord) -> dict[str, Any]:
 
 
 def _match_missing(
-    report: ChipReport, transcript: Transcript, committed: set[tuple[bytes, int]], findings: Findings
+    report: ChipReport,
+    transcript: Transcript,
+    committed: set[tuple[bytes, int]],
+    standing: Standing,
+    findings: Findings,
 ) -> None:
-    """The chip must have heard of every step of a finished run in which it took part."""
-    run_id = transcript.run.metadata.run_id
-    missing = [leaf.step for leaf in transcript.leaves if (run_id, leaf.step) not in committed]
+    """The chip must have heard of every step of a finished run in which it took part, and of none beyond a head."""
+    run_id, name = transcript.run.metadata.run_id, transcript.run.folder.name
+    _, heard = standing.runs.get(run_id, (-1, -1))
+    if heard >= len(transcript.leaves):
+        text = f"chip {report.chip}: an earlier inspection accepted step {heard} of run {name}, which lies beyond the "
+        findings.add(Guard.COMMITMENT, text + "head that is handed over now", chip=report.chip, step=heard)
+    missing = [leaf.step for leaf in transcript.leaves if leaf.step > heard and (run_id, leaf.step) not in committed]
     if missing == [len(transcript.leaves) - 1] and not transcript.run.finished:
-        text = f"chip {report.chip} has not heard of step {missing[0]} of {transcript.run.folder.name} yet"
+        text = f"chip {report.chip} has not heard of step {missing[0]} of {name} yet"
         findings.doubt(text, chip=report.chip, step=missing[0])
     elif missing:
         findings.add(
             Guard.COMMITMENT,
-            f"chip {report.chip}: never heard of step {missing[0]} of run {transcript.run.folder.name}",
+            f"chip {report.chip}: never heard of step {missing[0]} of run {name}",
             chip=report.chip,
             step=missing[0],
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +62,13 @@ class Chosen:
     """The segments of one run that are replayed, in order, and how many of them were drawn uniformly.
 
     Attributes:
+        dealt: by device, those that it replays, in order; each segment on one at least. No device without any.
         audit: of the segments that were not judged before; None where there is none.
         since: the step up to which an earlier inspection has accepted the run.
     """
 
     segments: Sequence[Segment]
+    dealt: Mapping[str, Sequence[Segment]]
     audit: Audit | None
     since: int = 0
 
@@ -83,13 +86,15 @@ def choose(
             step is replayed again, and the first that does not is as any other.
 
     Raises:
-        CallerError: no segment may be replayed.
+        CallerError: no segment may be replayed, or the share of those that every device replays is none.
     """
     if settings.segments is not None and settings.segments < 1:
         raise CallerError("at least one segment must be replayed")
+    if not 0 <= settings.shared <= 1:
+        raise CallerError(f"the share of segments that every device replays lies in [0, 1], not {settings.shared}")
     every = [segment for segment in every if segment.stop > since]
     if not every:
-        return Chosen(segments=[], audit=None, since=since)
+        return Chosen(segments=[], dealt={}, audit=None, since=since)
     lengths = [segment.stop - segment.start for segment in every]
     certain = frozenset({0}) if not since else frozenset[int]()
     seen = [
@@ -98,7 +103,8 @@ def choose(
     most = len(every) if settings.segments is None else min(settings.segments, len(every))
     if settings.sampling is None:
         wanted = first_and_drawn([every[0], *seen], most, seed)
-        return Chosen(segments=wanted, audit=Audit(lengths, frozenset({0})), since=since)
+        audit = Audit(lengths, frozenset({0}))
+        return Chosen(segments=wanted, dealt=_dealt(wanted, settings, seed), audit=audit, since=since)
     asked = Audit(lengths, certain).needed(settings.sampling.against, settings.sampling.confidence)
     drawn = min(asked, most - len(certain))
     uniform = drawn_uniformly(every, drawn, seed) if certain else _drawn(every, drawn, seed)
@@ -106,7 +112,17 @@ def choose(
     count = min(settings.samples, most - len(certain) - drawn)
     more = draw([str(segment.index) for segment in rest], count, seed + b"/snapshots/")
     picked = sorted([*uniform, *(segment for segment in rest if str(segment.index) in more)])
-    return Chosen(segments=picked, audit=Audit(lengths, certain, drawn), since=since)
+    audit = Audit(lengths, certain, drawn)
+    return Chosen(segments=picked, dealt=_dealt(picked, settings, seed), audit=audit, since=since)
+
+
+def _dealt(chosen: Sequence[Segment], settings: Settings, seed: bytes) -> dict[str, list[Segment]]:
+    """By device, the segments that it replays: those of the share that all do, and every so many-th of the others."""
+    order = draw([str(segment.index) for segment in chosen], len(chosen), seed + b"/devices/")
+    shared = math.ceil(settings.shared * len(chosen))
+    names = settings.devices
+    dealt = {name: {*order[:shared], *order[shared + number :: len(names)]} for number, name in enumerate(names)}
+    return {name: [each for each in chosen if str(each.index) in mine] for name, mine in dealt.items() if mine}
 
 
 def drawn_uniformly(every: Sequence[Segment], count: int, seed: bytes) -> list[Segment]:

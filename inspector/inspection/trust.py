@@ -60,7 +60,7 @@ class Trust:
         labs: public key of each lab's transcripts.
         chips: which lab owns which chip: the registry.
         verifier: this inspector's id, nonce: its challenge; the chips' quotes answer both.
-        inspectorates: keys of those whose signature under a declaration or a verdict counts.
+        inspectorates: keys of those whose signature under a declaration, a verdict or a log checkpoint counts.
         clusters: keys of those whose signature under the result of a replay counts.
         countersigned: declarations that they are said to have signed, as envelopes.
         maximum_flop: most FLOP that a lab's runs, or a run and those that it continues, may take together; None for no

@@ -59,6 +59,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += " left them"
         if known > extended:
             text += f", {known - extended} showed what was seen then and nothing newer"
+    if pruned := sum(chip["log_start"] > 0 for chip in chips):
+        text += f"; the logs of {pruned} drawn chips begin behind checkpoints that an inspectorate signed"
     if beyond := max((chip["steps_beyond_heads"] for chip in chips), default=0):
         text += f"; chips have gone on by up to {beyond} steps since, which the next inspection looks at"
     if chips:

@@ -1,4 +1,7 @@
-"""Runs jobs in a device's own process: a line of JSON in, a line of JSON out."""
+"""Runs jobs in a device's own process: a line of JSON in, a line of JSON out.
+
+``python -m inspector.replay._worker [THREADS]``
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import json
 import sys
 import time
 from typing import Any
+
+import torch
 
 from firmware_sim.errors import DeviceError, EvidenceError
 from inspector.devices import current_device, device
@@ -18,10 +23,15 @@ from inspector.replay.trial import run_trial
 from inspector.replay.work import open_job_run
 from monitor.environment import accelerator, check_subnormals, fingerprint, settings, versions
 from monitor.numerics.known_answers import require_engines
+from monitor.transcript import RunFolder
 
 
-def main() -> int:
-    """Run jobs until the input ends; evidence at fault is a result, anything else that goes wrong ends the process."""
+def main(threads: int | None = None) -> int:
+    """Run jobs until the input ends; evidence at fault is a result, anything else that goes wrong ends the process.
+
+    Args:
+        threads: compute with at most so many. The fingerprint is that of the device with all of its own.
+    """
     name = current_device()
     install_from_environment()
     wanted = device(name).capability
@@ -30,6 +40,8 @@ def main() -> int:
         raise DeviceError(f"this process computes with {found}, not {wanted}")
     check_subnormals()
     identity = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}
+    if threads is not None:
+        torch.set_num_threads(min(threads, torch.get_num_threads()))
     for line in sys.stdin:
         job = json.loads(line)
         started = time.perf_counter()
@@ -45,8 +57,23 @@ def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
     return {"engines": require_engines("exact", "rounded", device=str(accelerator()))}
 
 
+_opened: dict[str, RunFolder] = {}
+"""The run of a job that came in parts, by the job's name."""
+
+
+def _run_of(job: dict[str, Any]) -> RunFolder:
+    """Open a job's run, once for all of its parts."""
+    name = job.get("part_of")
+    if name is None:
+        return open_job_run(job)
+    if name not in _opened:
+        _opened.clear()
+        _opened[name] = open_job_run(job)
+    return _opened[name]
+
+
 def _replay(job: dict[str, Any]) -> dict[str, Any]:
-    run = open_job_run(job)
+    run = _run_of(job)
     require_engines(run.declared.numerics, device=str(accelerator()))
     check = job["check_rounding"]
     inside = [(step, operators) for step, operators in job.get("inside", ())]
@@ -64,4 +91,4 @@ _ACTIONS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,7 +1,7 @@
 """Why control was needed: a run's steps without it, and with their rounding decisions taken freely.
 
 Runs in a device's own process. *Native drift* takes the steps in plain FP32, so that the weights of two devices can be
-compared. *Free decisions* takes them under a policy whose decisions devices really disagree about, and counts the
+compared. *Free decisions* takes them with formats whose decisions devices really disagree about, and counts the
 logged ones that this device would have taken the other way; each alone would have ended bit equality.
 """
 
@@ -17,14 +17,14 @@ from torch import Tensor
 from inspector.replay.work import open_job_run
 from monitor import numerics
 from monitor.environment import accelerator
-from monitor.numerics import Bound, Policy
+from monitor.numerics import Bound, Formats
 from monitor.numerics.known_answers import require_engines
 from monitor.replay.steps import ProgramSteps
 from monitor.transcript import RunFolder, encode_state
 
-__all__ = ["DRIFT_BOUND", "DRIFT_POLICY", "native_weights", "record_decisions", "replay_decisions", "run_drift"]
+__all__ = ["DRIFT_BOUND", "DRIFT_FORMATS", "native_weights", "record_decisions", "replay_decisions", "run_drift"]
 
-DRIFT_POLICY = Policy(compute="float32", grid="bfloat16")
+DRIFT_FORMATS = Formats(compute="float32", grid="bfloat16")
 DRIFT_BOUND = Bound(kind="probabilistic", contradictions=1 << 20)
 """FP32 arithmetic on a bfloat16 grid is today's practice; its windows are wide, so devices really disagree."""
 
@@ -44,9 +44,9 @@ def native_weights(run: RunFolder) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def record_decisions(run: RunFolder) -> list[bytes]:
-    """Take all steps under ``DRIFT_POLICY`` and return each one's rounding log."""
+    """Take all steps under ``DRIFT_FORMATS`` and return each one's rounding log."""
     steps = ProgramSteps(run, 0)
-    control = partial(numerics.recording, "rounded", policy=DRIFT_POLICY, bound=DRIFT_BOUND)
+    control = partial(numerics.recording, "rounded", formats=DRIFT_FORMATS, bound=DRIFT_BOUND)
     return [steps.take_under(control)[0].log for _ in range(run.committed)]
 
 
@@ -55,7 +55,7 @@ def replay_decisions(run: RunFolder, logs: Sequence[bytes]) -> dict[str, Any]:
     steps = ProgramSteps(run, 0)
     logged, turned = [], []
     for log in logs:
-        control = partial(numerics.replaying, "rounded", log, policy=DRIFT_POLICY, bound=DRIFT_BOUND)
+        control = partial(numerics.replaying, "rounded", log, formats=DRIFT_FORMATS, bound=DRIFT_BOUND)
         session, _ = steps.take_under(control)
         logged.append(session.statistics.entries)
         turned.append(session.statistics.forced)

@@ -21,6 +21,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -200,16 +201,19 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
     """The cluster replays what it was asked for, and signs what its devices return; returns the number of results."""
     announced, asked = _announced(world, CLUSTER), _need(world, CLUSTER, "order")
     signed = signing(worker, world.key(CLUSTER))
-    results = []
     opened = sorted(_openings(world, CLUSTER).iterdir())
-    for entry in asked.predicate["jobs"]:
-        job = {**entry["job"], "run": str(_openings(world, CLUSTER) / Path(entry["job"]["run"]).name)}
+
+    def work(entry: Mapping[str, Any]) -> dict[str, Any]:
+        job = {**entry["job"], "run": str(_openings(world, CLUSTER).resolve() / Path(entry["job"]["run"]).name)}
         try:
             result = signed(entry["device"], job)
         except DeviceError as error:
             result = {"device_error": str(error)}
         told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
-        results.append({**told, "result": result})
+        return {**told, "result": result}
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+        results = list(threads.map(work, asked.predicate["jobs"]))
     checked = check_runs(opened, world.trust(), now=now)
     checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
     told = {"results": results, "checks": checks}

@@ -30,7 +30,7 @@ LINKS = ("parent", "start", "data", "program")
 """What may make two runs parts of one job: one continues the other, or both the same one; they start from one state, or
 one from a state of the other's; they declare one data set; they update weights by one program."""
 _USUAL_LINKS = ("parent", "start")
-_MOST_RULES, _MOST_DEPTH = 256, 16
+_MOST_RULES, _MOST_DEPTH, _MOST = 256, 16, 10**300
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,80}")
 _PARAMETER = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -203,18 +203,15 @@ def _content(path: Path, what: str) -> bytes:
     try:
         return limits.read_file(path, limits.SAMPLES_BYTES)
     except OSError as error:
-        raise CallerError(f"{what}: cannot read {path}: {error.strerror}") from None
-    except EvidenceError as error:
-        raise CallerError(f"{what}: {path}: {error}") from None
+        raise CallerError(f"{what}: cannot read {str(path)!a}: {error.strerror}") from None
+    except (EvidenceError, ValueError) as error:  # the name may hold a NUL
+        raise CallerError(f"{what}: {str(path)!a}: {error}") from None
 
 
 def _limit(value: object, what: str) -> Fraction:
-    try:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return Fraction(value)
-    except (ValueError, OverflowError):
-        pass
-    raise CallerError(f"{what} is a finite number, not {value!a:.60}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST:
+        return Fraction(value)
+    raise CallerError(f"{what} is a finite number of at most 1e300 either way")
 
 
 def _expression(data: object, depth: int) -> Expression:

@@ -239,16 +239,20 @@ def opened_state(declared: Sequence[Sequence[Any]], found: Mapping[str, RawTenso
 
 
 def chip_commits(log: memoryview) -> Iterator[tuple[str, int, bytes]]:
-    """Run, step and root of each commit in a chip's log, whose records must be a chain."""
+    """Run, step and root of each commit in a chip's log, whose records must be a chain.
+
+    One that does not begin with record 0 follows a checkpoint, whose signer only an inspection knows.
+    """
     count, rest = divmod(len(log), _CHIP_RECORD.size)
     need(count and not rest, "is not a whole number of records")
     label = b"chipwitness/chip-log-record/3"
     prefix = struct.pack(">Q", len(label)) + label + struct.pack(">Q", _CHIP_RECORD.size)
-    previous = bytes(32)
+    first, *_, behind = _CHIP_RECORD.unpack(bytes(log[: _CHIP_RECORD.size]))
+    previous = behind if first else bytes(32)
     for number in range(count):
         record = bytes(log[number * _CHIP_RECORD.size : (number + 1) * _CHIP_RECORD.size])
         counter, kind, _, _, _, run, step, _, digest, before = _CHIP_RECORD.unpack(record)
-        need(counter == number and before == previous, f"is no chain at record {number}")
+        need(counter == first + number and before == previous, f"is no chain at record {first + number}")
         previous = hashlib.sha256(prefix + record).digest()
         if kind == _COMMIT:
             yield run.hex(), step, digest

@@ -44,7 +44,7 @@ _SHOWN = 200
 _SHA256 = re.compile("[0-9a-f]{64}")
 _STEP_FILE = re.compile(r"(logs/\d{8}\.rlog|batches/\d{8}\.safetensors)", re.ASCII)
 _FIXED = ("metadata.json", "data/salt.bin", "data/samples.safetensors", "data/order.safetensors")
-_CHIP_FILES = ("chain.pem", "epochs.json", "log.bin", "quote.json")
+_CHIP_FILES = ("chain.pem", "checkpoint.json", "epochs.json", "log.bin", "quote.json")
 _MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, struct.error)
 
 

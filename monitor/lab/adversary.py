@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError
-from monitor.numerics import Bound, Observer, Policy, Session, Statistics
+from monitor.numerics import Bound, Formats, Observer, Session, Statistics
 from monitor.numerics.engines.eager.rounded.bounds import ProductBound, RelativeBound
 from monitor.numerics.engines.eager.rounded.grid import decide
 from monitor.numerics.engines.results import Rounding as Reach
@@ -27,7 +27,7 @@ from monitor.numerics.rounding.codec import Group, decode, encode
 
 __all__ = ["EditKind", "LogEdit", "Rounding", "Survey", "apply_edit", "far_additions"]
 
-_POLICY = Policy()
+_FORMAT = Formats()
 _BOUND = Bound()
 
 
@@ -57,7 +57,7 @@ class Survey(RoundedBackend):
     """
 
     def __init__(self, statistics: Statistics, keys: Callable[[], int] | None = None) -> None:
-        super().__init__(_POLICY, _BOUND, statistics, None, keys)
+        super().__init__(_FORMAT, _BOUND, statistics, None, keys)
         self.roundings: list[Rounding] = []
 
     @classmethod
@@ -77,7 +77,7 @@ class Survey(RoundedBackend):
         wide = v.to(torch.float64).contiguous()
         finite = wide.isfinite()
         safe = torch.where(finite, wide, torch.zeros_like(wide))
-        found = decide(safe, error.dense(safe), _POLICY.grid_bits)
+        found = decide(safe, error.dense(safe), _FORMAT.grid_bits)
         choice = finite & (found.beta > 0)
         distance = torch.where(choice, found.distance / found.beta, torch.full_like(safe, torch.inf))
         self.roundings.append(
@@ -121,7 +121,7 @@ def apply_edit(log: bytes, edit: LogEdit, roundings: Sequence[Rounding]) -> byte
     Raises:
         CallerError: the log has no such entry, or for an addition has it already or rounds nothing there.
     """
-    groups = {(group.call, group.part): group for group in decode(log, _POLICY, _BOUND)}
+    groups = {(group.call, group.part): group for group in decode(log, _FORMAT, _BOUND)}
     place = (edit.call, edit.part)
     at = next((each for each in roundings if (each.call, each.part) == place), None)
     if at is None or not 0 <= edit.element < len(at.distance):
@@ -145,7 +145,7 @@ def apply_edit(log: bytes, edit: LogEdit, roundings: Sequence[Rounding]) -> byte
     if len(known):
         size = len(at.distance)
         groups[place] = Group(call=edit.call, part=edit.part, size=size, positions=known, upward=ways)
-    return encode((groups[key] for key in sorted(groups)), _POLICY, _BOUND)
+    return encode((groups[key] for key in sorted(groups)), _FORMAT, _BOUND)
 
 
 def far_additions(roundings: Sequence[Rounding]) -> list[LogEdit]:

@@ -60,5 +60,6 @@ class SimulatedBeacons:
         remembered = 0 if last is None else last.time
         if chip.chip_id in self._shown:
             return remembered
-        told = (each.step for each in parse_log(chip.log_bytes()) if each.kind is RecordKind.BEACON)
-        return max((remembered, *told))
+        log = chip.log_bytes()
+        told = [each.step for each in parse_log(log) if each.kind is RecordKind.BEACON] if log else []
+        return max(remembered, *told, 0)

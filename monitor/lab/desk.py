@@ -32,11 +32,18 @@ class Desk:
     Args:
         lab: the lab's private folder.
         run: what it trains.
-        answer: the four files with which the chip of an id answers a nonce and a verifier's name.
+        answer: the files with which the chip of an id answers a nonce and a verifier's name.
+        prune: lets the chip of an id go by a checkpoint; the first record that it then holds, and its free bytes.
     """
 
-    def __init__(self, lab: Path, run: Path, answer: Callable[[str, bytes, str], Mapping[str, bytes]]) -> None:
-        self._folder, self._run, self._answer = lab / _FOLDER, run, answer
+    def __init__(
+        self,
+        lab: Path,
+        run: Path,
+        answer: Callable[[str, bytes, str], Mapping[str, bytes]],
+        prune: Callable[[str, bytes], tuple[int, int]],
+    ) -> None:
+        self._folder, self._run, self._answer, self._prune = lab / _FOLDER, run, answer, prune
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT)
@@ -52,6 +59,9 @@ class Desk:
             try:
                 if "copy" in asked:
                     shutil.copytree(self._run, asked["copy"])
+                elif "checkpoint" in asked:
+                    start, free = self._prune(asked["chip"], bytes.fromhex(asked["checkpoint"]))
+                    told = {"start": start.to_bytes(8).hex(), "free": free.to_bytes(8).hex()}
                 else:
                     files = self._answer(asked["chip"], bytes.fromhex(asked["nonce"]), asked["verifier"])
                     told = {name: content.hex() for name, content in files.items()}
@@ -77,10 +87,11 @@ def is_at_work(lab: Path) -> bool:
 
 
 def ask_lab(lab: Path, question: Mapping[str, str]) -> dict[str, bytes]:
-    """Ask the process that trains there, and wait for it: for a chip's answer, or a copy of the run.
+    """Ask the process that trains there, and wait for it: for a chip's answer, a copy of the run, or to prune a chip.
 
     Args:
-        question: ``chip``, ``nonce`` (hex) and ``verifier``; or ``copy``, a folder that is not there yet.
+        question: ``chip``, ``nonce`` (hex) and ``verifier``; ``copy``, a folder that is not there yet; or ``chip`` and
+            ``checkpoint``, the file in hex, of which ``start`` and ``free`` are told, big-endian.
 
     Raises:
         EvidenceError: it does not answer: it came to its end, takes too long, or something is wrong with the chip.

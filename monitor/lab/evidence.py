@@ -9,8 +9,9 @@ from pathlib import Path
 from firmware_sim import Chip, ErrorCode, MailboxError, collect_evidence
 from firmware_sim.errors import DeviceError, EvidenceError
 from monitor.lab.desk import Desk, ask_lab, is_at_work
+from monitor.lab.pruning import kept_checkpoint, prune_powered
 from monitor.lab.simulated import SimulatedLab, lab_path
-from monitor.transcript.layout import MANIFEST, chip_path
+from monitor.transcript.layout import CHIP_CHECKPOINT, MANIFEST, chip_path
 from monitor.transcript.manifest import Manifest
 
 __all__ = ["LiveChips", "chip_evidence", "copy_run", "is_going_on", "open_desk", "write_answers"]
@@ -22,7 +23,8 @@ def chip_evidence(
     """Close the epochs of all chips and collect what they say, as ``hand_over(shard, evidence)`` gives it."""
     files = {}
     for shard, chip in enumerate(lab.chips):
-        for name, content in hand_over(shard, _answer(chip, lab.config.nonce, lab.config.verifier)).items():
+        answer = _answer(chip, lab.folder, lab.config.nonce, lab.config.verifier)
+        for name, content in hand_over(shard, answer).items():
             files[chip_path(chip.chip_id, name)] = content
     return files
 
@@ -32,7 +34,7 @@ def write_answers(lab: SimulatedLab, run: Path) -> None:
     run = run if run.name else run.resolve()
     for chip in lab.idle:
         folder = run.with_name(run.name + ".answers") / chip.chip_id
-        for name, content in _answer(chip, lab.config.nonce, lab.config.verifier).items():
+        for name, content in _answer(chip, lab.folder, lab.config.nonce, lab.config.verifier).items():
             lab.files.write(str(folder / name), content)
         lab.files.flush(folder.parent.parent, [f"{folder.parent.name}/{folder.name}/"])
 
@@ -43,11 +45,17 @@ def open_desk(lab: SimulatedLab, run: Path) -> Desk:
 
     def answer(chip: str, nonce: bytes, verifier: str) -> dict[str, bytes]:
         try:
-            return _answer(chips[chip], nonce, verifier)
+            return _answer(chips[chip], lab.folder, nonce, verifier)
         except (MailboxError, DeviceError) as error:
             raise EvidenceError(str(error)) from None
 
-    return Desk(lab.folder, run, answer)
+    def prune(chip: str, signed: bytes) -> tuple[int, int]:
+        try:
+            return prune_powered(lab.folder, chips[chip], signed)
+        except MailboxError as error:
+            raise EvidenceError(str(error)) from None
+
+    return Desk(lab.folder, run, answer, prune)
 
 
 def copy_run(run: Path, target: Path) -> None:
@@ -83,7 +91,7 @@ class LiveChips:
         return sorted(self._labs)
 
     def ask(self, chip: str, nonce: bytes, verifier: str) -> dict[str, bytes]:
-        """Challenge a chip, and return its four files by their names.
+        """Challenge a chip, and return its files by their names.
 
         Raises:
             CallerError: the chip is at work in another process.
@@ -96,7 +104,7 @@ class LiveChips:
             return ask_lab(lab, {"chip": chip, "nonce": nonce.hex(), "verifier": verifier})
         try:
             asked = SimulatedLab.power_on(lab, chip)
-            answer = _answer(asked, nonce, verifier)
+            answer = _answer(asked, lab, nonce, verifier)
             asked.power_off()
         except MailboxError as error:
             if error.code is ErrorCode.ALREADY_POWERED:
@@ -107,10 +115,12 @@ class LiveChips:
         return answer
 
 
-def _answer(chip: Chip, nonce: bytes, verifier: str) -> dict[str, bytes]:
-    """The four files with which a chip answers a verifier's challenge."""
+def _answer(chip: Chip, lab: Path, nonce: bytes, verifier: str) -> dict[str, bytes]:
+    """The files with which a chip of the lab with this folder answers a verifier's challenge."""
     evidence = collect_evidence(chip, nonce, verifier)
+    kept = kept_checkpoint(lab, chip.chip_id, evidence.log)
     return {
+        **({} if kept is None else {CHIP_CHECKPOINT: kept}),
         "quote.json": evidence.quote,
         "log.bin": evidence.log,
         "chain.pem": evidence.chain,

@@ -29,7 +29,7 @@ from firmware_sim import (
     power_on_chip,
 )
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import Digest, SigningKey, canonical
+from firmware_sim.evidence import Digest, SigningKey, VerifyingKey, canonical
 from monitor.files import Files
 
 __all__ = [
@@ -74,6 +74,8 @@ class LabConfig:
         silicon: folder of the chips of an earlier run that go on in this one, or None for new chips.
         idle_chips: registered chips that take no part in the run.
         beacon_every: steps from one beacon of the simulated inspectorate to the next; 0 for none.
+        inspectorate: public key of the inspectorate that the chips are made to obey, 64 hex digits; None for the
+            simulated one.
         number: of the run among those of its lab, so that each has salts of its own.
     """
 
@@ -92,6 +94,7 @@ class LabConfig:
     idle_chips: int = 0
     beacon_every: int = 0
     number: int = 0
+    inspectorate: str | None = None
 
     @property
     def nonce(self) -> bytes:
@@ -110,6 +113,7 @@ def new_lab_config(
     snapshot_rate: Fraction = Fraction(1, 4),
     source: Path | None = None,
     beacon_every: int = 0,
+    inspectorate: VerifyingKey | None = None,
     started: datetime,
     duration: timedelta,
 ) -> LabConfig:
@@ -126,6 +130,8 @@ def new_lab_config(
         raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {lab!r}")
     if beacon_every < 0:
         raise CallerError(f"beacons come every so many steps, not {beacon_every}")
+    if beacon_every and inspectorate is not None:
+        raise CallerError("beacons of simulated time are the simulated inspectorate's, which these chips do not obey")
     if not 0 <= seed < 1 << 63:
         raise CallerError(f"seed must lie in 0 … 2^63-1, not {seed}")
     secret = simulated_secret(seed)
@@ -135,6 +141,7 @@ def new_lab_config(
         chips=chips,
         idle_chips=idle_chips,
         beacon_every=beacon_every,
+        inspectorate=None if inspectorate is None else inspectorate.raw.hex(),
         lie=lie,
         lie_step=lie_step,
         snapshot_rate=(snapshot_rate.numerator, snapshot_rate.denominator),
@@ -221,7 +228,7 @@ class SimulatedLab:
                     chip_id=chip_id,
                     seed=_chip_seed(config, secrets_of.get("clone_of", chip_id)),
                     snapshot_rate=rate,
-                    beacon_key=cls.inspectorate_key(config).verifying,
+                    beacon_key=cls.obeyed_key(config),
                     disk=PosixDisk(durable=files.sync),
                     **secrets_of,
                 )
@@ -249,6 +256,12 @@ class SimulatedLab:
         """Boot one of the chips of the lab with this folder."""
         lie, silicon = _silicon(folder, cls.read_config(folder))[chip_id]
         return power_on_chip(lie, silicon)
+
+    @classmethod
+    def home_of(cls, folder: Path) -> Path:
+        """The folder of the lab that made the chips with which the lab of this folder works."""
+        silicon = cls.read_config(folder).silicon
+        return folder if silicon is None else Path(silicon).parent
 
     def power_off(self) -> None:
         """Shut all chips down in order, so that a later run starts without a power gap."""
@@ -307,9 +320,17 @@ class SimulatedLab:
         return SigningKey.generate(_derive(config, "inspectorate"))
 
     @classmethod
+    def obeyed_key(cls, config: LabConfig) -> VerifyingKey:
+        """Of the inspectorate whose beacons and log checkpoints the chips take."""
+        if config.inspectorate is None:
+            return cls.inspectorate_key(config).verifying
+        return VerifyingKey(bytes.fromhex(config.inspectorate))
+
+    @classmethod
     def reference_values(cls, config: LabConfig) -> dict[str, Any]:
         """Reference values of this simulated world, from maker, registry and inspectorate, as a trust file."""
         key = cls.lab_key(config)
+        inspectorates = {cls.inspectorate_key(config).verifying, cls.obeyed_key(config)}
         return {
             "format": "chipwitness/trust/1",
             "makers": [str(cls.maker(config).certificate_digest)],
@@ -321,7 +342,7 @@ class SimulatedLab:
             "chips": dict.fromkeys(_registered(config), config.lab),
             "verifier": config.verifier,
             "nonce": config.challenge,
-            "inspectorates": [cls.inspectorate_key(config).verifying.raw.hex()],
+            "inspectorates": sorted(each.raw.hex() for each in inspectorates),
             "beacon_seconds": STEP_SECONDS * config.beacon_every or None,
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .errors import LogContradiction, UnsupportedOperator
-from .rounding.policy import Bound, Policy
+from .rounding.formats import Bound, Formats
 from .session import DECLARABLE, NUMERICS, Numerics, Observer, Session, execute, recording, replaying
 from .statistics import OperatorCount, Statistics
 
@@ -11,11 +11,11 @@ __all__ = [
     "DECLARABLE",
     "NUMERICS",
     "Bound",
+    "Formats",
     "LogContradiction",
     "Numerics",
     "Observer",
     "OperatorCount",
-    "Policy",
     "Session",
     "Statistics",
     "UnsupportedOperator",

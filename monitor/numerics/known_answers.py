@@ -25,7 +25,7 @@ from monitor.numerics.exact.backend import ExactBackend
 from monitor.numerics.reference.matmul import matmul_by_integers
 from monitor.numerics.reference.resolve import resolve, round_fraction
 from monitor.numerics.rounding.backend import RoundedBackend
-from monitor.numerics.rounding.policy import Bound, Policy
+from monitor.numerics.rounding.formats import Bound, Formats
 from monitor.numerics.rounding.sums import order_free_sum
 from monitor.numerics.statistics import Statistics
 
@@ -126,7 +126,7 @@ def _exact_convolutions(device: torch.device) -> bool:
 
 
 def _rounded_convolutions(device: torch.device) -> bool:
-    return one_channel_is_exact(RoundedBackend(Policy(), Bound(), Statistics(), None), device)
+    return one_channel_is_exact(RoundedBackend(Formats(), Bound(), Statistics(), None), device)
 
 
 def _philox(device: torch.device) -> bool:

@@ -28,7 +28,7 @@ from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs
 from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
 from monitor.numerics.rounding.backend import RoundedBackend
-from monitor.numerics.rounding.policy import Bound, Policy, bound_named
+from monitor.numerics.rounding.formats import Bound, Formats, bound_named
 from monitor.numerics.statistics import Statistics
 from monitor.numerics.strides import with_canonical_strides
 
@@ -431,7 +431,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _build(
     declared: str,
     log: bytes | None,
-    policy: Policy,
+    formats: Formats,
     bound: Bound,
     observer: Observer | None,
     keys: Callable[[], int] | None = None,
@@ -446,7 +446,7 @@ def _build(
     statistics = Statistics()
     backend: Backend | None = None
     if numerics == "rounded":
-        backend = RoundedBackend(policy, bound, statistics, log, keys)
+        backend = RoundedBackend(formats, bound, statistics, log, keys)
     elif log:
         raise EvidenceError(f"{numerics} numerics have an empty rounding log; this one has {len(log)} bytes")
     if numerics == "exact":
@@ -454,14 +454,14 @@ def _build(
     return Session(numerics, backend, statistics, observer, keys)
 
 
-_POLICY = Policy()
+_FORMAT = Formats()
 _BOUND = Bound()
 
 
 def recording(
     numerics: str,
     *,
-    policy: Policy = _POLICY,
+    formats: Formats = _FORMAT,
     bound: Bound = _BOUND,
     observer: Observer | None = None,
     keys: Callable[[], int] | None = None,
@@ -470,19 +470,19 @@ def recording(
 
     Args:
         numerics: of DECLARABLE.
-        policy: formats of ``rounded``.
+        formats: formats of ``rounded``.
         bound: error bound of plain ``rounded``; the other names give their own.
         observer: sees every ATen call.
         keys: gives random operators their keys, in [0, 2^63); with None torch's CPU generator does.
     """
-    return _build(numerics, None, policy, bound, observer, keys)
+    return _build(numerics, None, formats, bound, observer, keys)
 
 
 def replaying(
     numerics: str,
     log: bytes,
     *,
-    policy: Policy = _POLICY,
+    formats: Formats = _FORMAT,
     bound: Bound = _BOUND,
     observer: Observer | None = None,
     keys: Callable[[], int] | None = None,
@@ -492,7 +492,7 @@ def replaying(
     Raises:
         EvidenceError: the log is malformed, now or while the step runs (LogContradiction).
     """
-    return _build(numerics, log, policy, bound, observer, keys)
+    return _build(numerics, log, formats, bound, observer, keys)
 
 
 def resolve(func_name: str) -> OpOverload:
@@ -518,7 +518,7 @@ def execute(
     kwargs: dict[str, Any],
     *,
     entries: bytes | None,
-    policy: Policy = _POLICY,
+    formats: Formats = _FORMAT,
     bound: Bound = _BOUND,
     keys: Callable[[], int] | None = None,
 ) -> Any:
@@ -530,7 +530,7 @@ def execute(
         args: positional arguments; in-place operators write into them.
         kwargs: keyword arguments.
         entries: the call's part of a rounding log (``Session.entries_of``); None takes this device's own decisions.
-        policy: as for ``recording``.
+        formats: as for ``recording``.
         bound, keys: as for ``recording``.
 
     Raises:
@@ -539,5 +539,5 @@ def execute(
     """
     if isinstance(func, str):
         func = resolve(func)
-    with _build(numerics, entries, policy, bound, None, keys):
+    with _build(numerics, entries, formats, bound, None, keys):
         return func(*args, **kwargs)

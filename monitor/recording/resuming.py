@@ -63,10 +63,12 @@ def heard_beyond(chips: Iterable[Chip], run: RunFolder, tree: MerkleTree) -> dic
     last, name = tree.size - 1, run.folder.name
     beyond: dict[int, bytes] = {}
     for chip in chips:
-        records = parse_log(chip.log_bytes(), chip=chip.chip_id)
+        log = chip.log_bytes()
+        records = parse_log(log, chip=chip.chip_id) if log else []
         told = {each.step: each.digest for each in records if _is_head(each, run)}
         heard = max((step for step in told if step <= last), default=-1)
-        if heard < last - 1 and (told or not records[0].counter):  # a verifier may have taken over what came before
+        is_pruned = not records or records[0].counter > 0  # a verifier has taken over what came before
+        if heard < last - 1 and (told or not is_pruned):
             raise CallerError(
                 f"chip {chip.chip_id} heard last of step {heard}, and {name} ends with step {last}; a power loss took "
                 "what the chip held, and this run cannot go on"

@@ -13,6 +13,7 @@ A run folder holds {M, D, W} of Shavit 2023, section 4.1, the rounding logs and 
     batches/00000012.safetensors     of a run without a preset, in place of data/: the batch of step 12
     programs/<sha256>.json           a program that steps execute
     chips/<id>/log.bin …             what each chip says: log, quote, certificate chain, revealed epoch keys
+    chips/<id>/checkpoint.json       of a chip that has released older records: what an inspector accepted of them
 
 The journal's record 0 lists M and D, record s + 1 what step s added, and one after the last step what came when the run
 was closed. A checkpoint comes with the record after its step's own, when it is known what is read of it: the last with
@@ -26,6 +27,7 @@ from __future__ import annotations
 import re
 
 __all__ = [
+    "CHIP_CHECKPOINT",
     "CHIP_FILES",
     "CREATION",
     "JOURNAL",
@@ -54,6 +56,8 @@ SAMPLES = "data/samples.safetensors"
 ORDER = "data/order.safetensors"
 SALT = "data/salt.bin"
 CHIP_FILES = ("chain.pem", "epochs.json", "log.bin", "quote.json")
+"""Each chip's; one whose log begins later than its life has ``CHIP_CHECKPOINT`` too."""
+CHIP_CHECKPOINT = "checkpoint.json"
 CREATION = 0
 """Number of the journal's record that lists M and D."""
 
@@ -62,7 +66,7 @@ _ALLOWED = re.compile(
     r"metadata\.json|data/(samples\.safetensors|order\.safetensors|salt\.bin)"
     r"|logs/(?P<log>\d{8})\.rlog|batches/(?P<batch>\d{8})\.safetensors|programs/[0-9a-f]{64}\.json"
     r"|checkpoints/(?P<checkpoint>\d{8})\.safetensors"
-    r"|chips/[a-z0-9][a-z0-9-]{0,63}/(chain\.pem|epochs\.json|log\.bin|quote\.json)",
+    r"|chips/[a-z0-9][a-z0-9-]{0,63}/(chain\.pem|checkpoint\.json|epochs\.json|log\.bin|quote\.json)",
     re.ASCII,
 )
 
@@ -98,7 +102,7 @@ def program_path(digest: str) -> str:
 
 
 def chip_path(chip_id: str, name: str) -> str:
-    """Path of one of ``CHIP_FILES`` of a chip."""
+    """Path of one of a chip's files."""
     return f"chips/{chip_id}/{name}"
 
 

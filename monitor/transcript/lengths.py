@@ -12,13 +12,14 @@ from firmware_sim.evidence import DTYPE_SIZES
 from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
 from monitor.presets import preset
-from monitor.transcript.layout import METADATA, ORDER, SALT
+from monitor.transcript.layout import CHIP_CHECKPOINT, METADATA, ORDER, SALT
 from monitor.transcript.record import Entry
 
 __all__ = ["CHIP_FILE_BYTES", "batch_bytes", "check_lengths"]
 
 CHIP_FILE_BYTES = {
     "chain.pem": limits.CHAIN_BYTES,
+    CHIP_CHECKPOINT: limits.CHECKPOINT_BYTES,
     "epochs.json": limits.EPOCH_KEYS_BYTES,
     "quote.json": limits.QUOTE_BYTES,
     "log.bin": Limit(RECORD_BYTES * limits.CHIP_LOG_RECORDS.most, "bytes of a chip's log"),

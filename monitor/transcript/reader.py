@@ -26,6 +26,7 @@ from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import (
+    CHIP_CHECKPOINT,
     CHIP_FILES,
     CREATION,
     JOURNAL,
@@ -231,7 +232,8 @@ class RunFolder:
 
     @cached_property
     def _chip_paths(self) -> frozenset[str]:
-        return frozenset(chip_path(chip, name) for chip in self.metadata.chips for name in CHIP_FILES)
+        names = (*CHIP_FILES, CHIP_CHECKPOINT)
+        return frozenset(chip_path(chip, name) for chip in self.metadata.chips for name in names)
 
     def programs(self) -> dict[str, str]:
         """Path of each program by its digest; EvidenceError if there are too many, or too many bytes."""

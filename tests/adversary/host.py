@@ -157,6 +157,9 @@ class Puppet(Chip):
     def beacon(self, signed: bytes) -> Any:
         return self.chip.beacon(signed)
 
+    def prune(self, signed: bytes) -> int:
+        return self.chip.prune(signed)
+
     def close_epoch(self) -> int:
         return 0 if self.open is not None else self.chip.close_epoch()
 

@@ -43,9 +43,38 @@ def test_a_run_to_come(capsys):
     assert row["escapes"] <= 0.1
 
 
+def test_the_cheapest_interval(capsys):
+    """Rare states take little room; frequent ones make short segments. The least cost is found by looking at each."""
+    words = ("--steps", "5000", "--against", "together:50", "--intervals")
+    costs = ("--state-cost", "3", "--step-cost", "1")
+    data = told(capsys, *words, *costs)
+    assert [each["interval"] for each in data["intervals"]] == [1 << power for power in range(13)]
+    for each in data["intervals"]:
+        every = str(each["interval"])
+        alone = told(capsys, "--steps", "5000", "--checkpoint-every", every, "--against", "together:50")
+        assert (each["segments"], each["drawn"]) == (alone["segments"], alone["drawn"])
+        assert each["cost"] == 3 * each["states"] + each["replayed_steps"]
+    assert data["cheapest"] == min(data["intervals"], key=lambda each: each["cost"])["interval"] not in (1, 4096)
+    assert told(capsys, *words)["cheapest"] is None
+    assert main(["odds", *words, *costs]) == 0
+    assert "least" in capsys.readouterr().out
+
+
+def test_more_scattered_edits_than_segments_still_take_a_draw(capsys):
+    data = told(capsys, "--steps", "1000", "--against", "scattered:100", "--intervals", "100,1000")
+    assert [each["drawn"] for each in data["intervals"]] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("--intervals",), "--intervals is about a run to come"),
+        (("--steps", "9", "--intervals", "1,x"), "whole numbers such as 1,4,16"),
+        (("--steps", "9", "--intervals", "10"), "each of 1 to 9 steps"),
+        (("--steps", "9", "--intervals", "1", "--state-cost", "1"), "are given together"),
+        (("--steps", "9", "--intervals", "1", "--state-cost", "-1", "--step-cost", "1"), "at least 0"),
+        (("--steps", "9", "--intervals", "1", "--segments", "2"), "neither --audited nor --segments"),
+        (("--steps", "9", "--state-cost", "2"), "are for --intervals"),
         (("--steps", "9", "--audited", "10"), "cannot draw 10 of 9 segments"),
         (("--steps", "9", "--audited", "3-9"), "there are segments 0 … 8"),
         (("--steps", "9", "--audited", "x"), "takes a number, or positions"),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim.errors import DeviceError
+from monitor.numerics.engines.int8_product import int8_product
 from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.pointers import is_host
 from monitor.numerics.reference.convolution import convolution_by_integers
@@ -71,7 +72,7 @@ def int8_gemm_is_exact(device: torch.device) -> bool:
             expected = torch.from_numpy(array(a) @ array(b)).to(torch.int32)  # numpy's own loops
             for left, right in _pairs(a, b, device):
                 try:
-                    product = torch._int_mm(left, right)
+                    product = int8_product(left, right)
                 except (RuntimeError, NotImplementedError):
                     return False
                 if not torch.equal(product.cpu(), expected):

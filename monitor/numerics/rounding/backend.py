@@ -22,7 +22,7 @@ from monitor.numerics.geometry import ConvolutionShape
 from monitor.numerics.kernels.arrays import array
 from monitor.numerics.rounding import codec, elements
 from monitor.numerics.rounding.calibration import Operator
-from monitor.numerics.rounding.policy import Bound, Policy
+from monitor.numerics.rounding.formats import Bound, Formats
 from monitor.numerics.rounding.rules import Judge, Work
 from monitor.numerics.rounding.sums import order_free_scatter, order_free_sum
 from monitor.numerics.statistics import Statistics
@@ -35,24 +35,24 @@ class RoundedBackend:
 
     def __init__(
         self,
-        policy: Policy,
+        formats: Formats,
         bound: Bound,
         statistics: Statistics,
         log: bytes | None,
         keys: Callable[[], int] | None = None,
     ) -> None:
         self.keys = keys
-        self._policy = policy
+        self._formats = formats
         self._bound = bound
         self._statistics = statistics
         self._groups: list[codec.Group] = []
         self._replay = log is not None
         self._expected: dict[tuple[int, int], codec.Group] = {}
         if log is not None:
-            self._expected = {(group.call, group.part): group for group in codec.decode(log, policy, bound)}
+            self._expected = {(group.call, group.part): group for group in codec.decode(log, formats, bound)}
         self._part = 0
-        self._judge = Judge(bound, policy.grid_bits, statistics)
-        self._wide = torch.float64 if policy.compute == "float64" else torch.float32
+        self._judge = Judge(bound, formats.grid_bits, statistics)
+        self._wide = torch.float64 if formats.compute == "float64" else torch.float32
 
     def begin_call(self, index: int, operator: str) -> None:
         """Entries that follow carry this call index."""
@@ -61,7 +61,7 @@ class RoundedBackend:
 
     def log(self) -> bytes:
         """The canonical log of what was recorded or obeyed."""
-        return codec.encode(self._groups, self._policy, self._bound)
+        return codec.encode(self._groups, self._formats, self._bound)
 
     def log_of(self, call: int) -> bytes:
         """The log of one ATen call alone, renumbered as call 0."""
@@ -70,7 +70,7 @@ class RoundedBackend:
             for g in self._groups
             if g.call == call
         )
-        return codec.encode(own, self._policy, self._bound)
+        return codec.encode(own, self._formats, self._bound)
 
     def finish(self) -> None:
         """Every entry was used.
@@ -92,8 +92,8 @@ class RoundedBackend:
         """A recorder lists what lies within 4β; a replayer needs all that an entry may name."""
         return Rounding(
             multiple=6.0 if self._replay else 4.0,
-            grid_bits=self._policy.grid_bits,
-            exact_bits=exact_bits_of(terms, self._policy.compute) if terms else -1,
+            grid_bits=self._formats.grid_bits,
+            exact_bits=exact_bits_of(terms, self._formats.compute) if terms else -1,
             relative=relative,
         )
 
@@ -160,7 +160,7 @@ class RoundedBackend:
             bound: β of every element, given c and the bits of sums that are exact.
             value: the element at a flat position of a result of some shape, correctly rounded to FP64.
         """
-        factor = self._bound.of_products(terms, self._policy, kind)
+        factor = self._bound.of_products(terms, self._formats, kind)
         rounding = self._rounding(terms=max(terms, 1))
         bounds = functools.cache(lambda: bound(factor, rounding.exact_bits))
         settled = self.round_whole(whole(), bounds(), rounding) if tiles is None else tiles(factor, rounding)
@@ -170,7 +170,7 @@ class RoundedBackend:
             whole=whole,
             bound=bounds,
             terms=terms,
-            worst=self._bound.worst_ratio(terms, self._policy, kind),
+            worst=self._bound.worst_ratio(terms, self._formats, kind),
         )
         return self._conclude(settled, work)
 
@@ -203,7 +203,7 @@ class RoundedBackend:
         return self._function(lambda wide: torch.pow(wide, y), x, 1.0)
 
     def _function(self, function: Callable[[Tensor], Tensor], x: Tensor, magnified: float) -> Tensor:
-        relative = self._bound.of_functions(self._policy) * magnified
+        relative = self._bound.of_functions(self._formats) * magnified
         rounding = self._rounding(relative=relative)
 
         def value(i: int) -> float:

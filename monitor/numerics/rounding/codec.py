@@ -1,6 +1,6 @@
 """Sparse rounding logs: where a step's results were ambiguous, and which way they went.
 
-Layout: 4 bytes magic, 1 byte policy, 1 byte bound kind, then groups in rising (call, sub-operation) order. A group is
+Layout: 4 bytes magic, 1 byte formats, 1 byte bound kind, then groups in rising (call, sub-operation) order. A group is
 four LEB128 integers (call gap, sub-operation, result size, entry count) and three bit strings, each padded to a byte
 with zeros: the gaps' high parts in unary, their low parts in ``k`` bits, one direction bit for each entry. ``k``
 follows from size and count (Golomb-Rice), so that a log has exactly one encoding; anything else is an EvidenceError.
@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from firmware_sim.errors import EvidenceError
-from monitor.numerics.rounding.policy import Bound, Policy
+from monitor.numerics.rounding.formats import Bound, Formats
 
 __all__ = ["Group", "decode", "encode", "rice_parameter"]
 
 _MAGIC = b"CWR2"
-_POLICIES = (("float64", "float32"), ("float32", "bfloat16"))
+_FORMATS = (("float64", "float32"), ("float32", "bfloat16"))
 _KINDS = ("worst-case", "probabilistic", "calibrated")
 _LARGEST = 1 << 62
 
@@ -76,9 +76,9 @@ def _encode_group(group: Group, previous_call: int) -> bytes:
     )
 
 
-def encode(groups: Iterable[Group], policy: Policy, bound: Bound) -> bytes:
+def encode(groups: Iterable[Group], formats: Formats, bound: Bound) -> bytes:
     """The one encoding of groups that are given in rising (call, part) order."""
-    out = [_MAGIC, bytes((_POLICIES.index((policy.compute, policy.grid)), _KINDS.index(bound.kind)))]
+    out = [_MAGIC, bytes((_FORMATS.index((formats.compute, formats.grid)), _KINDS.index(bound.kind)))]
     previous = 0
     for group in groups:
         out.append(_encode_group(group, previous))
@@ -154,16 +154,16 @@ def _decode_group(reader: _Reader, previous_call: int) -> Group:
     return Group(call=call, part=part, size=size, positions=positions, upward=reader.bits(count).astype(np.bool_))
 
 
-def decode(log: bytes, policy: Policy, bound: Bound) -> list[Group]:
+def decode(log: bytes, formats: Formats, bound: Bound) -> list[Group]:
     """Groups of a log in their order.
 
     Raises:
-        EvidenceError: the bytes are not the encoding of any groups under this policy and kind of bound.
+        EvidenceError: the bytes are not the encoding of any groups in these formats and under this kind of bound.
     """
     reader = _Reader(log)
-    expected = encode((), policy, bound)
+    expected = encode((), formats, bound)
     if reader.take(min(len(expected), reader.left)) != expected:
-        raise EvidenceError(f"not a rounding log for ({policy.compute}, {policy.grid}) with {bound.kind} bounds")
+        raise EvidenceError(f"not a rounding log for ({formats.compute}, {formats.grid}) with {bound.kind} bounds")
     groups: list[Group] = []
     while reader.left:
         group = _decode_group(reader, groups[-1].call if groups else 0)

@@ -21,7 +21,7 @@ from monitor.numerics.engines.eager.rounded.grid import Decisions, decide, place
 from monitor.numerics.engines.results import Near, Settled
 from monitor.numerics.errors import LogContradiction
 from monitor.numerics.rounding import codec
-from monitor.numerics.rounding.policy import Bound
+from monitor.numerics.rounding.formats import Bound
 from monitor.numerics.statistics import Statistics
 
 __all__ = ["Judge", "Work"]

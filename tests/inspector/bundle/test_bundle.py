@@ -49,6 +49,27 @@ def test_an_acceptance_verifies_without_any_folder(accepted):
     assert verdict.evidence["odds"][0]["violations"][-1]["escapes"] == 0.0
 
 
+def test_a_segment_that_one_device_replays_is_enough_and_none_is_not(make_run, devices):
+    """Two devices, three segments, none of them on both."""
+    both = replace(SETTINGS, devices=("sse41", "mkl-compatible"), shared=0.0, sampling=None, samples=3)
+    one = made(make_run(checkpoint_every=2, rate=1), devices, settings=both)
+    assert outcome(one.data, one.trust) == (Outcome.ACCEPT, True)
+    shown = {each["device"]: each["segments"] for each in one.verdict.evidence["replays"]}
+    assert sorted(index for mine in shown.values() for index in mine) == [0, 1, 2]
+
+    def swapped(items):
+        """Each result under the other device's name."""
+        for path in ("replays/0.json", "replays/1.json"):
+            result = SignedReplay.open(items[path], CLUSTER.verifying)
+            other = next(name for name in both.devices if name != result.device)
+            items[path] = replace(result, device=other).sign(CLUSTER)
+        return items
+
+    assert outcome(signed_anew(one, lambda told: None, swapped), one.trust) == (Outcome.REJECT, False)
+    less = signed_anew(one, lambda told: None, lambda items: {k: v for k, v in items.items() if k != "replays/1.json"})
+    assert outcome(less, one.trust) == (Outcome.REJECT, False)
+
+
 def test_a_rejection_that_rests_on_the_cluster_says_so(rejected):
     verdict = check_bundle(rejected.data, rejected.trust)
     assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, True)

@@ -13,9 +13,9 @@ import torch
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import calibration, device
 from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, Extent, measure, search
-from monitor.numerics import DECLARABLE, Bound, Policy, recording, replaying
+from monitor.numerics import DECLARABLE, Bound, Formats, recording, replaying
 from monitor.numerics.rounding.calibration import OPERATORS, Calibration, committed
-from monitor.numerics.rounding.policy import BOUNDS, bound_named
+from monitor.numerics.rounding.formats import BOUNDS, bound_named
 from monitor.presets.task import Task
 
 SMALL = Extent(terms=(16, 1024), products=1 << 17, results=1 << 10)
@@ -86,13 +86,13 @@ def test_a_calibrated_bound_never_exceeds_the_worst_case() -> None:
     bound, worst = bound_named("calibrated"), Bound()
     for terms in (2, 5, 64, 1000, 16384, 10**6):
         for operator in OPERATORS:
-            found = bound.of_products(terms, Policy(), operator)
-            assert 0 < found <= worst.of_products(terms, Policy())
-            ratio = bound.worst_ratio(terms, Policy(), operator)
-            assert ratio * found == pytest.approx(worst.of_products(terms, Policy()), rel=1e-5)
-    assert bound.of_products(10**6, Policy()) == worst.of_products(10**6, Policy())
+            found = bound.of_products(terms, Formats(), operator)
+            assert 0 < found <= worst.of_products(terms, Formats())
+            ratio = bound.worst_ratio(terms, Formats(), operator)
+            assert ratio * found == pytest.approx(worst.of_products(terms, Formats()), rel=1e-5)
+    assert bound.of_products(10**6, Formats()) == worst.of_products(10**6, Formats())
     with pytest.raises(CallerError, match="measured in FP64"):
-        bound.of_products(64, Policy(compute="float32", grid="bfloat16"))
+        bound.of_products(64, Formats(compute="float32", grid="bfloat16"))
 
 
 def test_malformed_calibrations_are_refused() -> None:

@@ -26,7 +26,7 @@ from inspector.inspection.verdict import Outcome, Verdict
 from monitor.lab.adversary import EditKind, LogEdit, Rounding, Survey, apply_edit, far_additions
 from monitor.lab.conduct import Conduct, EditRoundingLog
 from monitor.lab.prover import LabProver
-from monitor.numerics import Bound, Policy, replaying
+from monitor.numerics import Bound, Formats, replaying
 from monitor.numerics.rounding import codec
 from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps
@@ -102,7 +102,7 @@ class SmallRun:
         self.entries = {
             (step, group.call, group.part): set(group.positions.tolist())
             for step in STEPS
-            for group in codec.decode(self.watcher.logs[step], Policy(), Bound())
+            for group in codec.decode(self.watcher.logs[step], Formats(), Bound())
         }
 
     def train(self, conduct: Conduct):
@@ -283,7 +283,7 @@ def test_many_paddings_are_judged_in_one_pass(small):
         )
         distances.append(each.distance[at])
     steps = ProgramSteps(run, 0)
-    session, _ = steps.take_under(partial(replaying, "rounded", codec.encode(groups, Policy(), bound), bound=bound))
+    session, _ = steps.take_under(partial(replaying, "rounded", codec.encode(groups, Formats(), bound), bound=bound))
     beyond = int((np.concatenate(distances) > 6.0).sum())
     assert beyond > 1000
     assert session.statistics.forced == 0

@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from monitor.lab.adversary import EditKind, LogEdit, Rounding, Survey, apply_edit
-from monitor.numerics import Bound, LogContradiction, Policy, execute
+from monitor.numerics import Bound, Formats, LogContradiction, execute
 from monitor.numerics.rounding import codec
 from monitor.presets import preset
 from monitor.presets.task import Task
 from monitor.recording.derivation import DerivedSteps
 from monitor.transcript import to_batch
 
-POLICY, BOUND = Policy(), Bound()
+FORMATS, BOUND = Formats(), Bound()
 
 
 def _copied(value: Any) -> Any:
@@ -53,7 +53,7 @@ class Operator:
         self.name, self._args, self._kwargs = inputs
         self.roundings = [replace(each, call=0) for each in roundings]
         self.entries = entries
-        groups = codec.decode(entries, POLICY, BOUND)
+        groups = codec.decode(entries, FORMATS, BOUND)
         self.held = {group.part: set(group.positions.tolist()) for group in groups}
 
     def execute(self, entries: bytes, bound: Bound = BOUND) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ FAMILIES = {
 }
 STEPS = 3
 BF16 = {
-    "policy": {"compute": "float32", "grid": "bfloat16"},
+    "formats": {"compute": "float32", "grid": "bfloat16"},
     "bound": {"kind": "calibrated", "factor": 0.5, "contradictions": 1000},
 }
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from firmware_sim.errors import CallerError, EvidenceError
-from monitor.numerics import Bound, LogContradiction, Policy, UnsupportedOperator, execute, recording, replaying
+from monitor.numerics import Bound, Formats, LogContradiction, UnsupportedOperator, execute, recording, replaying
 from monitor.numerics.engines.eager.rounded.grid import decide
 from monitor.numerics.engines.eager.rounded.norms import norms
 from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.codec import Group
 
-POLICY, BOUND = Policy(), Bound()
+FORMATS, BOUND = Formats(), Bound()
 UNCHECKED = Bound(check=False)
 
 
@@ -29,14 +29,14 @@ def recorded(operands: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor,
     a, b = operands
     with recording("rounded") as session:
         out = torch.mm(a, b)
-    (group,) = codec.decode(session.log, POLICY, BOUND)
-    beta = norms(a, -1) * BOUND.of_products(512, POLICY) * norms(b, -2)
+    (group,) = codec.decode(session.log, FORMATS, BOUND)
+    beta = norms(a, -1) * BOUND.of_products(512, FORMATS) * norms(b, -2)
     found = decide(a.double() @ b.double(), beta, 24)
     return out, group, (found.distance / found.beta).reshape(-1).numpy()
 
 
 def replay(operands: tuple[torch.Tensor, torch.Tensor], groups: list[Group], bound: Bound = BOUND) -> torch.Tensor:
-    log = codec.encode(groups, POLICY, bound)
+    log = codec.encode(groups, FORMATS, bound)
     out: torch.Tensor = execute("rounded", "aten.mm.default", operands, {}, entries=log, bound=bound)
     return out
 
@@ -130,7 +130,7 @@ def test_entry_on_an_exact_result_is_rejected() -> None:
     a, b = torch.full((1, 1), 1.0 + 2.0**-12), torch.full((1, 1), 1.0 + 2.0**-12)
     with recording("rounded") as session:
         torch.mm(a, b)
-    assert codec.decode(session.log, POLICY, BOUND) == []
+    assert codec.decode(session.log, FORMATS, BOUND) == []
     with pytest.raises(LogContradiction, match="exact"):
         replay((a, b), [Group(call=0, part=0, size=1, positions=np.array([0]), upward=np.array([True]))])
 
@@ -140,7 +140,7 @@ def test_entries_that_no_call_uses_are_rejected(operands: tuple[torch.Tensor, to
     stray = Group(call=3, part=0, size=10, positions=np.array([4]), upward=np.array([True]))
     with recording("rounded") as session:
         torch.mm(a, b)
-    log = codec.encode([*codec.decode(session.log, POLICY, BOUND), stray], POLICY, BOUND)
+    log = codec.encode([*codec.decode(session.log, FORMATS, BOUND), stray], FORMATS, BOUND)
     with pytest.raises(LogContradiction) as caught, replaying("rounded", log):
         torch.mm(a, b)
     assert (caught.value.call, caught.value.element) == (3, 4)
@@ -159,7 +159,7 @@ def test_replay_counts_decisions_that_this_device_would_take_the_other_way(
 ) -> None:
     _, group, distance = recorded
     near = distance[group.positions] <= 2.0
-    log = codec.encode(edited(group, group.positions, group.upward ^ near), POLICY, BOUND)
+    log = codec.encode(edited(group, group.positions, group.upward ^ near), FORMATS, BOUND)
     with replaying("rounded", log) as session:
         torch.mm(*operands)
     assert session.statistics.forced == int(near.sum())
@@ -174,7 +174,7 @@ def test_entries_of_one_call_serve_a_referee() -> None:
         second = torch.mm(torch.relu(first), w)
     entries = session.entries_of(2)
     again = execute("rounded", "aten.mm.default", (torch.relu(first), w), {}, entries=entries)
-    assert len(entries) > len(codec.encode((), POLICY, BOUND))
+    assert len(entries) > len(codec.encode((), FORMATS, BOUND))
     assert torch.equal(again, second)
 
 
@@ -185,12 +185,12 @@ def test_tolerated_contradictions_are_counted_and_bounded(
     with recording("rounded", bound=Bound(kind="calibrated")) as session:
         torch.mm(a, b)
     bound = Bound(kind="calibrated", contradictions=1)
-    (group,) = codec.decode(session.log, POLICY, bound)
+    (group,) = codec.decode(session.log, FORMATS, bound)
     far = np.array([p for p in range(200) if p not in group.positions][:2])
     for count in (1, 2):
         positions = np.sort(np.concatenate([group.positions, far[:count]]))
         upward = np.isin(positions, far) | group.upward[np.searchsorted(group.positions, positions).clip(max=0)]
-        log = codec.encode(edited(group, positions, upward), POLICY, bound)
+        log = codec.encode(edited(group, positions, upward), FORMATS, bound)
         unlimited = Bound(kind="calibrated", contradictions=10**6)
         with replaying("rounded", log, bound=unlimited) as counting:
             torch.mm(a, b)
@@ -223,6 +223,6 @@ def test_unknown_operator_is_refused_by_name() -> None:
 
 
 def test_worst_case_bounds_do_not_exist_for_bfloat16() -> None:
-    policy = Policy(compute="float32", grid="bfloat16")
-    with pytest.raises(CallerError, match="probabilistic or calibrated"), recording("rounded", policy=policy):
+    formats = Formats(compute="float32", grid="bfloat16")
+    with pytest.raises(CallerError, match="probabilistic or calibrated"), recording("rounded", formats=formats):
         torch.mm(torch.ones(2, 2), torch.ones(2, 2))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from firmware_sim.errors import EvidenceError
 from monitor.numerics.rounding.codec import Group, decode, encode
-from monitor.numerics.rounding.policy import Bound, Policy
+from monitor.numerics.rounding.formats import Bound, Formats
 
-POLICY, BOUND = Policy(), Bound()
+FORMATS, BOUND = Formats(), Bound()
 
 
 @st.composite
@@ -34,13 +34,13 @@ def group_lists(draw: st.DrawFn) -> list[Group]:
 @given(group_lists())
 @settings(max_examples=80, deadline=None)
 def test_decoding_inverts_encoding(groups: list[Group]) -> None:
-    log = encode(groups, POLICY, BOUND)
-    back = decode(log, POLICY, BOUND)
+    log = encode(groups, FORMATS, BOUND)
+    back = decode(log, FORMATS, BOUND)
     assert [(g.call, g.part, g.size) for g in back] == [(g.call, g.part, g.size) for g in groups]
     for one, two in zip(back, groups, strict=True):
         np.testing.assert_array_equal(one.positions, two.positions)
         np.testing.assert_array_equal(one.upward, two.upward)
-    assert encode(back, POLICY, BOUND) == log
+    assert encode(back, FORMATS, BOUND) == log
 
 
 @given(group_lists(), st.data())
@@ -48,23 +48,23 @@ def test_decoding_inverts_encoding(groups: list[Group]) -> None:
 def test_an_altered_log_is_an_error_or_other_groups_never_a_second_spelling(
     groups: list[Group], data: st.DataObject
 ) -> None:
-    log = bytearray(encode(groups, POLICY, BOUND))
+    log = bytearray(encode(groups, FORMATS, BOUND))
     at = data.draw(st.integers(0, len(log) - 1))
     log[at] ^= data.draw(st.integers(1, 255))
     try:
-        back = decode(bytes(log), POLICY, BOUND)
+        back = decode(bytes(log), FORMATS, BOUND)
     except EvidenceError:
         return
-    assert encode(back, POLICY, BOUND) == bytes(log)
+    assert encode(back, FORMATS, BOUND) == bytes(log)
 
 
 @given(group_lists(), st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_shortened_log_never_decodes_to_the_same_groups(groups: list[Group], data: st.DataObject) -> None:
-    log = encode(groups, POLICY, BOUND)
+    log = encode(groups, FORMATS, BOUND)
     cut = log[: data.draw(st.integers(0, len(log) - 1))]
     with contextlib.suppress(EvidenceError):
-        assert len(decode(cut, POLICY, BOUND)) < len(groups)
+        assert len(decode(cut, FORMATS, BOUND)) < len(groups)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_shortened_log_never_decodes_to_the_same_groups(groups: list[Group], d
 )
 def test_headers_of_another_kind_are_errors(junk: bytes) -> None:
     with pytest.raises(EvidenceError):
-        decode(junk, POLICY, BOUND)
+        decode(junk, FORMATS, BOUND)
 
 
 def test_bits_per_entry_stay_near_the_entropy() -> None:
@@ -82,7 +82,7 @@ def test_bits_per_entry_stay_near_the_entropy() -> None:
         size = int(12_000 / density)
         positions = np.flatnonzero(generator.random(size) < density)
         upward = generator.random(len(positions)) < 0.5
-        log = encode([Group(call=9, part=0, size=size, positions=positions, upward=upward)], POLICY, BOUND)
+        log = encode([Group(call=9, part=0, size=size, positions=positions, upward=upward)], FORMATS, BOUND)
         p = len(positions) / size
         entropy = -size * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) + len(positions)
         assert 8 * (len(log) - 16) <= 1.2 * entropy

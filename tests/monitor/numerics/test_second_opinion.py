@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from inspector.devices.emulated import EmulatedArithmetic
-from monitor.numerics import Bound, LogContradiction, Policy, Session, recording, replaying
+from monitor.numerics import Bound, Formats, LogContradiction, Session, recording, replaying
 from monitor.numerics.engines.eager.rounded.bounds import exact_bits_of, product_bound
 from monitor.numerics.engines.eager.rounded.grid import decide
 from monitor.numerics.geometry import ConvolutionShape
@@ -45,7 +45,7 @@ def operands(distances: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.
     b = torch.randn(K, len(distances), generator=generator).abs() * a.t().sign()
     a[0, -2:] = 1.0
     b[-2:] = 0.0
-    factor = BOUND.of_products(K, Policy())
+    factor = BOUND.of_products(K, Formats())
     for row in (K - 2, K - 1, K - 1):
         bound = product_bound(a, b, factor, exact_bits_of(K, "float64"))
         for column, distance in enumerate(distances):
@@ -132,10 +132,10 @@ def test_worst_case_bounds_need_no_second_opinion(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(elements, "of_product", lambda *_: pytest.fail("an element was computed again"))
     with recording("rounded") as session:
         torch.mm(a, b)
-    ratio = Bound().of_products(K, Policy()) / BOUND.of_products(K, Policy())
-    (group,) = codec.decode(session.log, Policy(), Bound())
+    ratio = Bound().of_products(K, Formats()) / BOUND.of_products(K, Formats())
+    (group,) = codec.decode(session.log, Formats(), Bound())
     assert 0 in group.positions
-    empty = codec.encode((), Policy(), Bound())
+    empty = codec.encode((), Formats(), Bound())
     shifts = {0: -5.0 * beta[0].item()}
     assert ratio > 3
     with Skewed(shifts), pytest.raises(LogContradiction, match="no entry"), replaying("rounded", empty):
@@ -147,7 +147,7 @@ def test_beyond_the_worst_case_nothing_is_recomputed() -> None:
     a, b, _ = operands([40.0, -40.0])
     entry = codec.Group(call=0, part=0, size=2, positions=np.array([0]), upward=np.array([False]))
     with pytest.raises(LogContradiction, match="6β"):
-        replay(a, b, codec.encode([entry], Policy(), BOUND), {})
+        replay(a, b, codec.encode([entry], Formats(), BOUND), {})
 
 
 def test_convolutions_get_a_second_opinion_too() -> None:
@@ -160,7 +160,7 @@ def test_convolutions_get_a_second_opinion_too() -> None:
         torch.nn.functional.conv2d(x.double(), w.double(), padding=1).reshape(-1)[77].item(), rel=1e-12
     )
     bound = Bound(kind="calibrated", factor=1e-3, contradictions=10**6)
-    coarse = Policy(compute="float32", grid="bfloat16")
+    coarse = Formats(compute="float32", grid="bfloat16")
 
     def step() -> list[torch.Tensor]:
         torch._C._set_mkldnn_enabled(True)  # whose order comes near the truth; the session puts it back
@@ -170,9 +170,9 @@ def test_convolutions_get_a_second_opinion_too() -> None:
         )
         return [y, back[0], back[1]]
 
-    with recording("rounded", policy=coarse, bound=bound) as session:
+    with recording("rounded", formats=coarse, bound=bound) as session:
         recorded = step()
-    with EmulatedArithmetic("no-fma"), replaying("rounded", session.log, policy=coarse, bound=bound) as again:
+    with EmulatedArithmetic("no-fma"), replaying("rounded", session.log, formats=coarse, bound=bound) as again:
         replayed = step()
     seen = again.statistics
     assert seen.recomputed + seen.contradictions > 0
@@ -184,16 +184,16 @@ def test_contradictions_of_the_bfloat16_policy_are_counted_and_bounded() -> None
     """Two orders of FP32 additions, 300 × 512 × 300, under a bound that is some hundred times too small."""
     generator = torch.Generator().manual_seed(9)
     a, b = torch.randn(300, 512, generator=generator), torch.randn(512, 300, generator=generator)
-    policy = Policy(compute="float32", grid="bfloat16")
+    formats = Formats(compute="float32", grid="bfloat16")
 
     def bound(contradictions: int) -> Bound:
         return Bound(kind="calibrated", factor=1e-3, contradictions=contradictions)
 
     def run(limit: int, log: bytes | None = None) -> tuple[Session, torch.Tensor]:
         if log is None:
-            with recording("rounded", policy=policy, bound=bound(limit)) as session:
+            with recording("rounded", formats=formats, bound=bound(limit)) as session:
                 return session, torch.mm(a, b)
-        with EmulatedArithmetic("no-fma"), replaying("rounded", log, policy=policy, bound=bound(limit)) as session:
+        with EmulatedArithmetic("no-fma"), replaying("rounded", log, formats=formats, bound=bound(limit)) as session:
             return session, torch.mm(a, b)
 
     recorded, out = run(0)
@@ -207,11 +207,11 @@ def test_contradictions_of_the_bfloat16_policy_are_counted_and_bounded() -> None
     with pytest.raises(LogContradiction):
         run(count - 1, recorded.log)
     wide = Bound(kind="probabilistic", factor=10.0)
-    with recording("rounded", policy=policy, bound=wide) as session:
+    with recording("rounded", formats=formats, bound=wide) as session:
         out = torch.mm(a, b)
-    with EmulatedArithmetic("no-fma"), replaying("rounded", session.log, policy=policy, bound=wide) as other:
+    with EmulatedArithmetic("no-fma"), replaying("rounded", session.log, formats=formats, bound=wide) as other:
         again = torch.mm(a, b)
     assert torch.equal(again, out)
     assert other.statistics.contradictions == 0
     assert other.statistics.forced > 0
-    assert math.isfinite(wide.of_products(512, policy))
+    assert math.isfinite(wide.of_products(512, formats))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from monitor.numerics import Bound, Policy, recording, replaying
+from monitor.numerics import Bound, Formats, recording, replaying
 
 
 class Block(nn.Module):
@@ -113,7 +113,7 @@ def train(kind: str, numerics: str, steps: int, logs: list[bytes] | None, option
         )
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    policy = Policy(**options.get("policy", {}))
+    formats = Formats(**options.get("formats", {}))
     bound = Bound(**options.get("bound", {}))
     out: dict[str, Any] = {"digests": [], "losses": [], "forced": 0, "entries": 0, "elements": 0, "logs": []}
     started = time.perf_counter()
@@ -121,9 +121,9 @@ def train(kind: str, numerics: str, steps: int, logs: list[bytes] | None, option
         x, y = batches(kind, step)
         x = x.to(dtype) if x.is_floating_point() else x
         if logs is None:
-            session = recording(numerics, policy=policy, bound=bound)
+            session = recording(numerics, formats=formats, bound=bound)
         else:
-            session = replaying(numerics, logs[step], policy=policy, bound=bound)
+            session = replaying(numerics, logs[step], formats=formats, bound=bound)
         with session:
             logits = model(x)
             loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))

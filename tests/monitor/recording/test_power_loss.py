@@ -6,6 +6,7 @@ A seeded few of each kind; `bench crashes` takes more.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,14 @@ import pytest
 from analysis.bench import _disk, crashes
 from analysis.bench.crashes import Crashes
 from analysis.cli import main
+from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import CallerError
+from firmware_sim.evidence import MerkleTree
 from monitor import Recorder
 from monitor.files import Files
+from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.recording import recorder as recording
+from monitor.recording.resuming import heard_beyond
 from monitor.recording.stateful import HostState
 from monitor.transcript import RunFolder, writer
 
@@ -107,6 +112,43 @@ def test_steps_that_chips_heard_of_come_again_or_not_at_all(plain, tmp_path, mon
         loop.train(recorder)
     recorder._lab.cut_power()
     assert plain.resumed(run) == (3, "")  # the same ones are taken
+
+
+class Told:
+    """A chip with a log."""
+
+    chip_id = "chip"
+
+    def __init__(self, records):
+        self._records = records
+
+    def log_bytes(self):
+        return b"".join(record.to_bytes() for record in self._records)
+
+
+def test_what_chips_must_have_heard(plain):
+    folder = plain.disk.root / "run"
+    run = RunFolder(folder, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(folder))).verifying)
+    _, tree = run.load_steps()
+    log = parse_log((folder / "chips/lab-1-chip-0000/log.bin").read_bytes())
+    told = {each.step: place for place, each in enumerate(log) if each.kind is RecordKind.COMMIT}
+
+    def ask(*logs, steps=crashes.STEPS):
+        leaves, _ = run.load_steps()
+        before = MerkleTree(leaf.encoded() for leaf in leaves[: steps + 1])
+        return heard_beyond([Told(each) for each in logs], run, before)
+
+    assert ask(log) == ask(log[: told[6] + 1]) == {}
+    assert ask(log[told[7] + 1 :], []) == {}  # a verifier has taken over what came before
+    assert ask(log, steps=5) == {step: tree.root(step + 1) for step in (6, 7)}
+    with pytest.raises(CallerError, match="chip heard last of step 5, and run ends with step 7"):
+        ask(log, log[: told[5] + 1])
+    with pytest.raises(CallerError, match="heard last of step -1"):
+        ask(log[: told[0]])
+    for place, steps in ((told[7], 7), (told[7], 5)):  # of a step on disk, and of one to come
+        other = [*log[:place], replace(log[place], digest=bytes(32))]
+        with pytest.raises(CallerError, match="heard of other steps than those of run"):
+            ask(log, other, steps=steps)
 
 
 def test_guard_off_a_second_history(plain, monkeypatch):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, DeviceError
+from monitor.numerics import recording
 from monitor.numerics.engines.capability import int8_serves
 from monitor.numerics.engines.cpu.exact import matmul as _cpu_engine
 from monitor.numerics.engines.cpu.exact.matmul import cpu_matmul
@@ -258,6 +259,36 @@ def test_large_products_take_the_int8_engine_with_the_same_bits() -> None:
     generator = torch.Generator().manual_seed(4)
     a, b = torch.randn(260, 300, generator=generator), torch.randn(300, 129, generator=generator)
     assert same(matmul(a, b), product(a, b, "eager fp64"))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_int8_products_of_a_step_run_with_onednn_and_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Without it torch multiplies bytes in a plain loop, hundreds of times slower; with it layers would be fused."""
+    if not int8_serves(torch.device("cpu")):
+        pytest.skip("this processor's int8 product is not served")
+    seen: list[bool] = []
+    honest = torch._int_mm
+
+    def watched(left: Tensor, right: Tensor, **options: Tensor) -> Tensor:
+        seen.append(torch._C._get_mkldnn_enabled())
+        return honest(left, right, **options)
+
+    monkeypatch.setattr(torch, "_int_mm", watched)
+    a = torch.randn(1024, 300, generator=torch.Generator().manual_seed(8))
+    before, had = torch._C._get_mkldnn_enabled(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with recording("exact"):
+            _ = a @ a.t()
+            outside = torch._C._get_mkldnn_enabled()
+    finally:
+        torch.set_num_threads(had)
+    assert seen
+    assert all(seen)
+    assert not outside
+    assert torch._C._get_mkldnn_enabled() == before
 
 
 def test_a_device_that_returns_wrong_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from firmware_sim.errors import DeviceError
 from monitor.numerics.engines.cpu.exact import matmul_kernels as kernels
 from monitor.numerics.engines.cpu.exact.wide import rounded_products
+from monitor.numerics.engines.int8_product import int8_product
 from monitor.numerics.kernels.arrays import array
 from monitor.numerics.kernels.jit import guarded
 from monitor.numerics.kernels.scratch import scratch
@@ -140,7 +141,7 @@ def _products(left: Tensor, right: Tensor, start: int, width: int) -> Iterator[t
         a = left[:, 3 * start + first * width : 3 * start + last * width]
         b = right[3 * start + begin * width : 3 * start + (begin + last - first) * width]
         target = scratch(f"power {power}", (left.shape[0], right.shape[1]), torch.int32)
-        yield a, b, torch._int_mm(a, b, out=target)
+        yield a, b, int8_product(a, b, target)
 
 
 def _require_sum(left: Tensor, right: Tensor, product: Tensor) -> None:

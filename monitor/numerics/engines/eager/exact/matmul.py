@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from monitor.numerics.engines.capability import INT8_WORK, int8_serves, require_fp64
+from monitor.numerics.engines.int8_product import int8_product
 from monitor.numerics.kernels.bits import CANONICAL_NAN, check_subnormals, exponent_and_significand, power_of_two
 from monitor.numerics.reference.matmul import CHUNK
 from monitor.numerics.reference.resolve import rounded_sum
@@ -108,7 +109,7 @@ def _int8_sums(q: Tensor, r: Tensor) -> Tensor:
         width = left.shape[1] // 3
         value: Tensor | None = None
         for first, last, begin in ((0, 1, 2), (0, 2, 1), (0, 3, 0), (1, 3, 0)):
-            product = torch._int_mm(
+            product = int8_product(
                 left[:, first * width : last * width], right[begin * width : (begin + last - first) * width]
             )
             value = product.to(torch.float64) if value is None else torch.add(product, value, alpha=256)

@@ -9,7 +9,7 @@ from typing import Literal
 from firmware_sim.errors import CallerError
 from monitor.numerics.rounding.calibration import Calibration, Operator, committed
 
-__all__ = ["BOUNDS", "Bound", "Policy", "bound_named"]
+__all__ = ["BOUNDS", "Bound", "Formats", "bound_named"]
 
 Format = Literal["float64", "float32", "bfloat16"]
 
@@ -17,7 +17,7 @@ _UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Formats:
     """A pair of formats: order-sensitive operators compute in one, their results are rounded to the grid of the other.
 
     (float64, float32) is the pair of Srivastava 2024; (float32, bfloat16) is today's mixed-precision practice.
@@ -29,7 +29,7 @@ class Policy:
     def __post_init__(self) -> None:
         if (self.compute, self.grid) not in (("float64", "float32"), ("float32", "bfloat16")):
             raise CallerError(
-                f"no rounding policy ({self.compute}, {self.grid}); take (float64, float32) or (float32, bfloat16)"
+                f"no formats for rounding ({self.compute}, {self.grid}); take (float64, float32) or (float32, bfloat16)"
             )
 
     @property
@@ -78,41 +78,41 @@ class Bound:
         if self.calibration is not None and self.kind != "calibrated":
             raise CallerError(f"a {self.kind} bound takes no calibration")
 
-    def of_products(self, terms: int, policy: Policy, operator: Operator = "product") -> float:
+    def of_products(self, terms: int, formats: Formats, operator: Operator = "product") -> float:
         """Factor c such that |computed − true| ≤ c·‖row‖·‖column‖ for a sum of ``terms`` products.
 
         A product of two grid values is exact in the compute format, so one term has no error at all. The factor
         1 + 2^-20 covers the roundings made while the bound itself is computed.
 
         Raises:
-            CallerError: the worst case of this policy is no bound any more at this many terms.
+            CallerError: the worst case in these formats is no bound any more at this many terms.
         """
         if terms <= 1:
             return 0.0
-        spread = terms * policy.unit_roundoff
+        spread = terms * formats.unit_roundoff
         if self.kind == "worst-case":
-            if policy.compute != "float64":
+            if formats.compute != "float64":
                 raise CallerError(
                     "worst-case bounds cover the whole bfloat16 grid; take a probabilistic or calibrated bound"
                 )
             return spread / (1.0 - spread) * (1.0 + 2.0**-20)
         if self.calibration is not None:
-            if policy.compute != "float64":
+            if formats.compute != "float64":
                 raise CallerError("this calibration was measured in FP64; give a factor instead")
-            likely = self.calibration.threshold(operator, terms) * policy.unit_roundoff
+            likely = self.calibration.threshold(operator, terms) * formats.unit_roundoff
         else:
-            likely = self.factor * math.sqrt(terms) * policy.unit_roundoff
+            likely = self.factor * math.sqrt(terms) * formats.unit_roundoff
         return min(spread / (1.0 - spread) if spread < 0.5 else math.inf, likely) * (1.0 + 2.0**-20)
 
-    def worst_ratio(self, terms: int, policy: Policy, operator: Operator = "product") -> float:
+    def worst_ratio(self, terms: int, formats: Formats, operator: Operator = "product") -> float:
         """The worst case of a sum of ``terms`` products in units of β, at least 1; infinite where there is none."""
-        spread = terms * policy.unit_roundoff
-        beta = self.of_products(terms, policy, operator)
+        spread = terms * formats.unit_roundoff
+        beta = self.of_products(terms, formats, operator)
         return 1.0 if beta == 0 else (max(spread / (1.0 - spread) / beta, 1.0) if spread < 1.0 else math.inf)
 
-    def of_functions(self, policy: Policy) -> float:
+    def of_functions(self, formats: Formats) -> float:
         """Relative bound for a function of the device's mathematical library: 16 unit roundoffs (8 ulp)."""
-        return 16.0 * policy.unit_roundoff
+        return 16.0 * formats.unit_roundoff
 
 
 BOUNDS = ("worst-case", "probabilistic", "calibrated")

@@ -1,0 +1,81 @@
+"""Options of every command that inspects: what is drawn, and which devices replay it."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.commands.odds import add_sampling, violation
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from inspector.inspection.guards import Settings
+    from inspector.replay.pool import Executor
+
+__all__ = ["DEFAULT_REPLAY_DEVICES", "add_executor", "add_settings", "executor", "settings_of"]
+
+DEFAULT_REPLAY_DEVICES = ("sse41", "mkl-compatible")
+
+
+def add_settings(parser: ArgumentParser) -> None:
+    """Add ``--samples``, ``--device``, ``--shared``, ``--segments`` and what says how many segments are drawn."""
+    parser.add_argument("--samples", type=int, required=True, metavar="S", help="chips to draw from the registry")
+    parser.add_argument(
+        "--device",
+        action="append",
+        metavar="NAME",
+        help="replay device, repeatable (default: sse41 and mkl-compatible)",
+    )
+    parser.add_argument(
+        "--shared",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="share of the drawn segments that every device replays; one device, drawn too, replays each of the others "
+        "(default 1)",
+    )
+    parser.add_argument("--segments", type=int, metavar="N", help="replay at most N segments of a run")
+    add_sampling(parser)
+
+
+def settings_of(arguments: argparse.Namespace, *, seed: str | None) -> Settings:
+    """The inspection that these options ask for."""
+    from inspector.inspection.guards import Sampling, Settings
+
+    return Settings(
+        samples=arguments.samples,
+        seed=seed,
+        devices=tuple(arguments.device or DEFAULT_REPLAY_DEVICES),
+        segments=arguments.segments,
+        shared=arguments.shared,
+        sampling=Sampling(confidence=arguments.confidence, against=violation(arguments.against)),
+    )
+
+
+def add_executor(parser: ArgumentParser) -> None:
+    """Add ``--workers`` and ``--pool``: the processes that replay."""
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="so many processes replay at a time, each with its share of the cores (default: one for each device)",
+    )
+    parser.add_argument(
+        "--pool", type=Path, metavar="SOCKET", help="let the processes of `chipwitness pool SOCKET` replay"
+    )
+
+
+def executor(arguments: argparse.Namespace) -> AbstractContextManager[Executor]:
+    """What replays, as these options say."""
+    from firmware_sim.errors import CallerError
+    from inspector.replay.pool import DevicePool
+    from inspector.replay.served import PoolClient
+
+    if arguments.pool is None:
+        return DevicePool(workers=arguments.workers)
+    if arguments.workers is not None:
+        raise CallerError("--workers is an option of the pool that --pool names")
+    return PoolClient(arguments.pool)

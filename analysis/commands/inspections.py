@@ -1,0 +1,359 @@
+"""``verify``, ``replay``, ``inspect``, ``devices`` and ``pool``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from argparse import ArgumentParser
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands._common import (
+    add_json,
+    add_now,
+    add_trust,
+    parse_now,
+    print_json,
+    say,
+    show_verdict,
+    write_new,
+)
+from analysis.commands._inspecting import DEFAULT_REPLAY_DEVICES, add_executor, add_settings, executor, settings_of
+from analysis.commands.rules import add_rules
+from analysis.commands.runs import trust_path
+from firmware_sim.errors import CallerError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["register"]
+
+
+def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the subcommands."""
+    parser = subparsers.add_parser(
+        "verify", help="check everything of a run that needs no re-execution, or a verdict's bundle"
+    )
+    parser.add_argument("run", type=Path, metavar="RUN|BUNDLE", help="run folder, or a file of `inspect --bundle`")
+    add_trust(parser)
+    for name, whose in (("inspectorate", "verdict"), ("cluster", "replays")):
+        text = f"of a bundle: a public key that may sign its {whose}, besides the trust file's {name}s (repeatable)"
+        parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
+    _add_answers(parser)
+    add_now(parser)
+    add_json(parser)
+    parser.epilog = (
+        "JSON keys: outcome, reasons, evidence. Of a bundle the outcome is its verdict's, or INCONCLUSIVE where it "
+        "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
+        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips, odds and rules"
+    )
+    parser.set_defaults(handler=_verify)
+
+    parser = subparsers.add_parser("replay", help="re-execute one segment of a run on a device")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--segment", type=int, required=True, metavar="I", help="number of the segment, from 0")
+    parser.add_argument("--device", default=DEFAULT_REPLAY_DEVICES[0], metavar="NAME", help="default: sse41")
+    parser.add_argument("--trust", type=Path, action="append", metavar="FILE", help="default: RUN.trust.json")
+    add_executor(parser)
+    add_json(parser)
+    parser.epilog = "JSON keys: outcome, reasons, evidence"
+    parser.set_defaults(handler=_replay)
+
+    parser = subparsers.add_parser("inspect", help="sample chips, match snapshots, replay segments, give a verdict")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="all runs that the lab declares")
+    add_trust(parser)
+    add_settings(parser)
+    add_executor(parser)
+    parser.add_argument(
+        "--seed", metavar="X", help="draw by this text, to repeat a simulation (default: the system's randomness)"
+    )
+    parser.add_argument(
+        "--memory",
+        type=Path,
+        metavar="FILE",
+        help="where each chip's log ended at earlier inspections; its extension is checked, and the file updated",
+    )
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="write the signed verdict and its evidence here")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="of --bundle: the inspectorate's private key")
+    parser.add_argument(
+        "--cluster-key", type=Path, metavar="FILE", help="of --bundle: the replay cluster's private one"
+    )
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        metavar="DIR",
+        help="on an ACCEPT sign for each drawn chip that its log was accepted up to here: DIR/CHIP/checkpoint.json, "
+        "for which the chip lets older records go (chip prune)",
+    )
+    parser.add_argument(
+        "--prune-key",
+        type=Path,
+        metavar="FILE",
+        help="of --checkpoints: the private key of the inspectorate that the chips obey (train --inspectorate)",
+    )
+    parser.add_argument(
+        "--earlier",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="BUNDLE",
+        help="of an earlier inspection: its runs must go on from the heads that their labs signed then, and what it "
+        "accepted at the same confidence, signed by a known inspectorate, is not replayed again (repeatable)",
+    )
+    parser.add_argument(
+        "--maximum-flop",
+        type=int,
+        metavar="H",
+        help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
+        "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
+    )
+    add_rules(parser)
+    parser.add_argument(
+        "--every-lab",
+        action="store_true",
+        help="draw chips of every lab in the trust file, of those whose runs are not given too: silence is a refusal",
+    )
+    _add_answers(parser)
+    parser.add_argument(
+        "--live",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RUN.lab",
+        help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts, and "
+        "of a run that goes on the committed steps can be accepted",
+    )
+    add_now(parser)
+    add_json(parser)
+    parser.epilog = (
+        "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
+        "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
+        "each violation's chance of escape is, as `chipwitness odds` says), replays, with --rules also rules: "
+        "digest, rules, require, found, results and labs, and with --checkpoints also checkpoints: the size of each "
+        "chip's log that was accepted)"
+    )
+    parser.set_defaults(handler=_inspect)
+
+    parser = subparsers.add_parser("devices", help="list replay devices and the fingerprints of their arithmetic")
+    add_json(parser)
+    parser.epilog = (
+        "JSON: a list of name, kind (cpu, cuda, or emulated: an order of additions that this machine does not have), "
+        "summary, fingerprint, status, engines (what serves after its known-answer test)"
+    )
+    parser.set_defaults(handler=_devices)
+
+    parser = subparsers.add_parser(
+        "pool", help="keep replay processes for several commands: inspect, replay and world take --pool SOCKET"
+    )
+    parser.add_argument("socket", type=Path, metavar="SOCKET", help="where to serve, until interrupted")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="so many processes replay at a time, each with its share of the cores (default: one for each device)",
+    )
+    parser.set_defaults(handler=_pool)
+
+
+def _add_answers(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--answers",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="evidence of registered chips that take part in no run (repeatable)",
+    )
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from inspector.inspection.judging import verify
+    from inspector.inspection.trust import Trust
+
+    now = parse_now(arguments.now)
+    if arguments.run.is_file():
+        return _verify_bundle(arguments)
+    _require_runs([arguments.run])
+    trust = Trust.load(arguments.trust, [arguments.run])
+    return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
+
+
+def _verify_bundle(arguments: argparse.Namespace) -> int:
+    from inspector.bundle.checking import check_bundle
+    from inspector.bundle.contents import read_bundle
+    from inspector.inspection.trust import Trust
+    from inspector.registry.keyfiles import load_public
+
+    trust = Trust.load(arguments.trust)
+    trust = replace(
+        trust,
+        inspectorates=trust.inspectorates | frozenset(map(load_public, arguments.inspectorate)),
+        clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
+    )
+    return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust))
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from inspector.bundle.building import bundle_of, settings_json
+    from inspector.bundle.contents import accepted_in, heads_in, read_bundle
+    from inspector.bundle.replays import signing
+    from inspector.inspection.casefile import CaseFile
+    from inspector.inspection.checkpoints import sign_checkpoints
+    from inspector.inspection.judging import inspect
+    from inspector.inspection.memory import load_memory, remember, save_memory
+    from inspector.inspection.trust import Trust
+    from inspector.registry.keyfiles import load_private
+    from inspector.rules.judging import apply_rules
+    from inspector.rules.reading import read_rules
+    from monitor.lab.evidence import LiveChips
+
+    now = parse_now(arguments.now)
+    _require_runs(arguments.runs)
+    if len({arguments.bundle is None, arguments.key is None, arguments.cluster_key is None}) > 1:
+        raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
+    if arguments.bundle is not None and arguments.bundle.exists():
+        raise CallerError(f"{arguments.bundle}: exists already")
+    if (arguments.checkpoints is None) != (arguments.prune_key is None):
+        raise CallerError("--checkpoints DIR and --prune-key FILE are given together")
+    key = None if arguments.key is None else load_private(arguments.key)
+    prune_key = None if arguments.prune_key is None else load_private(arguments.prune_key)
+    cluster = None if key is None else load_private(arguments.cluster_key)
+    bundles = [read_bundle(path) for path in arguments.earlier]
+    earlier = [head for data in bundles for head in heads_in(data)]
+    rules = None if arguments.rules is None else read_rules(arguments.rules)
+    trust = Trust.load(arguments.trust, arguments.runs)
+    if prune_key is not None and prune_key.verifying not in trust.inspectorates:
+        raise CallerError(f"the trust file names no inspectorate with the key {arguments.prune_key}")
+    settings = settings_of(arguments, seed=arguments.seed)
+    if arguments.maximum_flop is not None:
+        trust = replace(trust, maximum_flop=arguments.maximum_flop)
+    memory = None if arguments.memory is None else load_memory(arguments.memory)
+    ask = LiveChips(arguments.live).ask if arguments.live else None
+    case = CaseFile()
+    with TemporaryDirectory() as place, executor(arguments) as devices:
+        devices.prepare(settings.devices)
+        worker = devices.run if cluster is None else signing(devices.run, cluster)
+        verdict = inspect(
+            [_still(run, arguments.live, Path(place)) for run in arguments.runs],
+            trust,
+            settings,
+            now=now,
+            worker=worker,
+            memory=memory,
+            answers=arguments.answers,
+            ask=ask,
+            labs=trust.labs if arguments.every_lab else None,
+            earlier=earlier,
+            accepted=accepted_in(bundles, trust.inspectorates, settings_json(settings)),
+            case=case,
+        )
+        if rules is not None:
+            verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
+        if key is not None:
+            write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
+    if prune_key is not None:
+        signed = sign_checkpoints(arguments.checkpoints, verdict, case.prunable, prune_key)
+        verdict = replace(verdict, evidence={**verdict.evidence, "checkpoints": signed})
+    code = show_verdict(arguments, verdict)
+    if not arguments.json:
+        for line in _costs(verdict.evidence):
+            say(line)
+        if prune_key is not None:
+            of = f"{len(signed)} of {settings.samples} drawn chips"
+            say(f"  [checkpoints] signed for {of} in {arguments.checkpoints}")
+    if memory is not None:
+        save_memory(arguments.memory, remember(memory, verdict))
+    return code
+
+
+def _costs(evidence: dict[str, Any]) -> list[str]:
+    """What the replays of each run took, beside what all of its steps would take on the same device."""
+    lines = []
+    steps = {each["run"]: each["steps"] for each in evidence["runs"]}
+    for each in evidence.get("replays", []):
+        taken, seconds = each.get("steps"), each["seconds"]
+        if taken and seconds is not None:
+            whole = steps[each["run"]]
+            text = (
+                f"  [cost] {each['run']} on {each['device']}: {taken} of {whole} steps replayed ({taken / whole:.0%})"
+            )
+            lines.append(f"{text} in {seconds:.2g} s; all of them would take {seconds * whole / taken:.2g} s")
+    return lines
+
+
+def _still(run: Path, live: list[Path], place: Path) -> Path:
+    """The run, or where a lab that was named is at work on it a copy, as it is between two steps."""
+    from monitor.lab.desk import is_at_work
+    from monitor.lab.evidence import copy_run
+    from monitor.lab.simulated import lab_path
+
+    lab = lab_path(run).resolve()
+    if lab not in {each.resolve() for each in live} or not is_at_work(lab):
+        return run
+    copy_run(run, place / run.resolve().name)
+    return place / run.resolve().name
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from inspector.inspection.judging import replay
+    from inspector.inspection.trust import Trust
+
+    _require_runs([arguments.run])
+    trust = Trust.load(arguments.trust or [trust_path(arguments.run)], [arguments.run])
+    with executor(arguments) as devices:
+        verdict = replay(arguments.run, trust, arguments.segment, arguments.device, worker=devices.run)
+    return show_verdict(arguments, verdict)
+
+
+def _require_runs(runs: list[Path]) -> None:
+    for run in runs:
+        if not run.is_dir():
+            raise CallerError(f"there is no run folder {run}")
+
+
+def _devices(arguments: argparse.Namespace) -> int:
+    from firmware_sim.errors import DeviceError
+    from inspector.devices import DEVICES
+    from inspector.replay.pool import run_worker
+
+    rows = []
+    for name, entry in DEVICES.items():
+        row: dict[str, Any] = {
+            "name": name,
+            "kind": entry.kind,
+            "summary": entry.summary,
+            "fingerprint": None,
+            "status": "ready",
+            "engines": {},
+        }
+        try:
+            missing = entry.missing()
+            if missing is not None:
+                raise DeviceError(missing)
+            result = run_worker(name, {"action": "fingerprint"})
+            row["fingerprint"], row["engines"] = result["fingerprint"], result["engines"]
+        except DeviceError as error:
+            row["status"] = str(error)
+        rows.append(row)
+    if arguments.json:
+        print_json(rows)
+    else:
+        for row in rows:
+            say(f"{row['name']:22} {row['fingerprint'] or row['status']:78} {row['summary']}")
+            for engine, state in row["engines"].items():
+                if state != "serves":
+                    say(f"{'':22} {engine}: {state}")
+    return 0
+
+
+def _pool(arguments: argparse.Namespace) -> int:
+    from inspector.replay.pool import DevicePool
+    from inspector.replay.served import serving
+
+    with DevicePool(workers=arguments.workers) as pool, serving(arguments.socket, pool) as server:
+        say(f"pool at {arguments.socket}: interrupt to end")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return 0

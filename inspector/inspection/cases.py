@@ -1,0 +1,91 @@
+"""A chip's evidence, opened: its log from birth on, or from where an inspectorate has accepted it and the chip let go.
+
+What lies before such a checkpoint was judged by whoever signed it. It counts only from an inspectorate of the trust
+file, and only for the log that begins there; one that begins at record 0 is judged as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from firmware_sim import BIRTH, LogCheckpoint, LogPosition, LogRecord, RecordKind, decode_epoch_keys, open_quote
+from firmware_sim.checks import ChipCase
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import NEWBORN, Standing, open_acceptance, parse_log
+from firmware_sim.identity import read_chain
+from inspector.inspection.admission import admitted
+from inspector.inspection.answers import Source
+from inspector.inspection.trust import Trust
+from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
+
+__all__ = ["OpenedCase", "accepted_part", "open_case"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedCase(ChipCase):
+    """What the guards of a chip look at, and how its host stood where the records begin."""
+
+    standing: Standing = NEWBORN
+
+
+def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None) -> OpenedCase:
+    """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
+
+    Re-inspecting the same quote is allowed.
+
+    Raises:
+        EvidenceError: something cannot be read, or the log begins later than the chip's life and at no checkpoint that
+            an inspectorate of the trust file has signed.
+    """
+    chain, epochs, log, quote = (source.read(name) for name in CHIP_FILES)
+    identity = read_chain(chain)
+    opened = open_quote(quote, identity.alias_key)
+    records = parse_log(admitted(log, identity, trust.chip_trust, chip=chip), chip=chip)
+    since, standing = _begins(chip, records[0].counter, source, trust)
+    return OpenedCase(
+        chip_id=chip,
+        nonce=trust.nonce if source.nonce is None else source.nonce,
+        verifier_id=trust.verifier,
+        trust=trust.chip_trust,
+        last=None if last == LogPosition.of(opened) else last,
+        identity=identity,
+        quote=opened,
+        records=records,
+        keys=decode_epoch_keys(epochs),
+        since=since,
+        standing=standing,
+    )
+
+
+def _begins(chip: str, first: int, source: Source, trust: Trust) -> tuple[LogCheckpoint, Standing]:
+    """What the records of a log that begins with record number `first` build on."""
+    if not first:
+        return BIRTH, NEWBORN
+    try:
+        signed = source.read(CHIP_CHECKPOINT)
+    except EvidenceError as error:
+        text = f"chip {chip}: its log begins at record {first}, and no checkpoint says what came before: {error}"
+        raise EvidenceError(text) from None
+    since, standing = open_acceptance(signed, chip, trust.inspectorates)
+    if since.size != first:
+        text = f"chip {chip}: its log begins at record {first}, and its checkpoint is of the first {since.size} records"
+        raise EvidenceError(text)
+    return since, standing
+
+
+def accepted_part(case: OpenedCase, judged: Sequence[LogRecord]) -> tuple[LogCheckpoint, Standing] | None:
+    """Where the log may be pruned once its inspection has accepted it; None where nothing new can go.
+
+    That is behind the newest answer to a challenge, or the end of a log that is full: all epochs before it have ended,
+    and each committed step has had its tick.
+
+    Args:
+        judged: records of the case from the first on, up to the last that declared runs explain.
+    """
+    for end in range(len(judged), 0, -1):
+        last = judged[end - 1]
+        challenged = last.kind is RecordKind.QUOTE and end > 1 and judged[end - 2].kind is RecordKind.EPOCH
+        if challenged or last.kind is RecordKind.SPENT:
+            return case.since.extend(judged[:end]), case.standing.extend(judged[:end])
+    return None

@@ -1,0 +1,116 @@
+"""A pool of device processes behind a socket, for several commands: a line of JSON in, a line of JSON out.
+
+The socket belongs to one user, who alone may write to it. Who asks names folders of this machine, and believes what
+comes back as it would its own processes; results between parties that do not trust each other travel signed
+(``inspector.bundle.replays``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import socketserver
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, ChipwitnessError, DeviceError, EvidenceError
+from firmware_sim.evidence import canonical
+from inspector.replay.pool import DevicePool
+
+__all__ = ["PoolClient", "serving"]
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+    def __init__(self, path: Path, pool: DevicePool) -> None:
+        self.pool = pool
+        super().__init__(str(path), _Handler)
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        """Run the one job that a connection brings."""
+        try:
+            asked = canonical.parse(self.rfile.readline(limits.WORKER_BYTES.most + 1), most=limits.WORKER_BYTES)
+            if not isinstance(asked, dict) or set(asked) != {"device", "job"} or not isinstance(asked["job"], dict):
+                raise CallerError("a job has another form")
+            answer: dict[str, Any] = {"result": self.server.pool.run(str(asked["device"]), asked["job"])}
+        except ChipwitnessError as error:
+            answer = {"error": str(error)}
+        with contextlib.suppress(BrokenPipeError):
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+
+@contextlib.contextmanager
+def serving(path: Path, pool: DevicePool) -> Iterator[socketserver.BaseServer]:
+    """Serve a pool at a new socket, which only this user may write to; it is removed at the end.
+
+    Raises:
+        CallerError: there is something at that path, or no socket can be made there.
+    """
+    before = os.umask(0o177)
+    try:
+        server = _Server(path, pool)
+    except OSError as error:
+        raise CallerError(f"cannot serve at {path}: {error.strerror or error}") from None
+    finally:
+        os.umask(before)
+    try:
+        yield server
+    finally:
+        server.server_close()
+        path.unlink(missing_ok=True)
+
+
+class PoolClient:
+    """A pool that another process serves.
+
+    Raises:
+        CallerError: there is no such socket of this user.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise CallerError(f"there is no pool at {path}: {error.strerror}") from None
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid():
+            raise CallerError(f"{path} is no socket of this user")
+        self._path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The processes stay."""
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Nothing: the pool's processes are there."""
+
+    def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one job; as ``DevicePool.run``.
+
+        Raises:
+            DeviceError: the pool's process broke, or the pool is gone.
+        """
+        asked = json.dumps({"device": name, "job": job}).encode() + b"\n"
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(self._path))
+                connection.sendall(asked)
+                with connection.makefile("rb") as answers:
+                    answer = canonical.parse(answers.readline(limits.WORKER_BYTES.most + 1), most=limits.WORKER_BYTES)
+        except (OSError, EvidenceError) as error:
+            raise DeviceError(f"the pool at {self._path} gave no answer: {error}") from None
+        if not isinstance(answer, dict) or not isinstance(answer.get("result"), dict):
+            said = answer.get("error") if isinstance(answer, dict) else None
+            raise DeviceError(str(said or f"the pool at {self._path} gave an answer of another form"))
+        return dict(answer["result"])

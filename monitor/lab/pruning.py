@@ -1,0 +1,94 @@
+"""What a lab does with a checkpoint that an inspector signed: shows it to the chip, and keeps it for later inspections.
+
+The chip goes by the checkpoint and keeps no signature, so that its lab has to hand the file over with each log that
+begins there. It lies beside the chips, under the number of the log's first record; until the chip has let go of what
+came before, it is a draft, which stands in for it should this process die in between.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from firmware_sim import Chip, MailboxError
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import chips_part, log_extent
+from monitor.files import Files
+from monitor.lab.desk import ask_lab, is_at_work
+from monitor.lab.simulated import SimulatedLab
+
+__all__ = ["kept_checkpoint", "prune_chip", "prune_powered"]
+
+_DRAFT = "draft.json"
+_FILES = Files(sync=True)
+"""A file that a power loss took would leave a log that nobody can check; there are few."""
+
+
+def prune_chip(lab: Path, chip_id: str, signed: bytes) -> tuple[int, int]:
+    """Let a chip of the lab with this folder release what lies before a checkpoint, and keep the file.
+
+    A chip at work does so between two steps; any other is powered on for it, and off.
+
+    Returns:
+        Number of the first record that the chip still holds, and the bytes of its memory that are free.
+
+    Raises:
+        EvidenceError: this is no checkpoint file, or a chip at work refuses it.
+        MailboxError: the chip refuses it, or is at work elsewhere.
+    """
+    chips_part(signed)
+    if is_at_work(lab):
+        told = ask_lab(lab, {"chip": chip_id, "checkpoint": signed.hex()})
+        return int.from_bytes(told["start"]), int.from_bytes(told["free"])
+    chip = SimulatedLab.power_on(lab, chip_id)
+    try:
+        return prune_powered(lab, chip, signed)
+    finally:
+        chip.power_off()
+
+
+def prune_powered(lab: Path, chip: Chip, signed: bytes) -> tuple[int, int]:
+    """``prune_chip`` with a chip that this process holds."""
+    folder, before = _folder(lab, chip.chip_id), _start(chip)
+    draft = folder / _DRAFT
+    _write(draft, signed)
+    try:
+        free = chip.prune(chips_part(signed))
+    except MailboxError:
+        draft.unlink()
+        raise
+    start = _start(chip)
+    os.replace(draft, folder / f"{start}.json")
+    _FILES.flush(folder)
+    (folder / f"{before}.json").unlink(missing_ok=True)
+    return start, free
+
+
+def kept_checkpoint(lab: Path, chip_id: str, log: bytes) -> bytes | None:
+    """The file behind which a chip's log begins; None where the log is whole, or the lab keeps no such file."""
+    start = log_extent(log)[0] if log else 0
+    if not start:
+        return None
+    for name in (f"{start}.json", _DRAFT):
+        path = _folder(lab, chip_id) / name
+        if path.is_file():
+            return path.read_bytes()
+    return None
+
+
+def _folder(lab: Path, chip_id: str) -> Path:
+    return SimulatedLab.home_of(lab) / "checkpoints" / chip_id
+
+
+def _start(chip: Chip) -> int:
+    """Number of the first record that a chip holds, or of the next one where it holds none."""
+    log = chip.log_bytes()
+    return log_extent(log)[0] if log else chip.position[1]
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        _FILES.write(str(path), content)
+        _FILES.flush(path.parent)
+    except OSError as error:
+        raise CallerError(f"cannot write {path}: {error.strerror}") from None
