@@ -40,6 +40,7 @@ def make_chip(
     chip_id: str,
     seed: bytes,
     snapshot_rate: Fraction,
+    disk: Disk | None = None,
     **options: Any,
 ) -> FirmwareChip:
     """Manufacture and boot an honest chip (None) or one that tells this lie; `options` are those of `ChipOrder`.
@@ -48,7 +49,7 @@ def make_chip(
         CallerError: no dishonest chip tells this lie.
     """
     order = ChipOrder(maker=maker, chip_id=chip_id, seed=seed, snapshot_rate=snapshot_rate, **options)
-    return chip_class(lie).from_order(folder, order)
+    return chip_class(lie).from_order(folder, order, disk=disk)
 
 
 def power_on_chip(lie: ChipLie | None, folder: Path | str, **options: Any) -> FirmwareChip:

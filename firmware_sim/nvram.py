@@ -88,6 +88,7 @@ class PosixDisk:
                 file.write(data)
                 file.flush()
                 self.flush(file.fileno())
+            self._flush_names(path)
         except OSError as error:
             raise _unwritten(error) from None
 
@@ -95,8 +96,18 @@ class PosixDisk:
         """Give a file or folder another name, in one step."""
         try:
             os.replace(source, target)
+            self._flush_names(target)
         except OSError as error:
             raise _unwritten(error) from None
+
+    def _flush_names(self, path: Path) -> None:
+        """Flush the folder that a file lies in."""
+        if self._durable:
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def _unwritten(error: OSError) -> DeviceError:

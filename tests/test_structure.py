@@ -67,7 +67,7 @@ def test_public_names_exist(name):
 
 
 MONITOR = (
-    {"environment", "sharding"},
+    {"environment", "files", "sharding"},
     {"numerics"},
     {"presets"},
     {"programs"},

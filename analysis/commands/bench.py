@@ -32,6 +32,7 @@ _UNITS = {
     "adversary": "sequence",
     "storage": "step",
     "faults": "life",
+    "crashes": "crash",
     "chip": "part",
     "snapshots": "run",
     "engines": "setting",
@@ -252,6 +253,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="at least so many; in whole rounds where they are more than there are writes (default: 1000)",
     )
     one.add_argument("--seed", type=int, metavar="S", help="which bits flip and where writes end (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "crashes",
+        "a recorded loop whose process or machine stops: what resuming makes of the files as that may leave them",
+        "JSON: a list of rows with work (kill, power, or put back: all but the chips is as it was before), mode (sync "
+        "or plain), seconds, ratio (null), crashes, resumed (that ended as the undisturbed run did), refused (by one "
+        "line), lost (that ended elsewhere, or were refused or lost a step against the promise) and problems; exit "
+        "code 1 where anything is lost",
+    )
+    one.add_argument("--trials", type=int, metavar="N", help="crashes of each kind and mode (default: 200)")
+    one.add_argument("--seed", type=int, metavar="S", help="when they come and what they leave (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(

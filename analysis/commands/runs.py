@@ -72,6 +72,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; also RUN.trust.json, RUN.lab")
     parser.add_argument("--after", type=Path, metavar="RUN", help="the same lab's next run, on the same chips")
     parser.add_argument("--parent", type=Path, metavar="RUN", help="start from the final weights of a finished run")
+    parser.add_argument(
+        "--sync", action="store_true", help="flush each step to the disk's medium, so that it outlives a power loss"
+    )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="resume a run after a crash")
     parser.add_argument(
         "--registry", type=Path, metavar="DIR", help="register the simulated lab and its chips there, made if need be"
@@ -100,7 +103,8 @@ def _train(arguments: argparse.Namespace) -> int:
     from monitor.recording.recipes import resume, train
 
     if arguments.resume is not None:
-        result = resume(arguments.resume, progress=progress_bar(arguments.steps, "resume", quiet=arguments.json))
+        bar = progress_bar(arguments.steps, "resume", quiet=arguments.json)
+        result = resume(arguments.resume, sync=arguments.sync, progress=bar)
     else:
         config = _lab(arguments)
         task = _task(arguments, config.chips)
@@ -114,6 +118,7 @@ def _train(arguments: argparse.Namespace) -> int:
             shares=_shares(arguments),
             parent=arguments.parent,
             reference=reference,
+            sync=arguments.sync,
             progress=bar,
         )
     data = {

@@ -77,6 +77,9 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
         waiting = sum(len(report.inside) for report in reports)
     text = f"files, log, data, checkpoints and chips of {folder.name} are consistent; nothing was re-executed"
     text += f", so that {waiting} snapshots inside of steps were not compared" if waiting else ""
+    text += (
+        "; its native numerics cannot be repeated by any replay" if transcript.run.declared.numerics == "native" else ""
+    )
     text += f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"]) + signed_text([transcript])
     return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))

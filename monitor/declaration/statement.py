@@ -23,7 +23,7 @@ from firmware_sim.evidence import DTYPE_SIZES
 from monitor.declaration.origin import Origin
 from monitor.declaration.retention import is_retained
 from monitor.declaration.schedules import Schedule
-from monitor.numerics import DECLARABLE
+from monitor.numerics import DECLARABLE, NUMERICS
 from monitor.presets.task import Task
 from monitor.sharding import Layout, ShardedMemory
 
@@ -113,8 +113,8 @@ class Declaration:
     steps: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
-        if self.numerics not in (("exact", "rounded") if self.recipe is None else DECLARABLE):
-            raise CallerError(f"a run is recorded with exact or rounded numerics, not {self.numerics!r}")
+        if self.numerics not in (NUMERICS if self.recipe is None else DECLARABLE):
+            raise CallerError(f"a run is recorded with exact, rounded or native numerics, not {self.numerics!r}")
         if self.recipe is None and self.origin.state is None:
             raise CallerError("a run without a recipe declares the digest of its initial state")
         if self.length is not None and (type(self.length) is not int or not 1 <= self.length <= limits.STEPS.most):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from firmware_sim import Beacon, BeaconIssuer, Chip
+from firmware_sim import Beacon, BeaconIssuer, Chip, RecordKind, parse_log
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
+from monitor.files import Files
 from monitor.lab.simulated import STEP_SECONDS, LabConfig, SimulatedLab
 from monitor.transcript import parse_time
 
@@ -22,8 +22,10 @@ class SimulatedBeacons:
     A step takes a simulated minute, so that a seed repeats a run.
     """
 
-    def __init__(self, config: LabConfig, folder: Path) -> None:
+    def __init__(self, config: LabConfig, folder: Path, files: Files) -> None:
         """``folder`` is the lab's own; chips that go on from an earlier run have that one's beacons."""
+        self._files = files
+        self._shown: set[str] = set()
         home = folder if config.silicon is None else Path(config.silicon).parent
         self._path = home.with_name(f"{home.name.removesuffix('.lab')}.beacons.json")
         self._started = int(parse_time(config.started).timestamp())
@@ -46,9 +48,18 @@ class SimulatedBeacons:
         if not self._every:
             return
         for chip in chips:
-            last = self._issuer.last.get(chip.chip_id)
-            time = max(self._started + STEP_SECONDS * step, 0 if last is None else last.time + 1)
+            time = max(self._started + STEP_SECONDS * step, self._newest(chip) + 1)
             chip.beacon(self._issuer.issue(chip.chip_id, chip.position, time))
-        draft = self._path.with_name(self._path.name + ".new")
-        draft.write_bytes(canonical.encode([asdict(beacon) for _, beacon in sorted(self._issuer.last.items())]))
-        os.replace(draft, self._path)
+            self._shown.add(chip.chip_id)
+        last = sorted(self._issuer.last.items())
+        self._files.replace(self._path, canonical.encode([asdict(beacon) for _, beacon in last]))
+
+    def _newest(self, chip: Chip) -> int:
+        """Time of the last beacon that a chip was shown; a process that died may not have remembered it."""
+        last = self._issuer.last.get(chip.chip_id)
+        remembered = 0 if last is None else last.time
+        if chip.chip_id in self._shown:
+            return remembered
+        log = chip.log_bytes()
+        told = [each.step for each in parse_log(log) if each.kind is RecordKind.BEACON] if log else []
+        return max(remembered, *told, 0)

@@ -34,9 +34,9 @@ def write_answers(lab: SimulatedLab, run: Path) -> None:
     run = run if run.name else run.resolve()
     for chip in lab.idle:
         folder = run.with_name(run.name + ".answers") / chip.chip_id
-        folder.mkdir(parents=True, exist_ok=True)
         for name, content in _answer(chip, lab.folder, lab.config.nonce, lab.config.verifier).items():
-            (folder / name).write_bytes(content)
+            lab.files.write(str(folder / name), content)
+        lab.files.flush(folder.parent.parent, [f"{folder.parent.name}/{folder.name}/"])
 
 
 def open_desk(lab: SimulatedLab, run: Path) -> Desk:

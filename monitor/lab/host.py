@@ -31,6 +31,7 @@ class Host:
         batches: what the steps train on.
         leaves: all committed ones, for a conduct that keeps them.
         moment: the last step that was taken; None before the first.
+        heard: heads of steps to come that chips have heard of already.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class Host:
         self.writer = writer
         self.leaves: list[Leaf] = []
         self.moment: Moment | None = None
+        self.heard: dict[int, bytes] = {}
         self._conduct = conduct
         self._run_id = run_id
-        self._beacons = SimulatedBeacons(lab.config, lab.folder)
+        self._beacons = SimulatedBeacons(lab.config, lab.folder, lab.files)
 
     def attach_memory(self, step: int) -> None:
         """Show every chip its shard of the memory, from a step on, and the time."""
@@ -75,8 +77,8 @@ class Host:
             chip.idle(1)
 
     def commit(self, leaf: Leaf, files: Mapping[str, bytes]) -> None:
-        """Write a step to disk, then tell the chips."""
-        self.writer.append(leaf, files)
+        """Write a step to disk, then tell the chips; CallerError if they have heard of another one in its place."""
+        self.writer.append(leaf, files, heard=self.heard.get(leaf.step))
         self.keep(leaf)
         self.announce(leaf.step)
 

@@ -13,12 +13,15 @@ from pathlib import Path
 from firmware_sim import Chip, MailboxError
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import chips_part, log_extent
+from monitor.files import Files
 from monitor.lab.desk import ask_lab, is_at_work
 from monitor.lab.simulated import SimulatedLab
 
 __all__ = ["kept_checkpoint", "prune_chip", "prune_powered"]
 
 _DRAFT = "draft.json"
+_FILES = Files(sync=True)
+"""A file that a power loss took would leave a log that nobody can check; there are few."""
 
 
 def prune_chip(lab: Path, chip_id: str, signed: bytes) -> tuple[int, int]:
@@ -56,6 +59,7 @@ def prune_powered(lab: Path, chip: Chip, signed: bytes) -> tuple[int, int]:
         raise
     start = _start(chip)
     os.replace(draft, folder / f"{start}.json")
+    _FILES.flush(folder)
     (folder / f"{before}.json").unlink(missing_ok=True)
     return start, free
 
@@ -84,7 +88,7 @@ def _start(chip: Chip) -> int:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        _FILES.write(str(path), content)
+        _FILES.flush(path.parent)
     except OSError as error:
         raise CallerError(f"cannot write {path}: {error.strerror}") from None

@@ -23,12 +23,14 @@ from firmware_sim import (
     ChipLie,
     LabLie,
     MakerCA,
+    PosixDisk,
     make_chip,
     parse_lie,
     power_on_chip,
 )
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SigningKey, VerifyingKey, canonical
+from monitor.files import Files
 
 __all__ = [
     "STEP_SECONDS",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
+_CONFIG = "lab.json"
 STEP_SECONDS = 60
 """What a step takes by the clock of a simulated world, whatever it takes by any other."""
 
@@ -188,10 +191,12 @@ class SimulatedLab:
     Attributes:
         chips: those that the run is spread over.
         idle: registered ones that take no part.
+        files: writes what lies on the lab's side; with ``sync``, so do the chips.
     """
 
-    def __init__(self, folder: Path, config: LabConfig, chips: list[Chip]) -> None:
+    def __init__(self, folder: Path, config: LabConfig, chips: list[Chip], files: Files) -> None:
         """``chips`` holds those that train first, then the idle ones."""
+        self.files = files
         self.folder = folder
         self.config = config
         self.chips, self.idle = chips[: config.chips], chips[config.chips :]
@@ -200,14 +205,15 @@ class SimulatedLab:
         self.staging.mkdir(exist_ok=True)
 
     @classmethod
-    def create(cls, folder: Path, config: LabConfig) -> SimulatedLab:
+    def create(cls, folder: Path, config: LabConfig, files: Files | None = None) -> SimulatedLab:
         """Manufacture the chips and set the lab up; an abandoned lab that never began a run is replaced."""
+        files = files or Files()
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        (folder / "lab.json").write_bytes(canonical.encode(asdict(config)))
+        files.write(str(folder / _CONFIG), canonical.encode(asdict(config)))
         if config.silicon is not None:
-            return cls(folder, config, cls._power_on(folder, config))
+            return cls(folder, config, cls._power_on(folder, config, files), files)
         rate = Fraction(*config.snapshot_rate)
         maker = cls.maker(config)
         chips: list[Chip] = []
@@ -223,20 +229,22 @@ class SimulatedLab:
                     seed=_chip_seed(config, secrets_of.get("clone_of", chip_id)),
                     snapshot_rate=rate,
                     beacon_key=cls.obeyed_key(config),
+                    disk=PosixDisk(durable=files.sync),
                     **secrets_of,
                 )
             )
-        return cls(folder, config, chips)
+        return cls(folder, config, chips, files)
 
     @classmethod
-    def reopen(cls, folder: Path) -> SimulatedLab:
+    def reopen(cls, folder: Path, files: Files | None = None) -> SimulatedLab:
         """Come back after a crash: every chip boots from its non-volatile memory."""
-        config = cls.read_config(folder)
-        return cls(folder, config, cls._power_on(folder, config))
+        config, files = cls.read_config(folder), files or Files()
+        return cls(folder, config, cls._power_on(folder, config, files), files)
 
     @staticmethod
-    def _power_on(folder: Path, config: LabConfig) -> list[Chip]:
-        return [power_on_chip(lie, silicon) for lie, silicon in _silicon(folder, config).values()]
+    def _power_on(folder: Path, config: LabConfig, files: Files) -> list[Chip]:
+        disk = PosixDisk(durable=files.sync)
+        return [power_on_chip(lie, silicon, disk=disk) for lie, silicon in _silicon(folder, config).values()]
 
     @classmethod
     def silicon_of(cls, folder: Path) -> list[str]:
@@ -263,7 +271,7 @@ class SimulatedLab:
     def restart(self) -> None:
         """Shut all chips down in order and boot them again."""
         self.power_off()
-        chips = self._power_on(self.folder, self.config)
+        chips = self._power_on(self.folder, self.config, self.files)
         self.chips[:], self.idle[:] = chips[: self.config.chips], chips[self.config.chips :]
 
     def cut_power(self) -> None:
@@ -274,11 +282,14 @@ class SimulatedLab:
     @staticmethod
     def read_config(folder: Path) -> LabConfig:
         """Read what the lab was set up with; CallerError if this is no lab folder."""
-        path = folder / "lab.json"
+        path = folder / _CONFIG
         if not path.is_file():
             raise CallerError(f"there is no lab folder {folder}; only the lab that began a run can act for it")
-        raw: Any = canonical.decode(path.read_bytes())
-        return LabConfig(**{**raw, "snapshot_rate": tuple(raw["snapshot_rate"])})
+        try:
+            raw: Any = canonical.decode(path.read_bytes())
+            return LabConfig(**{**raw, "snapshot_rate": tuple(raw["snapshot_rate"])})
+        except (EvidenceError, LookupError, TypeError) as error:
+            raise CallerError(f"cannot read {path}: {error}") from None
 
     @staticmethod
     def lab_key(config: LabConfig) -> SigningKey:
@@ -339,6 +350,7 @@ class SimulatedLab:
         """Forget files that were staged but never announced."""
         shutil.rmtree(self.staging, ignore_errors=True)
         os.makedirs(self.staging)
+        self.files.flush(self.folder)
 
 
 def _registered(config: LabConfig) -> list[str]:

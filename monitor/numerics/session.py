@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast
 
@@ -120,25 +120,39 @@ def _write_outputs(name: str, outputs: tuple[Any, ...], result: Any) -> Any:
 
 @contextmanager
 def _plain_layers() -> Iterator[None]:
-    """Recurrent layers on a CPU, transformer layers in evaluation and compiled modules take their plain operators."""
-    before = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
-    torch._C._set_mkldnn_enabled(False)  # its public form sets other flags too, and warns of them
+    """Attention, transformer layers in evaluation and compiled modules take their plain operators."""
+    before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext(),
+        ):
             yield
     finally:
-        torch._C._set_mkldnn_enabled(before[0])
-        torch.backends.mha.set_fastpath_enabled(before[1])
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
-class _PlainKernels:
-    """While anybody is in here, torch takes no fused layers (attention, recurrence) that only some devices have.
+@contextmanager
+def _no_libraries() -> Iterator[None]:
+    """Recurrent layers, normalisation and convolutions are neither cuDNN's nor, on a CPU, oneDNN's."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # its public form sets other flags too, and warns of them
+    try:
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
-    These switches are the whole process's: the first to enter throws them, the last to leave puts them back.
+
+class _Switches:
+    """Switches of torch that are thrown while anybody is in here.
+
+    They are the whole process's: the first to enter throws them, the last to leave puts them back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *switches: Callable[[], AbstractContextManager[object]]) -> None:
+        self._each = switches
         self._lock = threading.Lock()
         self._inside = 0
         self._switches = ExitStack()
@@ -146,9 +160,8 @@ class _PlainKernels:
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
-                self._switches.enter_context(sdpa_kernel(SDPBackend.MATH))
-                self._switches.enter_context(torch.backends.cudnn.flags(enabled=False))
-                self._switches.enter_context(_plain_layers())
+                for switch in self._each:
+                    self._switches.enter_context(switch())
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -158,8 +171,13 @@ class _PlainKernels:
                 self._switches.close()
 
 
-plain_kernels = _PlainKernels()
-"""What every controlled step computes in; also for whoever finds out a step's operators without computing."""
+plain_kernels = _Switches(_plain_layers, _no_libraries)
+"""While anybody is in here, torch takes no fused layers (attention, recurrence) that only some devices have.
+
+Every controlled step computes in it; it is also for whoever finds out a step's operators without computing."""
+
+_plain_operators = _Switches(_plain_layers)
+"""In which native steps are observed: their operators are those that a program may hold, their kernels are torch's."""
 
 
 class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -186,6 +204,7 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.statistics = statistics
         self._backend = backend
         self._observer = observer
+        self._kernels = plain_kernels if backend is not None else _plain_operators if observer is not None else None
         exact = backend if isinstance(backend, ExactBackend) else None
         self._fused = {} if backend is None else fused_kernels(exact)
         self._depth = 0
@@ -280,12 +299,12 @@ class Session(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CallerError("a session controls one training step; build another for the next")
         self._check_subnormals()
         self._state = "open"
-        if self._backend is not None:
-            plain_kernels.__enter__()
+        if self._kernels is not None:
+            self._kernels.__enter__()
 
     def _close(self, kind: type[BaseException] | None) -> None:
-        if self._backend is not None:
-            plain_kernels.__exit__()
+        if self._kernels is not None:
+            self._kernels.__exit__()
         self._state = "failed"
         if kind is None:
             self._check_subnormals()

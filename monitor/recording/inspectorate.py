@@ -7,14 +7,15 @@ simulated.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from firmware_sim.errors import CallerError, EvidenceError
 from monitor.declaration.countersigning import Admitted, Countersigned
 from monitor.declaration.statement import Declaration
+from monitor.files import Files
 from monitor.lab.simulated import LabConfig, SimulatedLab
 from monitor.programs.program import Program
 
@@ -28,6 +29,7 @@ class SimulatedInspectorate:
         run: the run folder; the trust file's name is ``RUN.trust.json``.
         reference: the trust file but for the countersigned declaration; by default what the simulated world says.
         free, direct_paths, data: as in ``Countersigned``.
+        files: writes the trust file.
     """
 
     def __init__(
@@ -39,21 +41,27 @@ class SimulatedInspectorate:
         free: frozenset[str] = frozenset(),
         direct_paths: frozenset[str] = frozenset(),
         data: frozenset[str] = frozenset(),
+        files: Files | None = None,
     ) -> None:
         folder = run.resolve()
         self._path = folder.with_name(folder.name + ".trust.json")
         self._key, self._lab = SimulatedLab.inspectorate_key(config), config.lab
         self._reference = SimulatedLab.reference_values(config) if reference is None else reference
         self._free, self._direct_paths, self._data = free, direct_paths, data
+        self._files = files or Files()
         self._admitted: dict[str, Admitted] = {}
 
     def recall(self) -> None:
         """Go on from the trust file of a run's first part, where it is still there."""
-        if self._path.exists():
+        if not self._path.exists():
+            return
+        try:
             trust = json.loads(self._path.read_text(encoding="utf-8"))
             for envelope in trust.pop("countersigned"):
                 self._data |= Countersigned.open(envelope.encode(), self._key.verifying).data
-            self._reference = trust
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, EvidenceError) as error:
+            raise CallerError(f"cannot read {self._path.name}, which the run's first part wrote: {error}") from None
+        self._reference = trust
 
     def sign(self, declared: Declaration, programs: Mapping[str, Program], *, free_slots: bool) -> None:
         """Countersign a declaration with the programs so far, and replace the trust file."""
@@ -69,9 +77,7 @@ class SimulatedInspectorate:
         if free_slots:
             signed = replace(signed, free=signed.free | frozenset(programs))
         trust = {**self._reference, "countersigned": [signed.sign(self._key).decode()]}
-        draft = self._path.with_name(self._path.name + ".new")
-        draft.write_text(json.dumps(trust, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, self._path)
+        self._files.replace(self._path, (json.dumps(trust, indent=2) + "\n").encode())
 
     def _admit(self, digest: str, program: Program) -> Admitted:
         if digest not in self._admitted:

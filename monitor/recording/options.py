@@ -30,6 +30,7 @@ class Options:
         data: digests of samples and orders that lab and inspector agreed on, where they are not a preset's own.
         reference: the trust file but for the countersigned declaration, if not what the simulated world says.
         one_in: of how many steps one is repeated from its program, beside those that always are.
+        sync: each step outlives a power loss, and not only the end of the process.
         trusted: the body cannot do anything else than its program, so that it is captured once, then followed.
     """
 
@@ -39,11 +40,21 @@ class Options:
     data: frozenset[str] = frozenset()
     reference: Mapping[str, Any] | None = None
     one_in: int = _SAMPLED
+    sync: bool = False
     trusted: bool = False
 
     @classmethod
-    def of(cls, free_slots: bool, free: Sequence[str], direct_paths: Sequence[str], check_writes: object) -> Options:
+    def of(
+        cls,
+        free_slots: bool,
+        free: Sequence[str],
+        direct_paths: Sequence[str],
+        check_writes: object,
+        sync: object = False,
+    ) -> Options:
         """Check a caller's arguments."""
+        if not isinstance(sync, bool):
+            raise CallerError(f"sync is True or False, not {sync!r}")
         if isinstance(free, str) or not all(map(is_hyper_name, free)):
             raise CallerError(f"free lists names of hyper-parameters, not {free!r}")
         if isinstance(direct_paths, str):
@@ -53,6 +64,7 @@ class Options:
             free=frozenset(free),
             direct_paths=frozenset(direct_paths),
             one_in=_one_in(check_writes),
+            sync=sync,
         )
 
 

@@ -50,6 +50,7 @@ def train(
     shares: Sequence[int] | None = None,
     parent: Path | None = None,
     reference: Mapping[str, Any] | None = None,
+    sync: bool = False,
     progress: Progress | None = None,
 ) -> TrainResult:
     """Train from the first step; write ``out`` (evidence), ``out.lab`` (the lab's private side), ``out.trust.json``.
@@ -59,10 +60,11 @@ def train(
         shares: how many equal parts of the state each chip holds; by default one.
         parent: a finished run of the same preset, from whose final weights and buffers this one starts.
         reference: the trust file but for the countersigned declaration; by default what the simulation says.
+        sync: as in ``Recorder``.
     Raises:
         CallerError: ``out`` exists, or the task or configuration is impossible.
     """
-    begun = begin(task, out, config, device=device, shares=shares, parent=parent, reference=reference)
+    begun = begin(task, out, config, device=device, shares=shares, parent=parent, reference=reference, sync=sync)
     return _train(begun, task, progress)
 
 
@@ -85,6 +87,7 @@ def begin(
     shares: Sequence[int] | None = None,
     parent: Path | None = None,
     reference: Mapping[str, Any] | None = None,
+    sync: bool = False,
 ) -> Begun:
     """Commit to the initial state, and take no step; as ``train``."""
     if out.exists():
@@ -108,11 +111,12 @@ def begin(
         shares=shares,
         parent=None if parent is None else start_from(model, parent),
         reference=reference,
+        sync=sync,
     )
     return Begun(recorder=recorder, model=model, optimizer=optimizer, data=data)
 
 
-def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
+def resume(out: Path, *, sync: bool = False, progress: Progress | None = None) -> TrainResult:
     """Go on with a run that was killed: repeat the steps since its last checkpoint, then record.
 
     Works on any device.
@@ -121,7 +125,7 @@ def resume(out: Path, *, progress: Progress | None = None) -> TrainResult:
         raise CallerError(f"there is no run folder {out}")
     run = RunFolder(out, SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(out))).verifying)
     model, optimizer = build(run.task, accelerator())
-    recorder = Recorder.resume(model, optimizer, out=out)
+    recorder = Recorder.resume(model, optimizer, out=out, sync=sync)
     return _train(Begun(recorder=recorder, model=model, optimizer=optimizer, data=run.data()), run.task, progress)
 
 

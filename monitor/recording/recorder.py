@@ -26,6 +26,7 @@ from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
 from monitor.declaration.statement import Declaration, members_of, optimizer_name
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
+from monitor.files import Files
 from monitor.lab.conduct import conduct
 from monitor.lab.desk import Desk
 from monitor.lab.evidence import chip_evidence, open_desk, write_answers
@@ -34,7 +35,7 @@ from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_con
 from monitor.presets.task import Task
 from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
-from monitor.programs.interpreter import Prepared, loss_bits
+from monitor.programs.interpreter import Prepared, loss_bits, loss_of
 from monitor.programs.keys import RecordedKeys, RepeatedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
@@ -48,7 +49,8 @@ from monitor.recording.options import Options, check_objects, checked_lie, check
 from monitor.recording.parents import hold, start_from
 from monitor.recording.refusals import Refusal
 from monitor.recording.rehearsal import Rehearsal
-from monitor.recording.resuming import repeat_committed, require_same, require_start
+from monitor.recording.resuming import heard_beyond, repeat_committed, require_same, require_start
+from monitor.recording.shown import Shown
 from monitor.recording.sources import DeclaredSource, Source, StreamSource
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.state import LoopState
@@ -76,8 +78,9 @@ class Recorder:
         recorder.finish()
 
     It moves weights, buffers, gradients and optimizer state into chip memory. A step is on disk before the chips hear
-    of it. Beside ``RUN`` lie ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker and registry say,
-    and the declaration as a simulated inspectorate countersigned it, with each program as soon as it appears.
+    of it: once its body is left, it outlives the process, and with ``sync`` a power loss. Beside ``RUN`` lie
+    ``RUN.lab`` (the lab's private side) and ``RUN.trust.json``: what maker and registry say, and the declaration as a
+    simulated inspectorate countersigned it, with each program as soon as it appears.
 
     A write that no operator shows (through NumPy, a pointer, another thread) makes a step that its program does not
     explain. Such a write to weights, buffers, optimizer state, a parameter's gradient once it is accumulated, or the
@@ -93,7 +96,9 @@ class Recorder:
         optimizer: of the model's parameters; several in a list, or None for steps that only compute. Those that are
             frozen when the run begins may learn later. PyTorch's fused updates are taken by their plain operators.
         out: run folder that does not exist yet.
-        numerics: ``exact`` or ``rounded``.
+        numerics: ``exact`` or ``rounded``; or ``native``, PyTorch's own kernels, to see what recording alone costs.
+            Such a run verifies, but no other device can repeat it, so that inspections reject it; no step of it is
+            repeated for ``check_writes``, and attention is made of its plain operators.
         seed: decides the lab's keys and the masks of dropout.
         chips: number of chips that the state is spread over, evenly.
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
@@ -101,6 +106,8 @@ class Recorder:
         beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
+        lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
+        snapshot_rate: how likely a chip takes a snapshot in a tick, a fraction.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.
@@ -108,6 +115,8 @@ class Recorder:
             may reach without passing a loss.
         check_writes: which steps are repeated from their programs before they are committed (see below): ``sampled``
             (one step in 16), ``every``, or a number n (one step in n).
+        sync: wait in each step until it is on the disk's medium (``fsync``). Without it, a run whose machine lost power
+            goes on to the same bits or is refused by ``resume``.
         stateful: data loader, schedules and whatever else decides how the loop goes on, by name, each with
             ``state_dict()`` and ``load_state_dict()``. Their states are kept in ``RUN.lab`` with every step, beside the
             hyper-parameters and the global random generators, and ``resume`` gives them back.
@@ -138,6 +147,7 @@ class Recorder:
     _step: RecordedStep | None = None
     _host_state: HostState | None = None
     _rehearsal: Rehearsal | None = None
+    _loss: str = ""
 
     def __init__(
         self,
@@ -160,6 +170,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        sync: bool = False,
         stateful: Mapping[str, object] | None = None,
         state: Mapping[str, object] | Sequence[object] = (),
         started: datetime | None = None,
@@ -173,7 +184,7 @@ class Recorder:
         model, chosen = original(model), one_optimizer(optimizer)
         objects = named_objects(state)
         if dry_run or Rehearsal.is_wanted():
-            options = Options.of(free_slots, free, direct_paths, check_writes)
+            options = Options.of(free_slots, free, direct_paths, check_writes, sync)
             self._rehearsal = Rehearsal(
                 model,
                 chosen,
@@ -207,7 +218,7 @@ class Recorder:
             )
         past = None if parent is None else start_from(model, Path(parent))
         shares = checked_shares(shares, config.chips)
-        options = Options.of(free_slots, free, direct_paths, check_writes)
+        options = Options.of(free_slots, free, direct_paths, check_writes, sync)
         self._adopt(model, chosen, folder, config, shares, options, objects)
         declared = Declaration(
             numerics=numerics,
@@ -242,6 +253,7 @@ class Recorder:
         shares: Sequence[int] | None = None,
         parent: Parent | None = None,
         reference: Mapping[str, Any] | None = None,
+        sync: bool = False,
     ) -> Self:
         """Record a run that follows a recipe; its body does what the recipe's program says, and nothing else.
 
@@ -252,11 +264,12 @@ class Recorder:
             shares: how many equal parts of the state each chip holds; by default one.
             parent: the run whose final weights the model holds, if it holds some.
             reference: the trust file but for the countersigned declaration; by default what the simulation says.
+            sync: as for any other recorder.
         """
         require_new(out)
         recorder = cls.__new__(cls)
         shares = checked_shares(shares, config.chips)
-        options = Options(trusted=True, data=source.agreed, reference=reference)
+        options = Options(trusted=True, data=source.agreed, reference=reference, sync=sync)
         recorder._adopt(model, optimizer, out, config, shares, options)
         declared = replace(Declaration.of_recipe(task, model, optimizer, recorder._loop.entries), shares=shares)
         if parent is not None:
@@ -275,6 +288,7 @@ class Recorder:
         free: Sequence[str] = (),
         direct_paths: Sequence[str] = (),
         check_writes: Literal["sampled", "every"] | int = "sampled",
+        sync: bool = False,
         stateful: Mapping[str, object] | None = None,
         state: Mapping[str, object] | Sequence[object] = (),
     ) -> Self:
@@ -288,12 +302,15 @@ class Recorder:
             model: made as for the first part of the run; its values are overwritten with the run's.
             optimizer: likewise, with the same groups of hyper-parameters.
             out: the run folder, with the lab's folder beside it.
-            free_slots, free, direct_paths, check_writes: as for the first part.
+            free_slots, free, direct_paths, check_writes, sync: as for the first part.
             stateful, state: objects made as for the first part, under the same names.
 
         Raises:
-            CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states.
-            EvidenceError: a committed step does not lead to its committed state again.
+            CallerError: the run is finished, belongs to another model or optimizer, or keeps other objects' states; or
+                the chips heard of other steps than lie on disk. Where they heard of later ones, which a power loss
+                took, each of these must come again, and any other one is refused.
+            EvidenceError: a file of the run is not what was committed, or a committed step does not lead to its
+                committed state again.
         """
         if Rehearsal.is_wanted():
             return cls(
@@ -312,13 +329,16 @@ class Recorder:
         key = SimulatedLab.lab_key(config)
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
-        writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key)
+        writer = TranscriptWriter.reopen(folder, lab_folder / "staging", key, files=Files(sync=sync))
         run = RunFolder(folder, key.verifying)
+        if config.lie is None:
+            run.check_listing()
+            run.check_contents()
         if run.declared.origin.parent is not None and run.committed >= 0:
             hold(model, run.checkpoint(0))
         recorder = cls.__new__(cls)
         options = replace(
-            Options.of(free_slots, free, direct_paths, check_writes),
+            Options.of(free_slots, free, direct_paths, check_writes, sync),
             trusted=run.declared.recipe is not None,
         )
         recorder._adopt(model, chosen, folder, config, run.declared.shares, options, named_objects(state))
@@ -343,10 +363,26 @@ class Recorder:
         return () if self._rehearsal is None else tuple(self._rehearsal.refusals)
 
     def __repr__(self) -> str:
+        return self._shown().line()
+
+    def _repr_html_(self) -> str:
+        return self._shown().table()
+
+    def _shown(self) -> Shown:
+        """What there is to show, in a line and in a notebook's table."""
         if self._rehearsal is not None:
-            return f"<Recorder, dry run: step {self.steps}, refusals {len(self.refusals)}>"
-        what = f"{self._declared.numerics}, chips {len(self._declared.shares)}"
-        return f"<Recorder {self.folder}: step {self.steps}, {what}, {self._state}>"
+            return Shown("Recorder, dry run", {"step": self.steps, "refusals": len(self.refusals)})
+        every, is_whole = self._declared.checkpoint_every, self._state == "finished"
+        facts = {
+            "lab": self._lab_name,
+            "step": self.steps,
+            "loss": f"{float(loss_of(self._loss)):.6g}" if self._loss else "none committed",
+            "last checkpoint": self.steps if is_whole else max(self.steps - 1, 0) // every * every,
+            "numerics": self._declared.numerics,
+            "chips": len(self._declared.shares),
+            "state": self._state,
+        }
+        return Shown(f"Recorder {self.folder}", facts)
 
     @property
     def run_id(self) -> str:
@@ -373,6 +409,11 @@ class Recorder:
         """Digest of the state that lies in memory."""
         return str(self._loop.memory.digest().root)
 
+    @property
+    def _is_repeatable(self) -> bool:
+        """Whether a step that is taken again from its program must lead to the same bits."""
+        return self._is_checked and self._declared.numerics != "native"
+
     def finish(self) -> str:
         """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state.
 
@@ -395,7 +436,7 @@ class Recorder:
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
         self._held.require_untouched()
-        if self._is_checked and steps % declared.checkpoint_every and steps != declared.length:
+        if self._is_repeatable and steps % declared.checkpoint_every and steps != declared.length:
             self._held.repeat_segment(RunFolder(self.folder, self._lab.key.verifying), steps)
         files = self._checkpoints.whole(steps)
         self._conduct.before_evidence(self._host)
@@ -426,6 +467,7 @@ class Recorder:
         check_objects(model, optimizer)
         check_subnormals()
         self.folder = folder
+        self._lab_name = config.lab
         self._optimizer = optimizer
         self._options = options
         self._conduct = conduct(config.lie, config.lie_step)
@@ -439,6 +481,7 @@ class Recorder:
         self._held = HeldState(self._loop, watched=self._is_watched, kept=self._conduct.needs_before)
         self._updates = OptimizerUpdates(optimizer)
         self._groups = tuple(self._updates.used)
+        self._files = Files(sync=options.sync)
         self._log_bytes = 0
         self._hooks = []
         for name, parameter in model.named_parameters():
@@ -452,19 +495,20 @@ class Recorder:
             free=options.free,
             direct_paths=options.direct_paths,
             data=options.data,
+            files=self._files,
         )
 
     def _keep_states(self, stateful: Mapping[str, object] | None) -> None:
         """Keep with every step the states of the caller's objects."""
         if stateful is not None:
-            self._host_state = HostState(stateful, self._optimizer, lab_path(self.folder))
+            self._host_state = HostState(stateful, self._optimizer, lab_path(self.folder), self._files)
 
     def _begin(self, declared: Declaration, source: Source, config: LabConfig, device: str | None) -> None:
         """Make the lab's and the run folder, and commit the initial state."""
         self._conduct.check(declared, config)
         self._declared, self._source = declared, source
         self._programs = self._step_programs(self._held.before)
-        self._lab = SimulatedLab.create(lab_path(self.folder), config)
+        self._lab = SimulatedLab.create(lab_path(self.folder), config, self._files)
         if self._host_state is not None:
             self._host_state.keep(0)
         self._agree()
@@ -488,10 +532,12 @@ class Recorder:
             run=metadata.run_id.hex(),
             metadata=metadata.to_json(),
             data=source.files,
+            files=self._files,
         )
         self._run_id = metadata.run_id
         self._make_host()
         self._commit_start()
+        self._settle()
 
     def answer(self) -> None:
         """Answer what an inspection has asked of the lab; each step does so, and a loop that waits for long may."""
@@ -534,16 +580,19 @@ class Recorder:
             execution = execution_of(leaf)
             self._programs.recall(run.program(execution.program), execution)
             self._log_bytes += run.files[log_path(leaf.step)].length
+            self._loss = leaf.loss
         self._agree()
         if writer.holds_chip_evidence:
             self._loop.memory.load(run.checkpoint(declared.steps))
             self._state = "quoted"
             return
-        self._lab = SimulatedLab.reopen(lab_path(run.folder))
+        self._lab = SimulatedLab.reopen(lab_path(run.folder), self._files)
         self._lab.remove_staging()
         for leaf in leaves:
             writer.tree.append(leaf.encoded())
+        beyond = heard_beyond(self._lab.chips, run, writer.tree) if config.lie is None else {}
         self._make_host()
+        self._host.heard = beyond
         if leaves:
             self._checkpoints.release(leaves[-1].step)
             repeat_committed(run, leaves, self._host, self._loop, self._conduct)
@@ -552,6 +601,12 @@ class Recorder:
                 self._checkpoints.reached(leaves[-1].step, run.program(execution_of(leaves[-1]).program))
         else:
             self._commit_start()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait until all that there is of the run is on the medium, whoever wrote it."""
+        for folder in (self.folder, lab_path(self.folder)):
+            self._files.settle(folder)
 
     def _commit_start(self) -> None:
         start = self._start
@@ -746,7 +801,7 @@ class Recorder:
         is_kept = step % self._declared.checkpoint_every == 0 or step == self._declared.length
         is_new = program.digest not in self._programs.known
         is_due = is_new or is_kept or _is_picked(self._declared.seed, step, self._options.one_in)
-        if self._is_checked and is_due:
+        if self._is_repeatable and is_due:
             self._held.repeat(self._declared, program, leaf, batch, root, log)
         files = {log_path(step): log, **self._source.step_files(step, content)}
         files |= self._checkpoints.of_past(step, program)
@@ -759,6 +814,7 @@ class Recorder:
         self._held.remember()
         self._checkpoints.reached(step, program)
         self._log_bytes += len(log)
+        self._loss = loss
         if self._host_state is not None:
             self._host_state.keep(step)
         self._host.commit(leaf, files)

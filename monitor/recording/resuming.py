@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
 
+from firmware_sim import Chip, LogRecord, RecordKind, parse_log
 from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import MerkleTree
 from monitor.declaration.statement import Declaration, optimizer_name
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
@@ -17,7 +19,7 @@ from monitor.recording.state import LoopState
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["repeat_committed", "require_same", "require_start"]
+__all__ = ["heard_beyond", "repeat_committed", "require_same", "require_start"]
 
 _SCHEDULED = "initial_lr"
 """What a schedule of learning rates adds to each parameter group."""
@@ -47,6 +49,40 @@ def require_start(declared: Declaration, leaves: Sequence[Leaf], loop: LoopState
         loop.require_start(leaves[0].state)
     elif leaves and loop.numbers:
         raise CallerError(f"the optimizer keeps {loop.numbers[0]} outside tensors, where no checkpoint has it")
+
+
+def heard_beyond(chips: Iterable[Chip], run: RunFolder, tree: MerkleTree) -> dict[int, bytes]:
+    """Heads of the steps that chips have heard of and that no longer lie on disk: they have to come again.
+
+    A chip hears of a step once it is written. So a process that ended leaves a chip with the last step or the one
+    before. A power loss, and who puts a copy back, may take steps from the disk that chips have heard of.
+
+    Raises:
+        CallerError: a chip has heard of other steps than those on disk, or not of all of them.
+    """
+    last, name = tree.size - 1, run.folder.name
+    beyond: dict[int, bytes] = {}
+    for chip in chips:
+        log = chip.log_bytes()
+        records = parse_log(log, chip=chip.chip_id) if log else []
+        told = {each.step: each.digest for each in records if _is_head(each, run)}
+        heard = max((step for step in told if step <= last), default=-1)
+        is_pruned = not records or records[0].counter > 0  # a verifier has taken over what came before
+        if heard < last - 1 and (told or not is_pruned):
+            raise CallerError(
+                f"chip {chip.chip_id} heard last of step {heard}, and {name} ends with step {last}; a power loss took "
+                "what the chip held, and this run cannot go on"
+            )
+        later = {step: head for step, head in told.items() if step > last}
+        if (heard >= 0 and told[heard] != tree.root(heard + 1)) or any(
+            beyond.setdefault(step, head) != head for step, head in later.items()
+        ):
+            raise CallerError(f"chip {chip.chip_id} heard of other steps than those of {name}; this run cannot go on")
+    return beyond
+
+
+def _is_head(record: LogRecord, run: RunFolder) -> bool:
+    return record.kind is RecordKind.COMMIT and record.run_id == run.metadata.run_id
 
 
 def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: LoopState, conduct: Conduct) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections import Counter, OrderedDict
@@ -16,10 +17,12 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import canonical
+from monitor.files import Files
 
 __all__ = ["HostState", "Stateful", "decode", "encode"]
 
 _LISTS: Mapping[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "torch.Size": torch.Size}
+_REMOVED = "without stateful, once host-state-*.json are removed from the lab's folder"
 _DICTS: Mapping[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 
@@ -46,19 +49,22 @@ class HostState:
         objects: by the name under which their states are kept.
         optimizer: whose parameter groups are kept.
         folder: the lab's.
+        files: writes them there.
 
     Raises:
         CallerError: an object without ``state_dict`` and ``load_state_dict``.
     """
 
-    def __init__(self, objects: Mapping[str, object], optimizer: Optimizer, folder: Path) -> None:
+    def __init__(
+        self, objects: Mapping[str, object], optimizer: Optimizer, folder: Path, files: Files | None = None
+    ) -> None:
         self._objects: dict[str, Stateful] = {}
         for name, thing in objects.items():
             if not isinstance(thing, Stateful):
                 raise CallerError(f"{name} is a {type(thing).__name__}, without state_dict() and load_state_dict()")
             self._objects[name] = thing
         self._optimizer = optimizer
-        self._folder = folder
+        self._folder, self._files = folder, files or Files()
         self._groups: object = None
 
     def keep(self, step: int) -> None:
@@ -71,10 +77,9 @@ class HostState:
             "random": encode(random_state, "a random generator"),
             "objects": {name: encode(thing.state_dict(), name) for name, thing in self._objects.items()},
         }
-        path = _path(self._folder, step)
-        with path.open("r+b" if path.exists() else "wb") as file:  # to make a file empty first costs ten times as much
-            file.write(canonical.encode(content))
-            file.truncate()
+        text = canonical.encode(content)
+        self._files.overwrite(str(_path(self._folder, step)), b"%b\n%b" % (_digest(text), text))
+        self._files.flush(self._folder)
 
     def give_back(self, step: int) -> None:
         """Load the states that were kept with the last committed step.
@@ -84,7 +89,7 @@ class HostState:
         """
         kept = _read(self._folder, step)
         if kept is None:
-            raise CallerError(f"no state beside the chips' memory was kept with step {step}; resume without stateful")
+            raise CallerError(f"no state beside the chips' memory was kept with step {step}; resume {_REMOVED}")
         if set(kept["objects"]) != set(self._objects):
             raise CallerError(
                 f"the run keeps the states of {sorted(kept['objects'])}, but stateful names {sorted(self._objects)}"
@@ -109,11 +114,15 @@ class HostState:
 
     @staticmethod
     def require_none(folder: Path, step: int) -> None:
-        """CallerError if states were kept with that step, which a resume without them would ignore."""
+        """CallerError if states were kept, which a resume without them would ignore."""
         kept = _read(folder, step)
         if kept is not None:
             names = ", ".join(f"{name!r}: …" for name in sorted(kept["objects"]))
             raise CallerError(f"this run keeps states beside the chips' memory; resume with stateful={{{names}}}")
+        if _path(folder, 0).exists() or _path(folder, 1).exists():
+            raise CallerError(
+                f"this run keeps states beside the chips' memory, but those of step {step} are lost; resume {_REMOVED}"
+            )
 
     def _hyper(self) -> list[dict[str, Any]]:
         return [
@@ -175,10 +184,17 @@ def _path(folder: Path, step: int) -> Path:
     return folder / f"host-state-{step % 2}.json"
 
 
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
+
+
 def _read(folder: Path, step: int) -> Any:
     """What was kept with a step; None if that file is of another step, torn or not there."""
     try:
-        kept = json.loads(_path(folder, step).read_bytes())
-    except (OSError, ValueError):
+        digest, _, text = _path(folder, step).read_bytes().partition(b"\n")
+    except OSError:
         return None
+    if digest != _digest(text):
+        return None
+    kept = json.loads(text)
     return kept if kept["step"] == step else None

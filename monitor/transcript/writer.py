@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SigningKey, canonical
-from monitor.transcript import _files
+from monitor.files import Files, Replaced
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, ORDER, SALT, SAMPLES, record_of, step_record
 from monitor.transcript.leaf import Leaf
@@ -26,17 +27,28 @@ class TranscriptWriter:
     that holds the pending record, which is then added to the journal; at last the files are moved in. Whatever the
     manifest announced can be added and moved in again after a crash.
 
+    With ``files.sync``, each of these is on the medium before the next begins: then the same is true of a power loss,
+    but that it may leave anything in the place of the pending record, which is added anew.
+
     Attributes:
         tree: RFC 9162 log of all leaves so far.
     """
 
     def __init__(
-        self, folder: Path, staging: Path, key: SigningKey, manifest: Manifest, journal: Journal, tree: MerkleTree
+        self,
+        folder: Path,
+        staging: Path,
+        key: SigningKey,
+        manifest: Manifest,
+        journal: Journal,
+        tree: MerkleTree,
+        files: Files,
     ) -> None:
         self.folder = folder
         self.tree = tree
         self._staging = staging
-        self._heads = _files.Replaced(folder / MANIFEST, staging)
+        self._files = files
+        self._heads = Replaced(folder / MANIFEST, staging, files)
         self._key = key
         self._manifest = manifest
         self._next = manifest.next
@@ -47,26 +59,37 @@ class TranscriptWriter:
 
     @classmethod
     def create(
-        cls, folder: Path, staging: Path, key: SigningKey, *, run: str, metadata: object, data: Mapping[str, bytes]
+        cls,
+        folder: Path,
+        staging: Path,
+        key: SigningKey,
+        *,
+        run: str,
+        metadata: object,
+        data: Mapping[str, bytes],
+        files: Files | None = None,
     ) -> TranscriptWriter:
         """Make the run folder with M and D in one atomic step; CallerError if the folder exists already."""
+        disk = files or Files()
         if folder.exists():
             raise CallerError(f"{folder} exists already; choose another --out or resume it")
         if set(data) not in ({SAMPLES, ORDER, SALT}, {SALT}):
             raise ValueError("data must hold samples, order and salt, or the salt of the batches to come")
-        files = {METADATA: canonical.encode(metadata), **data}
-        line = Record(files={path: Entry.of(content) for path, content in files.items()}).line()
-        extent = Extent(records=1, files=len(files), bytes=len(line), sha256=Entry.of(line).sha256)
+        first = {METADATA: canonical.encode(metadata), **data}
+        line = Record(files={path: Entry.of(content) for path, content in first.items()}).line()
+        extent = Extent(records=1, files=len(first), bytes=len(line), sha256=Entry.of(line).sha256)
         manifest = Manifest(run=run, journal=extent)
         draft = staging / "new-run"
         shutil.rmtree(draft, ignore_errors=True)
-        for path, content in {**files, JOURNAL: line, MANIFEST: manifest.seal(key)}.items():
-            _files.write(str(draft / path), content)
-        os.replace(draft, folder)
-        return cls(folder, staging, key, manifest, Journal(folder, manifest), MerkleTree())
+        for path, content in {**first, JOURNAL: line, MANIFEST: manifest.seal(key)}.items():
+            disk.write(str(draft / path), content)
+        disk.flush(draft, first)
+        disk.move(str(draft), str(folder))
+        disk.flush(folder.absolute().parent)
+        return cls(folder, staging, key, manifest, Journal(folder, manifest), MerkleTree(), disk)
 
     @classmethod
-    def reopen(cls, folder: Path, staging: Path, key: SigningKey) -> TranscriptWriter:
+    def reopen(cls, folder: Path, staging: Path, key: SigningKey, *, files: Files | None = None) -> TranscriptWriter:
         """Open an unfinished run after a crash, adding and moving in what the manifest had announced.
 
         The caller appends the leaves of the committed steps to ``tree``.
@@ -76,21 +99,25 @@ class TranscriptWriter:
             EvidenceError: the manifest, the journal or a file that was announced is not there.
         """
         try:
-            sealed = (folder / MANIFEST).read_bytes()
-        except OSError as error:
-            raise EvidenceError(f"cannot read the manifest of {folder}: {error.strerror}") from None
-        manifest = Manifest.open(sealed, key.verifying)
+            manifest = Manifest.open((folder / MANIFEST).read_bytes(), key.verifying)
+        except (OSError, EvidenceError) as error:
+            what = error.strerror if isinstance(error, OSError) else error
+            raise EvidenceError(f"cannot read the manifest of {folder}: {what}") from None
         if manifest.finished:
             raise CallerError(f"{folder} is finished; there is nothing to resume")
-        writer = cls(folder, staging, key, manifest, Journal(folder, manifest), MerkleTree())
-        os.truncate(folder / JOURNAL, manifest.journal.bytes)
+        _cut_pending(folder / JOURNAL, manifest)
+        disk = files or Files()
+        writer = cls(folder, staging, key, manifest, Journal(folder, manifest), MerkleTree(), disk)
         writer._append()
-        for path, entry in writer._next.files.items() if writer._next is not None else ():
-            if entry.length and not (folder / path).exists():
+        listed = {} if writer._next is None else writer._next.files
+        stored = {path: entry for path, entry in listed.items() if entry.length}
+        for path, entry in stored.items():
+            if not (folder / path).exists():
                 staged = staging / path
                 if not staged.exists() or Entry.of(staged.read_bytes()) != entry:
                     raise EvidenceError(f"{path} was announced but is neither in the run nor staged")
                 writer._move(path)
+        disk.flush(folder, stored)
         return writer
 
     @property
@@ -103,8 +130,15 @@ class TranscriptWriter:
         """Tell whether the chips have been quoted already: then the run only needs to be closed."""
         return self._manifest.is_closing
 
-    def append(self, leaf: Leaf, files: Mapping[str, bytes]) -> bytes:
-        """Commit a step with its files and the checkpoint before it; return the root of the log with it, 32 bytes."""
+    def append(self, leaf: Leaf, files: Mapping[str, bytes], *, heard: bytes | None = None) -> bytes:
+        """Commit a step with its files and the checkpoint before it; return the root of the log with it, 32 bytes.
+
+        Args:
+            heard: what that root has to be, where chips have heard of the step. Otherwise nothing is written.
+
+        Raises:
+            CallerError: it is another one; the writer is of no more use then.
+        """
         if leaf.step != self.steps + 1 or self.tree.size != leaf.step:
             raise ValueError(f"step {leaf.step} does not follow step {self.steps}")
         for path in files:
@@ -115,6 +149,11 @@ class TranscriptWriter:
         encoded = leaf.encoded()
         self.tree.append(encoded)
         root = self.tree.root()
+        if heard is not None and root != heard:
+            raise CallerError(
+                f"step {leaf.step} is not the one that the chips heard of before the crash; a run that lost steps goes "
+                "on by the same ones alone"
+            )
         self._publish(encoded, files, steps=leaf.step, root=root)
         self._programs.update(path for path in files if path.startswith("programs/"))
         return root
@@ -136,11 +175,13 @@ class TranscriptWriter:
         record = Record(leaf=leaf, files={path: Entry.of(content) for path, content in files.items()})
         stored = {path: content for path, content in files.items() if content}
         for path, content in stored.items():
-            _files.write(f"{self._staging}/{path}", content)
+            self._files.write(f"{self._staging}/{path}", content)
+        self._files.flush(self._staging, stored)
         self._announce(record, steps=steps, root=root)
         self._append()
         for path in stored:
             self._move(path)
+        self._files.flush(self.folder, stored)
 
     def _announce(self, record: Record | None, *, steps: int, root: bytes) -> None:
         """Count what was pending, and announce a record; the run is finished if there is none."""
@@ -165,10 +206,18 @@ class TranscriptWriter:
         self._heads.replace(self._manifest.seal(self._key))
 
     def _append(self) -> None:
-        _files.append(f"{self.folder}/{JOURNAL}", self._manifest.pending)
+        self._files.append(f"{self.folder}/{JOURNAL}", self._manifest.pending)
 
     def _move(self, path: str) -> None:
-        _files.move(f"{self._staging}/{path}", f"{self.folder}/{path}")
+        self._files.move(f"{self._staging}/{path}", f"{self.folder}/{path}")
+
+
+def _cut_pending(journal: Path, manifest: Manifest) -> None:
+    """Take away what a process that died left in the place of the pending record; a power loss leaves anything."""
+    signed = manifest.journal.bytes
+    with suppress(FileNotFoundError):
+        if signed < journal.stat().st_size <= signed + len(manifest.pending):
+            os.truncate(journal, signed)
 
 
 def _programs(record: Record) -> set[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from firmware_sim import NO_RUN, Chip, DeviceMemory
 from firmware_sim.evidence import canonical
+from monitor.files import Files
 from monitor.lab.simulated import SimulatedLab
 
 if TYPE_CHECKING:
@@ -217,21 +218,21 @@ def lab_of(world: World) -> type[SimulatedLab]:
 
     class LabSite(SimulatedLab):
         @classmethod
-        def create(cls, folder: Path, config: LabConfig) -> SimulatedLab:
+        def create(cls, folder: Path, config: LabConfig, files: Files | None = None) -> SimulatedLab:
             if world.chips and not world.scene.is_honest:  # a later run, on the chips that are at work
                 folder.mkdir(parents=True)
                 (folder / "lab.json").write_bytes(canonical.encode(asdict(config)))
-                lab = cls(folder, config, list(world.chips))
+                lab = cls(folder, config, list(world.chips), files or Files())
             else:
-                lab = super().create(folder, world.crooked(config))
+                lab = super().create(folder, world.crooked(config), files)
                 lab.chips = world.adopt(lab.chips, lab.idle)
             world.before_run()
             return lab
 
         @classmethod
-        def reopen(cls, folder: Path) -> SimulatedLab:
-            config = SimulatedLab.read_config(folder)
-            lab = cls(folder, config, cls._power_on(folder, config))
+        def reopen(cls, folder: Path, files: Files | None = None) -> SimulatedLab:
+            config, files = SimulatedLab.read_config(folder), files or Files()
+            lab = cls(folder, config, cls._power_on(folder, config, files), files)
             lab.chips = world.adopt(lab.chips, lab.idle)
             return lab
 

@@ -198,6 +198,9 @@ class World:
                 stack.enter_context(mock.patch(f"{module}.conduct", self._conduct))
             if not self.scene.is_honest:
                 stack.enter_context(mock.patch("monitor.recording.step_programs._require_constant"))
+                for check in ("RunFolder.check_listing", "RunFolder.check_contents"):  # what holds up no liar
+                    stack.enter_context(mock.patch(f"monitor.recording.recorder.{check}"))
+                stack.enter_context(mock.patch("monitor.recording.recorder.heard_beyond", return_value={}))
             if self.declared is not None:
                 liar = self.declared
                 stack.enter_context(

@@ -34,7 +34,7 @@ _REMEDIES = {
     "_amp_": "switch the gradient scaler off",
     "_thnn_fused": "record a recurrent layer on a CPU, or write its cell with plain operators",
     "_fused_": "build the optimizer with fused=False",
-    "mkldnn": "leave the layer's choice of kernels to the recorder",
+    "mkldnn": "leave the layer's choice of kernels to the recorder; under native numerics, switch oneDNN off for it",
     "_linalg_": "decompose the model's linear algebra into matrix products",
     "quantize": "train without quantised operators",
     "sparse": "use dense tensors",

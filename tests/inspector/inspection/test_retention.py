@@ -189,7 +189,7 @@ def test_dying_at_any_move_of_a_file(make, tmp_path, monkeypatch, kind):
             return replace(*names)
 
         with monkeypatch.context() as patch:
-            patch.setattr("monitor.transcript.writer.os.replace", dying)
+            patch.setattr("monitor.files.os.replace", dying)
             with pytest.raises(Killed):
                 make(kind, f"run-{number}")
         assert_goes_on(kind, whole, Recorded(tmp_path / f"run-{number}", whole.trust))

@@ -138,7 +138,7 @@ def killed(tmp_path, seeded, monkeypatch):
         create(self, *args)
         labs.append(self)
 
-    monkeypatch.setattr("monitor.transcript.writer.os.replace", counting)
+    monkeypatch.setattr("monitor.files.os.replace", counting)
     monkeypatch.setattr(SimulatedLab, "__init__", remember)
 
     def kill(number):

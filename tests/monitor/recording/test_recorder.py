@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 import textwrap
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -458,8 +461,8 @@ def test_objects_that_cannot_be_recorded_are_refused_before_anything_is_written(
     turned = mlp().to(torch.complex64)
     with pytest.raises(CallerError, match="a recorded run has real tensors"):
         Recorder(turned, sgd(turned), out=tmp_path / "run")
-    with pytest.raises(CallerError, match="exact or rounded numerics, not 'native'"):
-        Recorder(model, sgd(model), out=tmp_path / "run", numerics="native")
+    with pytest.raises(CallerError, match="exact, rounded or native numerics, not 'fast'"):
+        Recorder(model, sgd(model), out=tmp_path / "run", numerics="fast")
     for free in ("lr", ("l r",), (1,)):
         with pytest.raises(CallerError, match="free lists names of hyper-parameters"):
             Recorder(model, sgd(model), out=tmp_path / "run", free=free)
@@ -874,3 +877,40 @@ def test_a_recorder_says_where_it_is(tmp_path):
     model = mlp()
     rehearsal = Recorder(model, sgd(model), out=tmp_path / "other", dry_run=True)
     assert repr(rehearsal) == "<Recorder, dry run: step 0, refusals 0>"
+    assert "<caption>Recorder, dry run</caption><tr><th>step</th><td>0</td></tr>" in rehearsal._repr_html_()
+
+
+@pytest.mark.parametrize("made", [Recorder, Recorder.resume])
+def test_each_keyword_is_explained(made):
+    """In the docstring, and in the README's table."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    table = readme.split("Keywords of `Recorder`")[1].split("\n\n")[1]
+    explained = made.__doc__.split("Args:")[1]
+    names = [name for name, each in inspect.signature(made).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    assert len(names) > 6
+    for name in names:
+        assert f"`{name}`" in table, name
+        assert re.search(rf"^ +(\w+, )*{name}(, \w+)*: ", explained, re.MULTILINE) or f"``{name}``" in explained, name
+
+
+def test_a_notebook_shows_the_same_and_escapes_it(tmp_path):
+    """A lab's name has a grammar, a folder's has none."""
+    folder = tmp_path / "<" / "script><b>&"
+    folder.parent.mkdir()
+    model = mlp()
+    optimizer = sgd(model)
+    recorder = Recorder(model, optimizer, out=folder, chips=2, checkpoint_every=2)
+    assert "<tr><th>loss</th><td>none committed</td></tr>" in recorder._repr_html_()
+    for batch in pairs(3):
+        with recorder.step(batch) as step:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            step.commit(loss=loss)
+    shown = recorder._repr_html_()
+    assert f"{tmp_path}/&lt;/script&gt;&lt;b&gt;&amp;</caption>" in shown
+    assert "</script>" not in shown
+    rows = {"lab": "lab-1", "step": 3, "loss": f"{loss.item():.6g}", "last checkpoint": 2, "numerics": "exact"}
+    for name, value in {**rows, "chips": 2, "state": "ready"}.items():
+        assert f"<tr><th>{name}</th><td>{value}</td></tr>" in shown

@@ -62,7 +62,7 @@ def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, nume
         calls += 1
         return replace(*args)
 
-    monkeypatch.setattr("monitor.transcript.writer.os.replace", counting)
+    monkeypatch.setattr("monitor.files.os.replace", counting)
     record(tmp_path / "counted", numerics=numerics, **OPTIONS)
     total = calls
     assert total > 20
@@ -81,7 +81,7 @@ def test_dying_at_each_replacement_of_a_file(record, tmp_path, monkeypatch, nume
                     raise Killed
                 return replace(*args)
 
-            patch.setattr("monitor.transcript.writer.os.replace", dying)
+            patch.setattr("monitor.files.os.replace", dying)
             run = tmp_path / f"killed-{number}"
             with pytest.raises(Killed):
                 record(run, numerics=numerics, **OPTIONS)

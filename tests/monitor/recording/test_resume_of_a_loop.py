@@ -113,7 +113,7 @@ def test_dying_at_replacements_of_files(tmp_path, monkeypatch, started, kind, nu
         create(self, *args)
         labs.append(self)
 
-    monkeypatch.setattr("monitor.transcript.writer.os.replace", counting)
+    monkeypatch.setattr("monitor.files.os.replace", counting)
     monkeypatch.setattr(SimulatedLab, "__init__", remember)
     record(tmp_path / "counted", kind, numerics, started)
     total = calls

@@ -16,8 +16,9 @@ from firmware_sim.evidence import SigningKey, digest_bytes
 from inspector.storage.fsck import fsck
 from monitor.declaration.origin import Origin
 from monitor.declaration.statement import Declaration, StateEntry
+from monitor.files import Files, Replaced
 from monitor.sharding import StateDigest
-from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, _files
+from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter
 from monitor.transcript.layout import (
     JOURNAL,
     MANIFEST,
@@ -122,14 +123,14 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
         self.count, self._last = 0, last
         for name in ("open", "link", "replace", "truncate", "unlink", "ftruncate"):
-            monkeypatch.setattr(_files.os, name, self._wrap(getattr(os, name)))
+            monkeypatch.setattr(os, name, self._wrap(getattr(os, name)))
         true_write = os.write
 
         def write(file: int, data: memoryview) -> int:
             self._tick(lambda: true_write(file, data[: len(data) // 2]))
             return true_write(file, data)
 
-        monkeypatch.setattr(_files.os, "write", write)
+        monkeypatch.setattr(os, "write", write)
 
     def _tick(self, before_death=lambda: None) -> None:
         self.count += 1
@@ -206,7 +207,7 @@ def test_a_file_system_without_links_will_do(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(_files.os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     assert contents(whole(tmp_path / "plain"))[MANIFEST]
     assert RunFolder(tmp_path / "plain/whole", KEY.verifying).finished
 
@@ -217,12 +218,12 @@ def test_a_failed_replacement_leaves_the_last_one_whole(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    target, replaced = tmp_path / "head", _files.Replaced(tmp_path / "head", tmp_path / "staging")
+    target, replaced = tmp_path / "head", Replaced(tmp_path / "head", tmp_path / "staging", Files())
     for content in (b"first", b"second"):
         replaced.replace(content)
     for attempt in range(3):
         with monkeypatch.context() as patch:
-            patch.setattr(_files.os, "replace", fail)
+            patch.setattr(os, "replace", fail)
             with pytest.raises(OSError, match="disk full"):
                 replaced.replace(b"attempt %d" % attempt)
         assert target.read_bytes() == b"second"
@@ -254,7 +255,7 @@ def test_a_finished_run_and_a_lost_announcement_cannot_be_reopened(tmp_path, mon
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(_files, "move", kill)
+        patch.setattr(Files, "move", kill)
         with pytest.raises(Killed):
             writer.append(leaf_of(0), files_of(0))
     shutil.rmtree(staging)
