@@ -37,7 +37,7 @@ from firmware_sim.evidence import (
     pae,
     parse_log,
 )
-from firmware_sim.evidence.acceptance import LOG_STANDING_TYPE, Standing, open_acceptance, seal_acceptance
+from firmware_sim.evidence.acceptance import LOG_STANDING_TYPE, Heard, Standing, open_acceptance, seal_acceptance
 from firmware_sim.evidence.pruning import (
     BIRTH,
     LOG_CHECKPOINT_TYPE,
@@ -261,7 +261,7 @@ def _small_state() -> bytes:
 
 def _acceptance() -> dict[str, bytes]:
     """The envelopes of a log checkpoint with its standing."""
-    standing = Standing(runs={bytes(32): (1, 2)}, attached=bytes(32), counted=1)
+    standing = Standing(runs={bytes(32): Heard(1, 2)}, attached=bytes(32), counted=1)
     parts = canonical.decode(seal_acceptance("chip-1", LogCheckpoint(size=1), standing, _KEY))
     return {name: canonical.encode(part) for name, part in parts.items()}
 

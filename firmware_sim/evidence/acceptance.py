@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
@@ -29,6 +29,7 @@ from firmware_sim.evidence.work import NO_WORK, Work
 __all__ = [
     "LOG_STANDING_TYPE",
     "NEWBORN",
+    "Heard",
     "Standing",
     "chips_part",
     "open_acceptance",
@@ -41,16 +42,24 @@ _KEYS = {"chip_id", "head", "runs", "attached", "before", "counted"}
 _NUMBER = range(1 << 64)
 
 
+class Heard(NamedTuple):
+    """What a chip has heard of a run: the step committed last, the highest one, and the log head of that one."""
+
+    last: int
+    most: int
+    head: bytes = bytes(32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """How the host of a chip stands at a place of the chip's log; the default is `NEWBORN`.
 
-    `runs` holds for each run the step that was committed last, and the highest one. Of the boot, `attached` is the run
-    whose memory was attached last (`NO_RUN`: none was), `before` what the meter had counted then, and `counted` the
-    first step committed since whose work the chip did; None where no step was.
+    `runs` holds what the chip has heard of each run, so that no other transcript of it can take its place. Of the boot,
+    `attached` is the run whose memory was attached last (`NO_RUN`: none was), `before` what the meter had counted then,
+    and `counted` the first step committed since whose work the chip did; None where no step was.
     """
 
-    runs: Mapping[bytes, tuple[int, int]] = field(default_factory=dict)
+    runs: Mapping[bytes, Heard] = field(default_factory=dict)
     attached: bytes = NO_RUN
     before: Work = NO_WORK
     counted: int | None = None
@@ -64,16 +73,17 @@ class Standing:
             elif record.kind is RecordKind.REGIONS:
                 attached, before, counted = record.run_id, record.work, None
             elif record.kind is RecordKind.COMMIT:
-                _, most = runs.get(record.run_id, (0, 0))
+                heard = runs.get(record.run_id, Heard(0, 0))
                 if record.run_id == attached and counted is None:
-                    counted = record.step + (record.step <= most)  # memory held that state already
-                runs[record.run_id] = (record.step, max(record.step, most))
+                    counted = record.step + (record.step <= heard.most)  # memory held that state already
+                head = record.digest if record.step >= heard.most else heard.head
+                runs[record.run_id] = Heard(record.step, max(record.step, heard.most), head)
         return Standing(runs=runs, attached=attached, before=before, counted=counted)
 
     @property
     def newest(self) -> int | None:
         """The newest step that the attached run has committed in this boot."""
-        return None if self.counted is None else self.runs[self.attached][0]
+        return None if self.counted is None else self.runs[self.attached].last
 
 
 NEWBORN = Standing()
@@ -90,7 +100,7 @@ def seal_acceptance(chip_id: str, checkpoint: LogCheckpoint, standing: Standing,
     payload = {
         "chip_id": chip_id,
         "head": checkpoint.head.hex(),
-        "runs": {run.hex(): list(steps) for run, steps in standing.runs.items()},
+        "runs": {run.hex(): [heard.last, heard.most, heard.head.hex()] for run, heard in standing.runs.items()},
         "attached": standing.attached.hex(),
         "before": standing.before.to_bytes().hex(),
         "counted": standing.counted,
@@ -150,7 +160,10 @@ def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing
     limits.CHECKPOINT_RUNS.check(len(payload["runs"]))
     try:
         standing = Standing(
-            runs={_bytes(run, 32): (_step(last), _step(most)) for run, (last, most) in payload["runs"].items()},
+            runs={
+                _bytes(run, 32): Heard(_step(last), _step(most), _bytes(head, 32))
+                for run, (last, most, head) in payload["runs"].items()
+            },
             attached=_bytes(payload["attached"], 32),
             before=Work.from_bytes(_bytes(payload["before"], len(NO_WORK.to_bytes()))),
             counted=None if payload["counted"] is None else _step(payload["counted"]),

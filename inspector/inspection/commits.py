@@ -62,7 +62,7 @@ class CommitOrder:
     def __init__(self, chip: str, standing: Standing = NEWBORN) -> None:
         self._chip = chip
         self._attached = {standing.attached} - {NO_RUN}
-        self._last = {run: last for run, (last, _) in standing.runs.items()}
+        self._last = {run: heard.last for run, heard in standing.runs.items()}
         self._resumed = set(self._last) - (set() if standing.newest is None else self._attached)
 
     def take(self, record: LogRecord) -> None:
@@ -191,7 +191,7 @@ class MeteredWork:
     ) -> None:
         self._chip = chip
         self._runs = runs
-        self._heard = {run: most for run, (_, most) in standing.runs.items()}
+        self._heard = {run: heard.most for run, heard in standing.runs.items()}
         self._since_boot()
         needs, newest = runs.get(standing.attached), standing.newest
         self._before = Work.from_bytes(since.work) if needs is None else standing.before

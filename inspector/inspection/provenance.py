@@ -485,10 +485,14 @@ def _match_missing(
 ) -> None:
     """The chip must have heard of every step of a finished run in which it took part, and of none beyond a head."""
     run_id, name = transcript.run.metadata.run_id, transcript.run.folder.name
-    _, heard = standing.runs.get(run_id, (-1, -1))
+    known = standing.runs.get(run_id)
+    heard = -1 if known is None else known.most
     if heard >= len(transcript.leaves):
         text = f"chip {report.chip}: an earlier inspection accepted step {heard} of run {name}, which lies beyond the "
         findings.add(Guard.COMMITMENT, text + "head that is handed over now", chip=report.chip, step=heard)
+    elif known is not None and known.head != transcript.tree.root(heard + 1):
+        text = f"chip {report.chip}: an earlier inspection accepted run {name} up to step {heard} with another log head"
+        findings.add(Guard.COMMITMENT, text, chip=report.chip, step=heard)
     missing = [leaf.step for leaf in transcript.leaves if leaf.step > heard and (run_id, leaf.step) not in committed]
     if missing == [len(transcript.leaves) - 1] and not transcript.run.finished:
         text = f"chip {report.chip} has not heard of step {missing[0]} of {name} yet"

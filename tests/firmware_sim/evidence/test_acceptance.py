@@ -34,13 +34,15 @@ from firmware_sim.evidence import (
     seal,
     seal_acceptance,
 )
-from firmware_sim.evidence.acceptance import LOG_STANDING_TYPE
+from firmware_sim.evidence.acceptance import LOG_STANDING_TYPE, Heard
 
 KEY, OTHER = SigningKey.generate(b"k" * 32), SigningKey.generate(b"o" * 32)
 RUN, NEXT = b"r" * 32, b"n" * 32
 K = RecordKind
 CHECKPOINT = LogCheckpoint(size=7, boot=2, tick=5, busy=3, epochs=2, head=b"h" * 32)
-STANDING = Standing(runs={RUN: (3, 5), NEXT: (0, 0)}, attached=RUN, before=Work(1, 2, 3), counted=2)
+STANDING = Standing(
+    runs={RUN: Heard(3, 5, b"d" * 32), NEXT: Heard(0, 0)}, attached=RUN, before=Work(1, 2, 3), counted=2
+)
 SEALED = seal_acceptance("chip-1", CHECKPOINT, STANDING, KEY)
 
 
@@ -94,9 +96,11 @@ def test_of_another_chip_moment_or_of_birth():
         {"runs": []},
         {"runs": {"zz": [1, 1]}},
         {"runs": {RUN.hex(): [1]}},
-        {"runs": {RUN.hex(): [1, -1]}},
-        {"runs": {RUN.hex(): [True, 1]}},
+        {"runs": {RUN.hex(): [1, -1, "00" * 32]}},
+        {"runs": {RUN.hex(): [True, 1, "00" * 32]}},
         {"runs": {RUN.hex(): 1}},
+        {"runs": {RUN.hex(): [3, 5]}},
+        {"runs": {RUN.hex(): [3, 5, "00"]}},
         {"runs": {}},
         {"attached": "00"},
         {"before": "00"},
@@ -110,7 +114,7 @@ def test_a_malformed_standing_is_refused(change):
     payload = {
         "chip_id": "chip-1",
         "head": CHECKPOINT.head.hex(),
-        "runs": {run.hex(): list(steps) for run, steps in STANDING.runs.items()},
+        "runs": {run.hex(): [heard.last, heard.most, heard.head.hex()] for run, heard in STANDING.runs.items()},
         "attached": STANDING.attached.hex(),
         "before": STANDING.before.to_bytes().hex(),
         "counted": STANDING.counted,
@@ -125,9 +129,9 @@ def test_a_malformed_standing_is_refused(change):
 
 
 def test_a_file_holds_so_many_runs_and_no_more():
-    many = Standing(runs={number.to_bytes(32, "big"): (1, 1) for number in range(4096)})
+    many = Standing(runs={number.to_bytes(32, "big"): Heard(1, 1) for number in range(4096)})
     assert open_acceptance(seal_acceptance("c", CHECKPOINT, many, KEY), "c", [KEY.verifying])[1] == many
-    more = Standing(runs={**many.runs, RUN: (1, 1)})
+    more = Standing(runs={**many.runs, RUN: Heard(1, 1)})
     with pytest.raises(EvidenceError, match="4097 runs in a log checkpoint"):
         seal_acceptance("c", CHECKPOINT, more, KEY)
 
@@ -148,12 +152,12 @@ def test_standing_follows_the_records():
     ]
     ends = [NEWBORN.extend(life[:end]) for end in range(len(life) + 1)]
     assert ends[3] == Standing(attached=RUN, before=Work(9, 9, 9))
-    assert ends[4] == Standing(attached=RUN, before=Work(9, 9, 9), runs={RUN: (0, 0)}, counted=1)
-    assert ends[5] == Standing(attached=RUN, before=Work(9, 9, 9), runs={RUN: (1, 1)}, counted=1)
-    assert ends[7] == Standing(runs={RUN: (1, 1)})
-    assert ends[9] == Standing(attached=RUN, runs={RUN: (0, 1)}, counted=1)
+    assert ends[4] == Standing(attached=RUN, before=Work(9, 9, 9), runs={RUN: Heard(0, 0)}, counted=1)
+    assert ends[5] == Standing(attached=RUN, before=Work(9, 9, 9), runs={RUN: Heard(1, 1)}, counted=1)
+    assert ends[7] == Standing(runs={RUN: Heard(1, 1)})
+    assert ends[9] == Standing(attached=RUN, runs={RUN: Heard(0, 1)}, counted=1)
     assert (ends[9].newest, ends[7].newest) == (0, None)
-    assert ends[11] == Standing(attached=RUN, runs={RUN: (2, 2)}, counted=1)
+    assert ends[11] == Standing(attached=RUN, runs={RUN: Heard(2, 2)}, counted=1)
     for cut in range(len(life)):
         assert ends[cut].extend(life[cut:]) == ends[-1]
 

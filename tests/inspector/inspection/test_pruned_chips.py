@@ -195,6 +195,22 @@ def test_a_log_that_begins_at_no_signed_checkpoint_is_rejected(world, make, said
         raise EvidenceError(texts(verdict))
 
 
+def test_no_other_transcript_takes_the_place_of_one_that_was_accepted(world, devices):
+    """The inspectorate has signed what chips had heard of the first run; the one that is handed over now is another."""
+    _, first, second, _ = world
+
+    def alter(chip, files):
+        since, standing = opened(second, chip, files)
+        other = {run: heard._replace(head=b"x" * 32) for run, heard in standing.runs.items()}
+        return {**files, FILE: seal_acceptance(chip, since, replace(standing, runs=other), key_of(second))}
+
+    honest = look(first, second, ask=answers(second, lambda chip, files: files), worker=devices.run)
+    assert honest.outcome is ACCEPT, honest.reasons
+    verdict = look(first, second, ask=answers(second, alter), worker=devices.run)
+    assert verdict.outcome is REJECT
+    assert f"accepted run {first.run.name} up to step {RUN['steps']} with another log head" in texts(verdict)
+
+
 def test_a_lab_that_lets_go_of_what_nobody_accepted_is_rejected(world, devices):
     """It cuts a log itself, and signs that somebody had accepted what is gone."""
     _, _, second, _ = world
