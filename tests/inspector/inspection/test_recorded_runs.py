@@ -403,8 +403,8 @@ def test_preset_run_that_names_another_program_is_rejected(record, tmp_path, mon
     execution = Execution(program="0" * 64, slots={}, hyper=(), reads="sha256:" + "0" * 64)
     true_append = recorder.TranscriptWriter.append
 
-    def append(self, leaf: Leaf, files):
-        return true_append(self, replace(leaf, execution=execution) if leaf.step else leaf, files)
+    def append(self, leaf: Leaf, files, **more):
+        return true_append(self, replace(leaf, execution=execution) if leaf.step else leaf, files, **more)
 
     monkeypatch.setattr(recorder.TranscriptWriter, "append", append)
     recorded = record(tmp_path / "run", numerics="exact", steps=2)
