@@ -381,11 +381,13 @@ def check_chip(
     proportion to what came after it. `guards` is less than all only in tests that show what a guard is good for.
 
     Raises:
-        EvidenceError: names the chip, and the record if there is one.
+        EvidenceError: names the chip, and the record if there is one; or a checkpoint is handed over with a whole log.
         CallerError: the trust is empty.
     """
     if not guards:
         raise CallerError("no guards: nothing can be verified")
+    if evidence.checkpoint and since == BIRTH:
+        raise EvidenceError(f"chip {chip_id}: a checkpoint is handed over with a log that is judged from its birth on")
     identity = read_chain(evidence.chain)
     case = ChipCase(
         chip_id=chip_id,

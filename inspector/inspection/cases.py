@@ -60,13 +60,15 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
 
 def _begins(chip: str, first: int, source: Source, trust: Trust) -> tuple[LogCheckpoint, Standing]:
     """What the records of a log that begins with record number `first` build on."""
-    if not first:
-        return BIRTH, NEWBORN
     try:
         signed = source.read(CHIP_CHECKPOINT)
     except EvidenceError as error:
+        if not first:
+            return BIRTH, NEWBORN
         text = f"chip {chip}: its log begins at record {first}, and no checkpoint says what came before: {error}"
         raise EvidenceError(text) from None
+    if not first:
+        raise EvidenceError(f"chip {chip}: a checkpoint is handed over with a log that begins at its birth")
     since, standing = open_acceptance(signed, chip, trust.inspectorates)
     if since.size != first:
         text = f"chip {chip}: its log begins at record {first}, and its checkpoint is of the first {since.size} records"

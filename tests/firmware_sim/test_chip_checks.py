@@ -101,7 +101,7 @@ def test_evidence_cut_or_lengthened_anywhere_is_refused(world):
     good = world.collect(chip)
     for field in dataclasses.fields(ChipEvidence):
         data = getattr(good, field.name)
-        for altered in (b"", data[:-1], data[1:], data + b"\n", data + data, data[: len(data) // 2]):
+        for altered in {b"", data[:-1], data[1:], data + b"\n", data + data, data[: len(data) // 2]} - {data}:
             with pytest.raises(EvidenceError):
                 world.check(dataclasses.replace(good, **{field.name: altered}))
 
@@ -115,9 +115,10 @@ def test_evidence_of_another_inspection_or_chip_is_refused(world):
         world.check(first, number=1)
     with pytest.raises(IdentityError, match="chip chip-1: presents the identity of chip chip-2"):
         world.check(foreign)
-    for field in dataclasses.fields(ChipEvidence):
+    assert first.checkpoint == foreign.checkpoint == b""
+    for field in ("chain", "log", "quote", "epoch_keys"):
         with pytest.raises(EvidenceError):
-            world.check(dataclasses.replace(first, **{field.name: getattr(foreign, field.name)}))
+            world.check(dataclasses.replace(first, **{field: getattr(foreign, field)}))
 
 
 def test_quote_for_another_verifier_is_refused(world):
