@@ -12,12 +12,12 @@ from pathlib import Path
 
 from firmware_sim import Chip, MailboxError
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import SignatureError, chips_part, log_extent, open_acceptance
+from firmware_sim.evidence import NEWBORN, SignatureError, Standing, chips_part, log_extent, open_acceptance
 from monitor.files import Files
 from monitor.lab.desk import ask_lab, is_at_work
 from monitor.lab.simulated import SimulatedLab
 
-__all__ = ["kept_checkpoint", "prune_chip", "prune_powered"]
+__all__ = ["accepted_standing", "kept_checkpoint", "prune_chip", "prune_powered"]
 
 _DRAFT = "draft.json"
 _FILES = Files(sync=True)
@@ -52,7 +52,7 @@ def prune_powered(lab: Path, chip: Chip, signed: bytes) -> tuple[int, int]:
 
     The chip looks at its own part of the file alone, so the rest is checked before it lets go of anything.
     """
-    _check(lab, chip.chip_id, signed)
+    _opened(lab, chip.chip_id, signed)
     folder, before = _folder(lab, chip.chip_id), _start(chip)
     draft, kept = folder / _DRAFT, folder / f"{before}.json"
     if before and draft.is_file() and not kept.exists():  # a process that died has left it: the chip had let go
@@ -83,10 +83,20 @@ def kept_checkpoint(lab: Path, chip_id: str, log: bytes) -> bytes | None:
     return None
 
 
-def _check(lab: Path, chip_id: str, signed: bytes) -> None:
+def accepted_standing(lab: Path, chip_id: str, log: bytes) -> Standing:
+    """How a chip's host stood where its log begins; ``NEWBORN`` where the log is whole, or the lab keeps no checkpoint.
+
+    Raises:
+        EvidenceError: what the lab keeps is no checkpoint of this chip.
+    """
+    kept = kept_checkpoint(lab, chip_id, log)
+    return NEWBORN if kept is None else _opened(lab, chip_id, kept)
+
+
+def _opened(lab: Path, chip_id: str, signed: bytes) -> Standing:
     obeyed = SimulatedLab.obeyed_key(SimulatedLab.read_config(SimulatedLab.home_of(lab)))
     try:
-        open_acceptance(signed, chip_id, [obeyed])
+        return open_acceptance(signed, chip_id, [obeyed])[1]
     except SignatureError:
         text = f"chip {chip_id}: its log checkpoint is not signed by the inspectorate that it obeys, {obeyed.key_id}"
         raise EvidenceError(text) from None
