@@ -30,6 +30,8 @@ from inspector.inspection.memory import remember
 from inspector.inspection.transcripts import open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
+from inspector.rules.judging import apply_rules
+from inspector.rules.reading import read_rules
 from monitor.lab import pruning
 from monitor.lab.evidence import LiveChips
 from monitor.lab.host import Host
@@ -442,3 +444,22 @@ def test_no_chip_lets_go_for_a_file_that_nobody_will_take(world, tmp_path):
         with pytest.raises(EvidenceError):
             prune_chip(lab, CHIP, canonical.encode({**parts, "standing": other}))
     assert prune_chip(lab, CHIP, good)[0] == since.size
+
+
+def test_no_run_is_left_out_of_a_total_because_it_was_accepted_before(world, devices, tmp_path):
+    """Of a lab whose chips hold their whole logs, a run that is not handed over is an undeclared one."""
+    _, first, second, _ = world
+    capped = replace(second, trust=replace(second.trust, maximum_flop=1 << 60))
+    alone = look(capped, worker=devices.run)
+    assert alone.outcome is INCONCLUSIVE
+    assert "was accepted at an earlier inspection and is not handed over, so that its FLOP are not known" in texts(
+        alone
+    )
+    assert look(first, capped, worker=devices.run).outcome is ACCEPT
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nname = "r"\nkind = "flop"\nper = "lab"\nat_most = 1e18\n')
+    for runs, outcome in (((second,), INCONCLUSIVE), ((first, second), ACCEPT)):
+        case = CaseFile()
+        verdict = look(*runs, worker=devices.run, case=case)
+        judged = apply_rules(verdict, read_rules(rules), case, second.trust, SETTINGS, worker=devices.run)
+        assert judged.outcome is outcome, judged.reasons
