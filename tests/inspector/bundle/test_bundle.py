@@ -15,7 +15,7 @@ from securesystemslib.signer import SSlibKey
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical, open_acceptance, seal, seal_acceptance
 from inspector.bundle import contents
-from inspector.bundle.building import bundle_of
+from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import check_bundle
 from inspector.bundle.contents import Bundle
 from inspector.bundle.replays import SignedReplay
@@ -286,3 +286,11 @@ def test_a_verdict_about_no_run_or_no_segment_is_a_line(accepted):
 
     for change in (of_no_run, of_no_segment):
         assert outcome(signed_anew(accepted, change), accepted.trust) == (Outcome.REJECT, False)
+
+
+def test_a_bundle_of_settings_that_nobody_knows_spares_no_replay(accepted):
+    """Such as one from before a setting existed."""
+    wanted = settings_json(SETTINGS)
+    assert contents.accepted_in([accepted.data], [INSPECTORATE.verifying], wanted)
+    older = signed_anew(accepted, lambda told: told["settings"].pop("shared"))
+    assert contents.accepted_in([older], [INSPECTORATE.verifying], wanted) == {}
