@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +34,7 @@ from inspector.inspection.verdict import Outcome
 from inspector.rules.judging import apply_rules
 from inspector.rules.reading import read_rules
 from monitor.lab import pruning
-from monitor.lab.evidence import LiveChips
+from monitor.lab.evidence import LiveChips, open_desk
 from monitor.lab.host import Host
 from monitor.lab.pruning import prune_chip, prune_powered
 from monitor.lab.simulated import SimulatedLab, lab_path
@@ -444,6 +445,24 @@ def test_no_chip_lets_go_for_a_file_that_nobody_will_take(world, tmp_path):
         with pytest.raises(EvidenceError):
             prune_chip(lab, CHIP, canonical.encode({**parts, "standing": other}))
     assert prune_chip(lab, CHIP, good)[0] == since.size
+
+
+def test_a_lab_at_work_goes_on_where_a_chip_cannot_be_pruned(world, tmp_path):
+    """There is no room for the file; the process that trains says so, and lives."""
+    lab, good = copied(world, tmp_path)
+    (lab / "checkpoints").write_bytes(b"")
+    powered = SimulatedLab.reopen(lab)
+    desk = open_desk(powered, tmp_path / "run")
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(prune_chip, lab, CHIP, good)
+        try:
+            while not asked.done():
+                desk.serve()
+        finally:
+            desk.close()
+    with pytest.raises(EvidenceError, match="cannot write"):
+        asked.result()
+    assert parse_log(powered.chips[0].log_bytes())[0].counter == 0
 
 
 def test_no_run_is_left_out_of_a_total_because_it_was_accepted_before(world, devices, tmp_path):
