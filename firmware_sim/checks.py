@@ -319,12 +319,13 @@ def check_snapshot(record: LogRecord, expected: Digest, *, chip: str) -> None:
 
 
 def check_distinct(cases: Sequence[tuple[ChipIdentity, Sequence[LogRecord]]]) -> None:
-    """No two chips of a fleet share a chip id, a device certificate, an alias key or a log."""
+    """No two chips of a fleet share a chip id, a device certificate, an alias key or a log, where its start names it."""
     seen: dict[object, int] = {}
     for number, (identity, records) in enumerate(cases):
         if not records:
             raise LogError(f"chip {identity.chip_id}: log is empty")
-        marks = (identity.chip_id, identity.certificate_digest, identity.alias_key, records[0].run_id)
+        marks = [identity.chip_id, identity.certificate_digest, identity.alias_key]
+        marks += [records[0].run_id] if records[0].kind is RecordKind.GENESIS else []
         for mark in marks:
             if mark in seen:
                 raise CloneError(f"chip {identity.chip_id}: number {number} is a clone of number {seen[mark]}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from firmware_sim import RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import LogRecord, SigningKey, parse_log
+from firmware_sim.evidence import LogRecord, SigningKey, Standing, open_acceptance, parse_log
 from inspector.bundle.contents import Bundle
 from inspector.bundle.steps import open_steps
 from inspector.inspection.casefile import CaseFile
@@ -56,6 +56,7 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
             items[f"heads/{number}.json"] = head
             others.setdefault(opened.run, []).append(opened)
     logs: dict[str, list[LogRecord]] = {}
+    standings: list[Standing] = []
     for chip, sources in case.drawn.items():
         live = [each for each in sources if each.nonce is not None]
         chosen = next((each for each in (live or sources) if each.name == _judged(verdict, chip)), None)
@@ -66,6 +67,7 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
             logs[chip] = parse_log(files["log.bin"], chip=chip)
             if logs[chip][0].counter:
                 files[CHIP_CHECKPOINT] = chosen.read(CHIP_CHECKPOINT)
+                standings.append(open_acceptance(files[CHIP_CHECKPOINT], chip, trust.inspectorates)[1])
         except EvidenceError:  # what cannot be read is a reason of the verdict, and no evidence
             continue
         items |= {f"chips/{chip}/{name}": content for name, content in files.items()}
@@ -73,6 +75,8 @@ def bundle_of(case: CaseFile, verdict: Verdict, trust: Trust, settings: Settings
         run_id = transcript.run.manifest.run
         items[f"runs/{run_id}/metadata.json"] = transcript.run.read(METADATA)
         steps, sizes = _needed(transcript, verdict, logs)
+        heard = [each.runs[run] for each in standings if (run := transcript.run.metadata.run_id) in each.runs]
+        sizes |= {each.most + 1 for each in heard if each.most < len(transcript.leaves)}
         sizes |= {each.steps + 1 for each in others.get(run_id, []) if 0 <= each.steps < len(transcript.leaves)}
         leaves = [transcript.leaves[step] for step in sorted(steps)]
         items[f"runs/{run_id}/steps.json"] = open_steps(leaves, transcript.tree, sorted(sizes))

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from firmware_sim import RecordKind, limits
-from firmware_sim.checks import ChipCase
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_hash
 from inspector.bundle.checks import signed_check
@@ -29,7 +28,7 @@ from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
 from inspector.inspection.answers import Source
-from inspector.inspection.cases import open_case
+from inspector.inspection.cases import OpenedCase, open_case
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Sampling, Settings
@@ -69,7 +68,7 @@ class _Chip:
 
     chip: str
     lab: str
-    case: ChipCase
+    case: OpenedCase
 
 
 def check_bundle(data: bytes, trust: Trust) -> Verdict:
@@ -330,10 +329,14 @@ def _draws(
             taken.setdefault(told["run_id"], set()).add(told["step"])
     chosen = {}
     for stated in evidence.get("odds", []):
-        run = next(each for each in runs if each.run_id == stated["run_id"])
+        run = next((each for each in runs if each.run_id == stated["run_id"]), None)
+        if run is None:
+            raise EvidenceError("it states odds of a run that the bundle does not hold")
         every = segments_of(run.declared, _covered(run, evidence))
         since = _since(run, evidence)
         picked = choose(every, taken.get(run.run_id, set()), settings, run_seed(seed, run.run_id), since=since)
+        if picked.audit is None:
+            raise EvidenceError("it states odds of a run of which nothing was left to replay")
         if not _is_close(odds_of(picked, settings), {k: v for k, v in stated.items() if k not in ("run", "run_id")}):
             raise EvidenceError("the odds are not those of the segments that were drawn")
         chosen[run.run_id] = picked
@@ -456,6 +459,7 @@ def _check_complete(
         if shown != {segment.index for segment in chosen[run.run_id].segments}:
             raise EvidenceError("a segment was replayed by no device that computes unlike the training device")
     for entry in chips:
+        _check_standing(entry, runs)
         for record in entry.case.records:
             run_of = next((run for run in runs if run.run_id == record.run_id.hex()), None)
             if record.kind is not RecordKind.SNAPSHOT or run_of is None:
@@ -463,3 +467,14 @@ def _check_complete(
             is_beyond = not run_of.head.finished and record.step > run_of.head.steps
             if not is_beyond and record.step not in run_of.opened.leaves:
                 raise EvidenceError(f"the state of step {record.step}, which a chip has recorded, is not opened")
+
+
+def _check_standing(entry: _Chip, runs: Iterable[_Run]) -> None:
+    """What a chip had heard of a run before its log begins is of the transcript that is judged."""
+    for run in runs:
+        heard = entry.case.standing.runs.get(bytes.fromhex(run.run_id))
+        if heard is None or entry.chip not in run.metadata.chips or entry.lab != run.lab:
+            continue
+        if run.opened.roots.get(heard.most + 1) != heard.head:
+            text = f"an earlier inspection accepted step {heard.most} of a run of chip {entry.chip} with a head that "
+            raise EvidenceError(text + "the bundle does not show to be the lab's")

@@ -134,7 +134,8 @@ def _accepted(data: bytes, keys: Iterable[VerifyingKey], wanted: Mapping[str, An
             told = Bundle.open(data, key).predicate
         except SignatureError:
             continue
-        same = all(told["settings"][name] == wanted[name] for name in ("confidence", "against", "devices", "shared"))
+        settings, alike = told["settings"], ("confidence", "against", "devices", "shared")
+        same = set(settings) == set(wanted) and all(settings[name] == wanted[name] for name in alike)
         evidence = told["evidence"]
         if told["outcome"] != "ACCEPT" or not same or not all(each["affordable"] for each in evidence.get("odds", [])):
             return {}

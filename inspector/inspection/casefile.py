@@ -24,6 +24,7 @@ class CaseFile:
         drawn: where the evidence of each drawn chip lies.
         replays: what the devices answered.
         prunable: of each drawn chip whose evidence is sound, where its log may be pruned if the verdict accepts.
+        unseen: by lab, runs that earlier inspections accepted of its drawn chips, and that are not handed over now.
         checks: what a cluster has signed of the files that the inspectorate was not shown.
         examinations: what they answered of samples and weights for the sake of rules.
     """
@@ -34,5 +35,6 @@ class CaseFile:
     drawn: dict[str, list[Source]] = field(default_factory=dict)
     replays: list[dict[str, Any]] = field(default_factory=list)
     prunable: dict[str, tuple[LogCheckpoint, Standing]] = field(default_factory=dict)
+    unseen: dict[str, list[str]] = field(default_factory=dict)
     checks: list[bytes] = field(default_factory=list)
     examinations: list[dict[str, Any]] = field(default_factory=list)

@@ -206,6 +206,7 @@ def inspect(
         ]
         evidence["chips"] = [report.to_json() for report in reports]
         case.prunable = {report.chip: report.prunable for report in reports if report.prunable is not None}
+        case.unseen = {trust.chips[report.chip]: report.unseen for report in reports if report.unseen}
         if memory is not None:
             evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]

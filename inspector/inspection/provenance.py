@@ -48,6 +48,7 @@ __all__ = [
     "judge_cuts",
     "runs_of_owner",
     "sources_of",
+    "unseen_text",
 ]
 
 CUTS_BY_CHANCE = 1e-3
@@ -85,6 +86,7 @@ class ChipReport:
         start: number of the first record that was looked at; what came before was accepted at an earlier inspection.
         prunable: where the log may be pruned if the inspection accepts; None where it may not.
         beyond: steps of runs that go on which it has heard of since their heads were handed over.
+        unseen: ids of runs that an earlier inspection accepted of it, and that are not handed over now.
     """
 
     chip: str
@@ -108,6 +110,7 @@ class ChipReport:
     beyond: int = 0
     start: int = 0
     prunable: tuple[LogCheckpoint, Standing] | None = None
+    unseen: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values."""
@@ -183,6 +186,10 @@ def examine_chip(
     report.gaps = [record.counter for record in case.records if record.kind is RecordKind.POWER_GAP]
     report.boots = case.since.boot + sum(record.kind is RecordKind.BOOT for record in case.records)
     report.start = case.since.size
+    report.unseen = sorted(run.hex() for run in set(case.standing.runs) - {each.run.metadata.run_id for each in own})
+    if report.unseen and trust.maximum_flop is not None and findings.is_on(Guard.RULES):
+        text = f"chip {chip}: {unseen_text(report.unseen)}, and the rules allow {trust.maximum_flop}"
+        findings.doubt(text, chip=chip)
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
@@ -193,6 +200,12 @@ def examine_chip(
     judged = _match(report, case, laws, trust, own, findings, last)
     report.prunable = accepted_part(case, judged) if report.sound else None
     return report
+
+
+def unseen_text(runs: Sequence[str]) -> str:
+    """Why nobody can add up what was computed, in words."""
+    text = f"run {runs[0][:16]}… was accepted at an earlier inspection and is not handed over, so that its FLOP are "
+    return text + "not known"
 
 
 def is_sound(case: ChipCase, trust: Trust, findings: Findings) -> bool:

@@ -120,7 +120,7 @@ def _dealt(chosen: Sequence[Segment], settings: Settings, seed: bytes) -> dict[s
     """By device, the segments that it replays: those of the share that all do, and every so many-th of the others."""
     order = draw([str(segment.index) for segment in chosen], len(chosen), seed + b"/devices/")
     shared = math.ceil(settings.shared * len(chosen))
-    names = settings.devices
+    names = list(dict.fromkeys(settings.devices))  # one that is named twice has one place
     dealt = {name: {*order[:shared], *order[shared + number :: len(names)]} for number, name in enumerate(names)}
     return {name: [each for each in chosen if str(each.index) in mine] for name, mine in dealt.items() if mine}
 

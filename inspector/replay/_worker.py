@@ -57,19 +57,19 @@ def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
     return {"engines": require_engines("exact", "rounded", device=str(accelerator()))}
 
 
-_opened: dict[str, RunFolder] = {}
-"""The run of a job that came in parts, by the job's name."""
+_opened: dict[tuple[str, ...], RunFolder] = {}
+"""The run of a job that came in parts, by the job's name and what says which run: whoever asks chooses the name."""
 
 
 def _run_of(job: dict[str, Any]) -> RunFolder:
     """Open a job's run, once for all of its parts."""
-    name = job.get("part_of")
-    if name is None:
+    if "part_of" not in job:
         return open_job_run(job)
-    if name not in _opened:
+    part = tuple(str(job[name]) for name in ("part_of", "run", "lab_key", "manifest"))
+    if part not in _opened:
         _opened.clear()
-        _opened[name] = open_job_run(job)
-    return _opened[name]
+        _opened[part] = open_job_run(job)
+    return _opened[part]
 
 
 def _replay(job: dict[str, Any]) -> dict[str, Any]:

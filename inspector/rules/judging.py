@@ -95,7 +95,7 @@ def _find(
 ) -> Iterator[Finding]:
     transcripts, evidence = case.transcripts, verdict.evidence
     if rule.kind == "flop":
-        yield from flop(rule, transcripts, evidence["lineages"])
+        yield from flop(rule, transcripts, evidence["lineages"], case.unseen)
     elif rule.kind == "hyper":
         yield from hyper(rule, transcripts)
     elif rule.kind == "meter":

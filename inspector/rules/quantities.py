@@ -9,6 +9,7 @@ from typing import Any
 
 from firmware_sim import NO_WORK
 from inspector.inspection.lineage import chain_of, flop_of, most_flop_of
+from inspector.inspection.provenance import unseen_text
 from inspector.inspection.transcripts import Transcript
 from inspector.rules.reading import Rule
 from inspector.rules.truth import Truth
@@ -46,18 +47,29 @@ class Finding:
         }
 
 
-def flop(rule: Rule, transcripts: Sequence[Transcript], lineages: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def flop(
+    rule: Rule,
+    transcripts: Sequence[Transcript],
+    lineages: Sequence[Mapping[str, Any]],
+    unseen: Mapping[str, Sequence[str]],
+) -> Iterator[Finding]:
     """Compute of runs, chains, labs or jobs, as their programs need it.
 
     Beyond products written as such, elementwise work can hide others: a cap that only their upper bound exceeds, or
     behind which lies a past that nobody counted, is undecided.
+
+    Args:
+        unseen: by lab, runs that its chips took part in and that are not among these: of a lab or a job they are part.
     """
     known = {item.run.manifest.run: item for item in transcripts}
     unknown = {line["run"]: line["past_unknown"] for line in lineages}
     for what, items in _groups(rule, transcripts, known):
         names = [item.run.folder.name for item in items]
+        labs = tuple(sorted({item.run.metadata.lab for item in items}))
         least, most = flop_of(items), most_flop_of(items)
         past = None if rule.about["per"] == "run" else next(filter(None, (unknown.get(name) for name in names)), None)
+        left_out = [run for lab in labs for run in unseen.get(lab, ())] if rule.about["per"] in ("lab", "job") else []
+        past = past or (unseen_text(left_out) if left_out else None)
         upper = None if past else most
         text = f"{what} takes {least} FLOP"
         if rule.at_most is not None and least > rule.at_most:
@@ -67,7 +79,6 @@ def flop(rule: Rule, transcripts: Sequence[Transcript], lineages: Sequence[Mappi
             text += f", and more may lie behind: {past}" if past else f", and up to {most or 'nobody knows how many'}"
         else:
             truth = Truth.PASS if rule.holds(least) else Truth.FAIL
-        labs = tuple(sorted({item.run.metadata.lab for item in items}))
         yield Finding(labs=labs, truth=truth, text=text, value=least, where={"runs": names})
 
 

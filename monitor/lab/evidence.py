@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from firmware_sim import Chip, ErrorCode, MailboxError, collect_evidence
-from firmware_sim.errors import DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from monitor.lab.desk import Desk, ask_lab, is_at_work
 from monitor.lab.pruning import kept_checkpoint, prune_powered
 from monitor.lab.simulated import SimulatedLab, lab_path
@@ -52,7 +52,7 @@ def open_desk(lab: SimulatedLab, run: Path) -> Desk:
     def prune(chip: str, signed: bytes) -> tuple[int, int]:
         try:
             return prune_powered(lab.folder, chips[chip], signed)
-        except MailboxError as error:
+        except (CallerError, DeviceError) as error:
             raise EvidenceError(str(error)) from None
 
     return Desk(lab.folder, run, answer, prune)

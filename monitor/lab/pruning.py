@@ -11,13 +11,13 @@ import os
 from pathlib import Path
 
 from firmware_sim import Chip, MailboxError
-from firmware_sim.errors import CallerError
-from firmware_sim.evidence import chips_part, log_extent
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import NEWBORN, SignatureError, Standing, chips_part, log_extent, open_acceptance
 from monitor.files import Files
 from monitor.lab.desk import ask_lab, is_at_work
 from monitor.lab.simulated import SimulatedLab
 
-__all__ = ["kept_checkpoint", "prune_chip", "prune_powered"]
+__all__ = ["accepted_standing", "kept_checkpoint", "prune_chip", "prune_powered"]
 
 _DRAFT = "draft.json"
 _FILES = Files(sync=True)
@@ -33,7 +33,7 @@ def prune_chip(lab: Path, chip_id: str, signed: bytes) -> tuple[int, int]:
         Number of the first record that the chip still holds, and the bytes of its memory that are free.
 
     Raises:
-        EvidenceError: this is no checkpoint file, or a chip at work refuses it.
+        EvidenceError: this is no checkpoint file that an inspection will take, or a chip at work refuses it.
         MailboxError: the chip refuses it, or is at work elsewhere.
     """
     chips_part(signed)
@@ -48,9 +48,16 @@ def prune_chip(lab: Path, chip_id: str, signed: bytes) -> tuple[int, int]:
 
 
 def prune_powered(lab: Path, chip: Chip, signed: bytes) -> tuple[int, int]:
-    """``prune_chip`` with a chip that this process holds."""
+    """``prune_chip`` with a chip that this process holds.
+
+    The chip looks at its own part of the file alone, so the rest is checked before it lets go of anything.
+    """
+    _opened(lab, chip.chip_id, signed)
     folder, before = _folder(lab, chip.chip_id), _start(chip)
-    draft = folder / _DRAFT
+    draft, kept = folder / _DRAFT, folder / f"{before}.json"
+    if before and draft.is_file() and not kept.exists():  # a process that died has left it: the chip had let go
+        os.replace(draft, kept)
+        _FILES.flush(folder)
     _write(draft, signed)
     try:
         free = chip.prune(chips_part(signed))
@@ -60,7 +67,7 @@ def prune_powered(lab: Path, chip: Chip, signed: bytes) -> tuple[int, int]:
     start = _start(chip)
     os.replace(draft, folder / f"{start}.json")
     _FILES.flush(folder)
-    (folder / f"{before}.json").unlink(missing_ok=True)
+    kept.unlink(missing_ok=True)
     return start, free
 
 
@@ -74,6 +81,25 @@ def kept_checkpoint(lab: Path, chip_id: str, log: bytes) -> bytes | None:
         if path.is_file():
             return path.read_bytes()
     return None
+
+
+def accepted_standing(lab: Path, chip_id: str, log: bytes) -> Standing:
+    """How a chip's host stood where its log begins; ``NEWBORN`` where the log is whole, or the lab keeps no checkpoint.
+
+    Raises:
+        EvidenceError: what the lab keeps is no checkpoint of this chip.
+    """
+    kept = kept_checkpoint(lab, chip_id, log)
+    return NEWBORN if kept is None else _opened(lab, chip_id, kept)
+
+
+def _opened(lab: Path, chip_id: str, signed: bytes) -> Standing:
+    obeyed = SimulatedLab.obeyed_key(SimulatedLab.read_config(SimulatedLab.home_of(lab)))
+    try:
+        return open_acceptance(signed, chip_id, [obeyed])[1]
+    except SignatureError:
+        text = f"chip {chip_id}: its log checkpoint is not signed by the inspectorate that it obeys, {obeyed.key_id}"
+        raise EvidenceError(text) from None
 
 
 def _folder(lab: Path, chip_id: str) -> Path:

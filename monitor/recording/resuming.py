@@ -14,7 +14,9 @@ from firmware_sim.evidence import MerkleTree
 from monitor.declaration.statement import Declaration, optimizer_name
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
+from monitor.lab.pruning import accepted_standing
 from monitor.lab.reexecution import LabSteps
+from monitor.lab.simulated import lab_path
 from monitor.recording.state import LoopState
 from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
@@ -65,14 +67,17 @@ def heard_beyond(chips: Iterable[Chip], run: RunFolder, tree: MerkleTree) -> dic
     for chip in chips:
         log = chip.log_bytes()
         records = parse_log(log, chip=chip.chip_id) if log else []
-        told = {each.step: each.digest for each in records if _is_head(each, run)}
-        heard = max((step for step in told if step <= last), default=-1)
+        before = accepted_standing(lab_path(run.folder), chip.chip_id, log).runs.get(run.metadata.run_id)
+        told = {} if before is None else {before.most: before.head}
+        told |= {each.step: each.digest for each in records if _is_head(each, run)}
+        newest = max(told, default=-1)
         is_pruned = not records or records[0].counter > 0  # a verifier has taken over what came before
-        if heard < last - 1 and (told or not is_pruned):
+        if newest < last - 1 and (told or not is_pruned):
             raise CallerError(
-                f"chip {chip.chip_id} heard last of step {heard}, and {name} ends with step {last}; a power loss took "
+                f"chip {chip.chip_id} heard last of step {newest}, and {name} ends with step {last}; a power loss took "
                 "what the chip held, and this run cannot go on"
             )
+        heard = max((step for step in told if step <= last), default=-1)
         later = {step: head for step, head in told.items() if step > last}
         if (heard >= 0 and told[heard] != tree.root(heard + 1)) or any(
             beyond.setdefault(step, head) != head for step, head in later.items()

@@ -168,6 +168,17 @@ def test_clone_that_an_accomplice_answers_for_is_caught_in_the_fleet(world):
     check_distinct(cases[:1])
 
 
+def test_honest_chips_that_were_pruned_are_no_clones(world):
+    """Their logs begin with no genesis, and with no run: what is left names no log."""
+    cases = []
+    for name in ("chip-0", "chip-1"):
+        chip = world.make(name)
+        world.train(chip)
+        checked = world.check(world.collect(chip), chip_id=name)
+        cases.append((checked.identity, [each for each in checked.records if each.counter > 1]))
+    check_distinct(cases)
+
+
 @pytest.mark.parametrize("lie", [ChipLie.SWAP_WEIGHTS, ChipLie.REPLAY_SNAPSHOT])
 def test_lie_about_content_is_caught_by_the_replayed_memory(world, lie):
     """Chip evidence alone is in order here: only the memory that the replay gives can contradict it."""

@@ -13,14 +13,17 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from firmware_sim.errors import CallerError
-from firmware_sim.evidence import SigningKey, canonical, seal
+from firmware_sim.evidence import SigningKey, canonical, open_acceptance, seal, seal_acceptance
 from inspector.bundle import contents
-from inspector.bundle.building import bundle_of
+from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import check_bundle
 from inspector.bundle.contents import Bundle
 from inspector.bundle.replays import SignedReplay
 from inspector.inspection.casefile import CaseFile
+from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
+from monitor.lab.pruning import prune_chip
+from monitor.lab.simulated import SimulatedLab, lab_path
 from tests.guards import off
 from tests.inspector.bundle.conftest import CLUSTER, INSPECTORATE, SETTINGS, made
 
@@ -245,3 +248,49 @@ def test_a_bundle_needs_a_cluster(accepted):
     case = CaseFile(heads=accepted.case.heads, replays=[{"fingerprint": "x"}])
     with pytest.raises(CallerError, match="no cluster has signed"):
         bundle_of(case, accepted.verdict, accepted.trust, SETTINGS, INSPECTORATE)
+
+
+def test_an_acceptance_of_pruned_chips_is_of_the_transcript_that_was_accepted_before(
+    make_run, record, devices, tmp_path
+):
+    """Its inspectorate overlooks that an earlier one had accepted another."""
+    case = CaseFile()
+    first = make_run()
+    inspect([first.run], first.trust, SETTINGS, now=first.now, worker=devices.run, case=case)
+    lab = lab_path(first.run)
+    key = SimulatedLab.inspectorate_key(SimulatedLab.read_config(lab))
+    for chip, (since, standing) in case.prunable.items():
+        prune_chip(lab, chip, seal_acceptance(chip, since, standing, key))
+    second = record(tmp_path / "second", after=first.run, seed=6)
+    one = made(second, devices, runs=[first.run, second.run])
+    assert outcome(one.data, one.trust) == (Outcome.ACCEPT, True)
+
+    def of_another(items):
+        for path in [path for path in items if path.endswith("/checkpoint.json")]:
+            chip = path.split("/")[1]
+            since, standing = open_acceptance(items[path], chip, [key.verifying])
+            other = {run: heard._replace(head=b"x" * 32) for run, heard in standing.runs.items()}
+            items[path] = seal_acceptance(chip, since, replace(standing, runs=other), key)
+        return items
+
+    assert outcome(signed_anew(one, lambda told: None, of_another), one.trust) == (Outcome.REJECT, False)
+
+
+def test_a_verdict_about_no_run_or_no_segment_is_a_line(accepted):
+    def of_no_run(told):
+        told["evidence"]["odds"][0]["run_id"] = "00" * 32
+
+    def of_no_segment(told):
+        [run] = told["evidence"]["runs"]
+        told["evidence"]["accepted_before"] = {run["run_id"]: run["steps"]}
+
+    for change in (of_no_run, of_no_segment):
+        assert outcome(signed_anew(accepted, change), accepted.trust) == (Outcome.REJECT, False)
+
+
+def test_a_bundle_of_settings_that_nobody_knows_spares_no_replay(accepted):
+    """Such as one from before a setting existed."""
+    wanted = settings_json(SETTINGS)
+    assert contents.accepted_in([accepted.data], [INSPECTORATE.verifying], wanted)
+    older = signed_anew(accepted, lambda told: told["settings"].pop("shared"))
+    assert contents.accepted_in([older], [INSPECTORATE.verifying], wanted) == {}

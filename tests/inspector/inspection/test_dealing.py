@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -53,3 +54,12 @@ def test_the_draw_decides_which_device_has_which_segment():
 def test_a_share_lies_between_none_and_all(shared):
     with pytest.raises(CallerError, match="lies in"):
         choose([Segment(0, 0, 1)], set(), settings(shared, 1), bytes(32))
+
+
+def test_a_device_that_is_named_twice_is_one():
+    """Otherwise what falls to its other name is replayed by none."""
+    every = [Segment(index, index, index + 1) for index in range(6)]
+    twice = Settings(samples=1, seed=None, devices=("sse41", "native", "sse41"), shared=0.0)
+    chosen = choose(every, set(range(7)), twice, bytes(32))
+    assert sorted(each.index for mine in chosen.dealt.values() for each in mine) == list(range(6))
+    assert chosen.dealt == choose(every, set(range(7)), replace(twice, devices=("sse41", "native")), bytes(32)).dealt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from firmware_sim import (
     parse_log,
 )
 from firmware_sim.errors import DeviceError, EvidenceError
-from firmware_sim.evidence import NEWBORN, SigningKey, open_acceptance, seal_acceptance
+from firmware_sim.evidence import NEWBORN, SigningKey, canonical, open_acceptance, seal_acceptance
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.commits import BusyTicks, CommitOrder, HeldResults, MeteredWork, SnapshotMoment
@@ -30,7 +31,10 @@ from inspector.inspection.memory import remember
 from inspector.inspection.transcripts import open_run, read_transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.evidence import LiveChips
+from inspector.rules.judging import apply_rules
+from inspector.rules.reading import read_rules
+from monitor.lab import pruning
+from monitor.lab.evidence import LiveChips, open_desk
 from monitor.lab.host import Host
 from monitor.lab.pruning import prune_chip, prune_powered
 from monitor.lab.simulated import SimulatedLab, lab_path
@@ -262,19 +266,25 @@ def test_a_chip_whose_records_were_let_go_and_that_was_put_back_contradicts_itse
     assert {Guard.CLONE.value} <= {reason.guard for reason in verdict.reasons}
 
 
-def test_a_chip_takes_no_checkpoint_of_another_hand(world, tmp_path):
+def copied(world, tmp_path):
+    """A copy of the lab as it was before its chips were pruned."""
     place, first, _, _ = world
     lab = tmp_path / "copy.lab"
     shutil.copytree(lab_path(first.run), lab, ignore=shutil.ignore_patterns("chips", "checkpoints"))
     shutil.copytree(place / "whole", lab / "chips")
-    good = (place / "checkpoints" / CHIP / FILE).read_bytes()
+    return lab, (place / "checkpoints" / CHIP / FILE).read_bytes()
+
+
+def test_a_chip_takes_no_checkpoint_of_another_hand(world, tmp_path):
+    _, first, _, _ = world
+    lab, good = copied(world, tmp_path)
     since, standing = open_acceptance(good, CHIP, first.trust.inspectorates)
     for sealed, said in (
-        (seal_acceptance(CHIP, since, standing, LAB), "signed by key"),
+        (seal_acceptance(CHIP, since, standing, LAB), "not signed by the inspectorate that it obeys"),
         (seal_acceptance("lab-chip-0001", since, standing, key_of(first)), "another chip's"),
         (seal_acceptance(CHIP, replace(since, busy=0), standing, key_of(first)), "never was"),
     ):
-        with pytest.raises(MailboxError, match=said):
+        with pytest.raises((EvidenceError, MailboxError), match=said):
             prune_chip(lab, CHIP, sealed)
     assert not list((lab / "checkpoints" / CHIP).iterdir())
     assert prune_chip(lab, CHIP, good)[0] == since.size
@@ -399,3 +409,76 @@ def test_laws_say_of_the_rest_what_they_say_of_a_whole_log(honest, change):
             since, standing = BIRTH.extend(records[:cut]), NEWBORN.extend(records[:cut])
             assert findings_of(laws_of(transcript, since, standing), altered[cut:]) == whole, (cut, place)
     assert bool(said) == bool(change)
+
+
+def test_who_prunes_again_after_a_crash_keeps_the_checkpoint(world, tmp_path, monkeypatch):
+    """The chip had let go, and the process died before the file had its name."""
+    _, _, second, _ = world
+    lab, good = copied(world, tmp_path)
+
+    starts = iter([pruning._start])
+
+    def dying(chip):
+        for real in starts:
+            return real(chip)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning, "_start", dying)
+        with pytest.raises(Killed):
+            prune_chip(lab, CHIP, good)
+    assert LiveChips([lab]).ask(CHIP, second.trust.nonce, second.trust.verifier)[FILE] == good
+    with pytest.raises(MailboxError, match="never was"):
+        prune_chip(lab, CHIP, good)
+    assert LiveChips([lab]).ask(CHIP, second.trust.nonce, second.trust.verifier)[FILE] == good
+
+
+def test_no_chip_lets_go_for_a_file_that_nobody_will_take(world, tmp_path):
+    """What the chip is shown is in order; what its lab has to hand over beside it is not."""
+    _, first, _, _ = world
+    lab, good = copied(world, tmp_path)
+    since, standing = open_acceptance(good, CHIP, first.trust.inspectorates)
+    parts = canonical.decode(good)
+    foreign = canonical.decode(seal_acceptance(CHIP, since, standing, LAB))
+    later = canonical.decode(seal_acceptance(CHIP, replace(since, head=bytes(32)), standing, key_of(first)))
+    for other in ({}, foreign["standing"], later["standing"]):
+        with pytest.raises(EvidenceError):
+            prune_chip(lab, CHIP, canonical.encode({**parts, "standing": other}))
+    assert prune_chip(lab, CHIP, good)[0] == since.size
+
+
+def test_a_lab_at_work_goes_on_where_a_chip_cannot_be_pruned(world, tmp_path):
+    """There is no room for the file; the process that trains says so, and lives."""
+    lab, good = copied(world, tmp_path)
+    (lab / "checkpoints").write_bytes(b"")
+    powered = SimulatedLab.reopen(lab)
+    desk = open_desk(powered, tmp_path / "run")
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(prune_chip, lab, CHIP, good)
+        try:
+            while not asked.done():
+                desk.serve()
+        finally:
+            desk.close()
+    with pytest.raises(EvidenceError, match="cannot write"):
+        asked.result()
+    assert parse_log(powered.chips[0].log_bytes())[0].counter == 0
+
+
+def test_no_run_is_left_out_of_a_total_because_it_was_accepted_before(world, devices, tmp_path):
+    """Of a lab whose chips hold their whole logs, a run that is not handed over is an undeclared one."""
+    _, first, second, _ = world
+    capped = replace(second, trust=replace(second.trust, maximum_flop=1 << 60))
+    alone = look(capped, worker=devices.run)
+    assert alone.outcome is INCONCLUSIVE
+    assert "was accepted at an earlier inspection and is not handed over, so that its FLOP are not known" in texts(
+        alone
+    )
+    assert look(first, capped, worker=devices.run).outcome is ACCEPT
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nname = "r"\nkind = "flop"\nper = "lab"\nat_most = 1e18\n')
+    for runs, outcome in (((second,), INCONCLUSIVE), ((first, second), ACCEPT)):
+        case = CaseFile()
+        verdict = look(*runs, worker=devices.run, case=case)
+        judged = apply_rules(verdict, read_rules(rules), case, second.trust, SETTINGS, worker=devices.run)
+        assert judged.outcome is outcome, judged.reasons

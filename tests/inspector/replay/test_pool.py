@@ -167,3 +167,11 @@ def test_what_is_no_socket_of_ones_own_is_refused(tmp_path):
     with DevicePool() as pool, pytest.raises(CallerError, match="cannot serve at"), serving(tmp_path / "file", pool):
         pass
     assert (tmp_path / "file").exists()
+
+
+def test_a_part_is_of_the_run_that_it_names(devices, job):
+    """Who orders jobs chooses their words: a part that has another's name gets no other run's result."""
+    part = {**job, "part_of": "x", "segments": [0]}
+    assert "replays" in devices.run(DEVICE, part)
+    for other in ({"manifest": "00" * 32}, {"lab_key": "00" * 32}):
+        assert "evidence_error" in devices.run(DEVICE, {**part, **other})
