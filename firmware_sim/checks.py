@@ -319,7 +319,7 @@ def check_snapshot(record: LogRecord, expected: Digest, *, chip: str) -> None:
 
 
 def check_distinct(cases: Sequence[tuple[ChipIdentity, Sequence[LogRecord]]]) -> None:
-    """No two chips of a fleet share a chip id, a device certificate, an alias key or a log, where its start names it."""
+    """No two chips of a fleet share a chip id, a device certificate, an alias key, or a log whose start names it."""
     seen: dict[object, int] = {}
     for number, (identity, records) in enumerate(cases):
         if not records:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
@@ -354,6 +355,7 @@ def _pool(arguments: argparse.Namespace) -> int:
 
     with DevicePool(workers=arguments.workers) as pool, serving(arguments.socket, pool) as server:
         say(f"pool at {arguments.socket}: interrupt to end")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
     return 0

@@ -53,9 +53,13 @@ class _Handler(socketserver.StreamRequestHandler):
 def serving(path: Path, pool: DevicePool) -> Iterator[socketserver.BaseServer]:
     """Serve a pool at a new socket, which only this user may write to; it is removed at the end.
 
+    A socket that nobody serves any more, as one that was killed leaves it, gives way.
+
     Raises:
-        CallerError: there is something at that path, or no socket can be made there.
+        CallerError: there is something else at that path, or no socket can be made there.
     """
+    if _is_abandoned(path):
+        path.unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
         server = _Server(path, pool)
@@ -70,6 +74,23 @@ def serving(path: Path, pool: DevicePool) -> Iterator[socketserver.BaseServer]:
         path.unlink(missing_ok=True)
 
 
+def _is_abandoned(path: Path) -> bool:
+    try:
+        if not _is_own_socket(path.stat()):
+            return False
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _is_own_socket(found: os.stat_result) -> bool:
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.getuid()
+
+
 class PoolClient:
     """A pool that another process serves.
 
@@ -82,7 +103,7 @@ class PoolClient:
             found = path.stat()
         except OSError as error:
             raise CallerError(f"there is no pool at {path}: {error.strerror}") from None
-        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid():
+        if not _is_own_socket(found):
             raise CallerError(f"{path} is no socket of this user")
         self._path = path
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -142,6 +143,19 @@ def test_a_pool_answers_what_is_no_job_with_an_error(tmp_path, asked):
         connection.sendall(asked)
         connection.shutdown(socket.SHUT_WR)
         assert list(json.loads(connection.makefile().readline())) == ["error"]
+
+
+def test_a_pool_ends_when_it_is_told_to_and_one_that_was_killed_is_in_nobody_s_way(tmp_path):
+    path = tmp_path / "socket"
+    for end, there in ((signal.SIGKILL, True), (signal.SIGTERM, False)):
+        command = [sys.executable, "-m", "analysis.cli", "pool", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert "interrupt to end" in process.stdout.readline()
+            with DevicePool() as pool, pytest.raises(CallerError, match="cannot serve at"), serving(path, pool):
+                pass
+            process.send_signal(end)
+        assert path.exists() == there
 
 
 def test_what_is_no_socket_of_ones_own_is_refused(tmp_path):
