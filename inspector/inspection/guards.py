@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from firmware_sim.errors import CallerError
 from inspector.probability.odds import Violation
 
 __all__ = ["ALL_GUARDS", "Guard", "Sampling", "Settings"]
@@ -78,6 +79,9 @@ class Settings:
             drawn chip among those that hold a snapshot of it; the odds are in the verdict. With None the first, and
             all that hold a snapshot of a drawn chip: a lab that knows where there is none is not caught.
         guards: the checks that are on. All of them, but for tests that show what each is for.
+
+    Raises:
+        CallerError: the share is none.
     """
 
     samples: int
@@ -88,3 +92,7 @@ class Settings:
     shared: float = 1.0
     sampling: Sampling | None = None
     guards: frozenset[Guard] = ALL_GUARDS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shared <= 1:
+            raise CallerError(f"the share of segments that every device replays lies in [0, 1], not {self.shared}")

@@ -211,7 +211,8 @@ def inspect(
             evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
         if transcripts and not any(report.snapshots for report in reports) and not findings.found:
-            findings.doubt("the drawn chips hold no snapshot, and none was due: there is nothing to match")
+            since = " since the checkpoints that they were pruned by" if any(report.start for report in reports) else ""
+            findings.doubt(f"the drawn chips hold no snapshot{since}, and none was due: there is nothing to match")
         case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)

@@ -86,12 +86,10 @@ def choose(
             step is replayed again, and the first that does not is as any other.
 
     Raises:
-        CallerError: no segment may be replayed, or the share of those that every device replays is none.
+        CallerError: no segment may be replayed.
     """
     if settings.segments is not None and settings.segments < 1:
         raise CallerError("at least one segment must be replayed")
-    if not 0 <= settings.shared <= 1:
-        raise CallerError(f"the share of segments that every device replays lies in [0, 1], not {settings.shared}")
     every = [segment for segment in every if segment.stop > since]
     if not every:
         return Chosen(segments=[], dealt={}, audit=None, since=since)
