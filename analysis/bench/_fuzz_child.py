@@ -133,7 +133,8 @@ def _fuzz(name: str, target: Target, seconds: float, seed: int, folder: Path) ->
         return bytes(atheris.Mutate(data, size))
 
     longest = max(65536, *(4 * len(data) for data in seeds))
-    options = [f"-seed={seed + 1}", f"-max_len={longest}", "-timeout=60", "-rss_limit_mb=4096", "-verbosity=0"]
+    options = [f"-seed={seed + 1}", f"-max_len={longest}", "-timeout=600", "-rss_limit_mb=4096", "-verbosity=0"]
+    options.append(f"-artifact_prefix={folder}/")
     atheris.Setup(
         [sys.argv[0], *options, str(corpus)], lambda data: fuzzing.execute(bytes(data)), custom_mutator=mutate
     )
