@@ -354,8 +354,8 @@ def _pool(arguments: argparse.Namespace) -> int:
     from inspector.replay.served import serving
 
     with DevicePool(workers=arguments.workers) as pool, serving(arguments.socket, pool) as server:
-        say(f"pool at {arguments.socket}: interrupt to end")
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
+            say(f"pool at {arguments.socket}: interrupt to end")
             server.serve_forever()
     return 0
