@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from firmware_sim.errors import EvidenceError
 from firmware_sim.lies import ChipLie, LabLie
 from inspector.inspection.answers import Source
 from inspector.inspection.chip_log import verify_log
@@ -11,8 +12,13 @@ from tests.guards import off
 
 def _verify(recorded, chip, **files):
     folder = recorded.run / "chips" / chip
-    source = Source(name="run", read=lambda name: files.get(name) or (folder / name).read_bytes())
-    return verify_log(chip, source, recorded.trust)
+
+    def read(name):
+        if name not in files and not (folder / name).exists():
+            raise EvidenceError(f"there is no {name}")
+        return files.get(name) or (folder / name).read_bytes()
+
+    return verify_log(chip, Source(name="run", read=read), recorded.trust)
 
 
 def test_an_honest_log_is_accepted_and_summed_up(honest):
