@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from inspector.inspection.guards import Settings
     from inspector.replay.pool import Executor
 
-__all__ = ["DEFAULT_REPLAY_DEVICES", "add_executor", "add_settings", "executor", "settings_of"]
+__all__ = ["DEFAULT_REPLAY_DEVICES", "add_executor", "add_settings", "add_workers", "executor", "settings_of"]
 
 DEFAULT_REPLAY_DEVICES = ("sse41", "mkl-compatible")
 
@@ -55,14 +55,19 @@ def settings_of(arguments: argparse.Namespace, *, seed: str | None) -> Settings:
     )
 
 
-def add_executor(parser: ArgumentParser) -> None:
-    """Add ``--workers`` and ``--pool``: the processes that replay."""
+def add_workers(parser: ArgumentParser) -> None:
+    """Add ``--workers``."""
     parser.add_argument(
         "--workers",
         type=int,
         metavar="N",
         help="so many processes replay at a time, each with its share of the cores (default: one for each device)",
     )
+
+
+def add_executor(parser: ArgumentParser) -> None:
+    """Add ``--workers`` and ``--pool``: the processes that replay."""
+    add_workers(parser)
     parser.add_argument(
         "--pool", type=Path, metavar="SOCKET", help="let the processes of `chipwitness pool SOCKET` replay"
     )

@@ -21,7 +21,14 @@ from analysis.commands._common import (
     show_verdict,
     write_new,
 )
-from analysis.commands._inspecting import DEFAULT_REPLAY_DEVICES, add_executor, add_settings, executor, settings_of
+from analysis.commands._inspecting import (
+    DEFAULT_REPLAY_DEVICES,
+    add_executor,
+    add_settings,
+    add_workers,
+    executor,
+    settings_of,
+)
 from analysis.commands.rules import add_rules
 from analysis.commands.runs import trust_path
 from firmware_sim.errors import CallerError
@@ -149,12 +156,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "pool", help="keep replay processes for several commands: inspect, replay and world take --pool SOCKET"
     )
     parser.add_argument("socket", type=Path, metavar="SOCKET", help="where to serve, until interrupted")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="so many processes replay at a time, each with its share of the cores (default: one for each device)",
-    )
+    add_workers(parser)
     parser.set_defaults(handler=_pool)
 
 

@@ -97,8 +97,6 @@ class DevicePool:
             DeviceError: the process broke again, timed out or is not the device that it should be.
         """
         entry, parts = device(name), self._parts(job)
-        with self._changed:
-            self._waiting[name] += len(parts)
         if len(parts) == 1:
             return self._run(entry, parts[0])
         with ThreadPoolExecutor(max_workers=self._workers) as threads:
@@ -132,6 +130,7 @@ class DevicePool:
         """A process of the device that nobody else uses meanwhile."""
         asked = time.monotonic()
         with self._changed:
+            self._waiting[entry.name] += 1
             while (worker := self._claim(entry, time.monotonic() - asked)) is None:
                 self._changed.wait(_LINGER)
             worker.busy = True
@@ -151,7 +150,7 @@ class DevicePool:
         free = next((worker for worker in mine if not worker.busy), None)
         if free is not None:
             return free
-        another = self._workers is not None and waited >= _LINGER and self._waiting[entry.name] > len(mine)
+        another = self._workers is not None and waited >= _LINGER and self._waiting[entry.name] >= len(mine)
         if mine and not another:
             return None
         worker = _Worker(entry, self._timeout, self._threads)

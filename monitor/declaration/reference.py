@@ -39,6 +39,9 @@ IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
 """What PyTorch's schedules keep in parameter groups for themselves."""
 
+_MOST_FORMS = 8
+"""Captured updates that are kept: a loop has a few, and a run of thousands of programs must not fill the memory."""
+
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What an optimizer raises on hyper-parameters that make no sense."""
 
@@ -146,6 +149,8 @@ class ReferenceOptimizer:
         except (*_FAILURES, CallerError, EvidenceError) as error:
             raise NotBound(_refusal(self._class, error)) from None
         self._taken[key] = form, program
+        if len(self._taken) > _MOST_FORMS:
+            del self._taken[next(iter(self._taken))]
         return program
 
     def _run(
@@ -267,6 +272,8 @@ class _Form:
     def close(self, tensors: Mapping[str, Tensor]) -> None:
         """Say what the state is in the end."""
         self._end = [(name, self._place(tensor)) for name, tensor in tensors.items()]
+        self._kept.clear()
+        self._numbers.clear()
 
     def is_like(self, other: _Form) -> bool:
         """Whether both lead to programs that differ in their scalars alone."""
