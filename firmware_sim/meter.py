@@ -119,6 +119,12 @@ def _convolution_backward(inputs: Shapes, outputs: Shapes, transposed: bool) -> 
     return 2 * prod(held if transposed else gradient) * prod(weight[1:]) * products
 
 
+def _attention(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    """Two products for each query and key, one of them with the values."""
+    query, key, value = inputs[:3]
+    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
 _PRODUCTS: Mapping[str, Callable[[Shapes, Shapes, bool], int]] = {
     "mm": _matrices(0),
     "bmm": _matrices(0),
@@ -131,5 +137,11 @@ _PRODUCTS: Mapping[str, Callable[[Shapes, Shapes, bool], int]] = {
     "baddbmm": _matrices(1),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
 }
-"""Products among the operators of a step, by ATen's name without overload and mark of those in place."""
+"""Products among operators, by ATen's name without overload and mark of those in place.
+
+Fused attention occurs beside recorded steps alone, which take its plain operators."""

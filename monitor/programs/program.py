@@ -161,6 +161,13 @@ class Program:
         except _MISFITS:
             raise EvidenceError("the program holds results of an impossible form") from None
 
+    @property
+    def written(self) -> list[str]:
+        """The tensors of the state, ``kind/name``, to which it gives a value that an operator made."""
+        return [
+            name for name, place in self.commit.items() if place is not None and place["source"] != f"state:{name}"
+        ]
+
     @cached_property
     def unread(self) -> frozenset[str]:
         """The tensors of the state, ``kind/name``, that it overwrites before it reads them; EvidenceError as above."""

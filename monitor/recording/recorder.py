@@ -24,7 +24,7 @@ from firmware_sim.evidence import digest_bytes
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
-from monitor.declaration.statement import Declaration, members_of, optimizer_name
+from monitor.declaration.statement import BESIDE, Declaration, members_of, optimizer_name
 from monitor.environment import check_subnormals, device_name, fingerprint, settings, versions
 from monitor.files import Files
 from monitor.lab.conduct import conduct
@@ -39,6 +39,7 @@ from monitor.programs.interpreter import Prepared, loss_bits, loss_of
 from monitor.programs.keys import RecordedKeys, RepeatedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
+from monitor.recording.between import Between
 from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
@@ -56,12 +57,21 @@ from monitor.recording.starting import free_again, freeing
 from monitor.recording.state import LoopState
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, TakenElsewhere, exchange
-from monitor.recording.step_programs import StepPrograms
+from monitor.recording.step_programs import StepPrograms, require_unwritten
 from monitor.recording.updates import OptimizerUpdates
 from monitor.replay.moment import Moment
 from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
-from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter, encode_state
+from monitor.transcript import (
+    EVALUATION,
+    STEP,
+    Execution,
+    Leaf,
+    Metadata,
+    RunFolder,
+    TranscriptWriter,
+    encode_state,
+)
 from monitor.transcript.layout import log_path, program_path
 from monitor.transcript.state import decode_state
 
@@ -106,6 +116,8 @@ class Recorder:
         beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
+        beside: how often operators between two steps, such as those that log a norm, may read or write as much as the
+            whole state; whatever else looks at the state is an ``evaluation``.
         lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
         snapshot_rate: how likely a chip takes a snapshot in a tick, a fraction.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
@@ -147,6 +159,8 @@ class Recorder:
     _step: RecordedStep | None = None
     _host_state: HostState | None = None
     _rehearsal: Rehearsal | None = None
+    _between: Between
+    _evaluations: int = 0
     _loss: str = ""
 
     def __init__(
@@ -163,6 +177,7 @@ class Recorder:
         beacon_every: int = 0,
         checkpoint_every: int = 4,
         keep: int | None = None,
+        beside: int = BESIDE,
         schedule: Schedule | None = None,
         lab: str = "lab-1",
         snapshot_rate: Fraction = Fraction(1, 4),
@@ -232,6 +247,7 @@ class Recorder:
             schedule=schedule,
             origin=Origin(state=self._root, parent=past),
             keep=keep,
+            beside=beside,
         )
         if past is None:
             declared, self._start = with_start(declared, model, self._loop.memory.place)
@@ -354,8 +370,13 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Number of steps that are recorded."""
-        return self._writer.steps if self._rehearsal is None else self._rehearsal.steps
+        """Number of steps that are recorded, without evaluations."""
+        return self._writer.steps - self._evaluations if self._rehearsal is None else self._rehearsal.steps
+
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations that are recorded."""
+        return self._evaluations if self._rehearsal is None else self._rehearsal.evaluations
 
     @property
     def refusals(self) -> Sequence[Refusal]:
@@ -372,12 +393,12 @@ class Recorder:
         """What there is to show, in a line and in a notebook's table."""
         if self._rehearsal is not None:
             return Shown("Recorder, dry run", {"step": self.steps, "refusals": len(self.refusals)})
-        every, is_whole = self._declared.checkpoint_every, self._state == "finished"
+        every, is_whole, last = self._declared.checkpoint_every, self._state == "finished", self._writer.steps
         facts = {
             "lab": self._lab_name,
             "step": self.steps,
             "loss": f"{float(loss_of(self._loss)):.6g}" if self._loss else "none committed",
-            "last checkpoint": self.steps if is_whole else max(self.steps - 1, 0) // every * every,
+            "last checkpoint": last if is_whole else max(last - 1, 0) // every * every,
             "numerics": self._declared.numerics,
             "chips": len(self._declared.shares),
             "state": self._state,
@@ -402,7 +423,20 @@ class Recorder:
         """
         if self._rehearsal is not None:
             return self._rehearsal.step(batch)
-        return RecordedStep(functools.partial(self._open_step, batch), self._close_step)
+        return RecordedStep(functools.partial(self._open_step, batch, STEP), self._close_step)
+
+    def evaluation(self, batch: object) -> RecordedStep:
+        """Record the body of the ``with`` statement as an evaluation on ``batch``, which writes nothing of the state.
+
+            with recorder.evaluation(batch) as evaluation, torch.no_grad():
+                evaluation.commit(loss(model(batch)))
+
+        It is a program like that of a step, and committed, declared and inspected like one; the transcript counts it
+        among the steps, learning rates do not. Put a model with batch statistics into ``eval()``.
+        """
+        if self._rehearsal is not None:
+            return self._rehearsal.step(batch, kind=EVALUATION)
+        return RecordedStep(functools.partial(self._open_step, batch, EVALUATION), self._close_step)
 
     @property
     def _root(self) -> str:
@@ -422,12 +456,20 @@ class Recorder:
         """
         if self._rehearsal is not None:
             return self._rehearsal.finish()
-        root = self._root
         if self._state == "quoted":
             self._writer.finish({})
             self._state = "finished"
-            return root
+            return self._root
         self._require_ready()
+        self._between.end()
+        try:
+            return self._finish()
+        except BaseException:
+            self._go_on()
+            raise
+
+    def _finish(self) -> str:
+        root = self._root
         steps, declared = self._writer.steps, self._declared
         if steps < max(declared.length or 1, 1):
             raise CallerError(
@@ -542,7 +584,8 @@ class Recorder:
     def answer(self) -> None:
         """Answer what an inspection has asked of the lab; each step does so, and a loop that waits for long may."""
         self._require_ready()
-        self._desk.serve()
+        with self._between.paused():
+            self._desk.serve()
 
     def _make_host(self) -> None:
         self._desk = open_desk(self._lab, self.folder)
@@ -556,6 +599,14 @@ class Recorder:
             self._run_id,
         )
         self._checkpoints = Checkpoints(self.folder, self._declared, self._loop.memory, self._held.before)
+        self._between = Between(
+            self,
+            self._loop.memory.meter,
+            self._loop.memory.tensors.values(),
+            self._declared.allowance,
+            written=lambda recorder: recorder._held.require_untouched(),
+            exceeded=Recorder._stop,
+        )
 
     def _step_programs(self, start: Mapping[str, Tensor]) -> StepPrograms:
         return StepPrograms(self._declared, self._groups, self._options, checked=self._is_checked, start=start)
@@ -581,6 +632,7 @@ class Recorder:
             self._programs.recall(run.program(execution.program), execution)
             self._log_bytes += run.files[log_path(leaf.step)].length
             self._loss = leaf.loss
+            self._evaluations += execution.kind == EVALUATION
         self._agree()
         if writer.holds_chip_evidence:
             self._loop.memory.load(run.checkpoint(declared.steps))
@@ -607,6 +659,17 @@ class Recorder:
         """Wait until all that there is of the run is on the medium, whoever wrote it."""
         for folder in (self.folder, lab_path(self.folder)):
             self._files.settle(folder)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let the loop's own operators run, and meter them."""
+        if self._is_watched and self._state == "ready":
+            self._between.begin()
+
+    def _stop(self) -> None:
+        """Nothing but ``resume`` goes on."""
+        self._state = "failed"
+        self._lab.cut_power()
 
     def _commit_start(self) -> None:
         start = self._start
@@ -636,9 +699,17 @@ class Recorder:
             }
             raise CallerError(reasons[self._state])
 
-    def _open_step(self, given: object, step: RecordedStep) -> OpenStep:
+    def _open_step(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         """Check that a step may begin, and look at whatever it will compute."""
         self._require_ready()
+        self._between.end()
+        try:
+            return self._look_at(given, kind, step)
+        except BaseException:
+            self._go_on()
+            raise
+
+    def _look_at(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
         self._held.require_untouched()
@@ -669,6 +740,7 @@ class Recorder:
             given=given,
             parameters=dict(self._loop.model.named_parameters()),
             keys=keys,
+            kind=kind,
         )
 
     def _observe(
@@ -692,6 +764,7 @@ class Recorder:
                 self._state = "ready"
         finally:
             self._updates.end()
+            self._go_on()
             if self._state == "failed":
                 self._lab.cut_power()
                 is_refusal = isinstance(sys.exception(), CallerError)
@@ -702,12 +775,20 @@ class Recorder:
         """Turn what was seen of a step into a committed one."""
         step, batch = self._writer.steps + 1, opened.batch
         program, execution = self._programs.explain(
-            step, opened.observed, self._updates, self._loop.current(), batch, taken.loss
+            step - self._evaluations, opened.observed, self._updates, self._loop.current(), batch, taken.loss
         )
+        if opened.kind == EVALUATION:
+            require_unwritten(program)
+        execution = replace(execution, kind=opened.kind)
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss = None
         self._loop.settle()
         self._commit(program, execution, batch, opened.content, opened.session.log, loss)
+
+    def leave_to_others(self) -> None:
+        """All steps are taken by other processes, whose devices have meters of their own (``commit_elsewhere``)."""
+        self._between.end()
+        self._is_watched = False
 
     def commit_elsewhere(
         self,
@@ -735,7 +816,7 @@ class Recorder:
         self._state = "failed"
         try:
             program, execution = self._programs.explain(
-                step, taken.observed, taken.updates, taken.state, batch, taken.loss
+                step - self._evaluations, taken.observed, taken.updates, taken.state, batch, taken.loss
             )
             taken.settle()
             self._count(step, program, execution, batch)
@@ -772,6 +853,7 @@ class Recorder:
     ) -> None:
         """Commit a step that has led to what lies in memory."""
         step = self._writer.steps + 1
+        execution = replace(execution, beside=self._between.take())
         moment = Moment(
             step=step,
             declared=self._declared,
@@ -814,6 +896,7 @@ class Recorder:
         self._held.remember()
         self._checkpoints.reached(step, program)
         self._log_bytes += len(log)
+        self._evaluations += execution.kind == EVALUATION
         self._loss = loss
         if self._host_state is not None:
             self._host_state.keep(step)

@@ -20,6 +20,7 @@ from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
 from monitor.recording.micro_batches import micro_batches
 from monitor.recording.updates import OptimizerUpdates
+from monitor.transcript import STEP
 
 __all__ = ["OpenStep", "RecordedStep", "TakenElsewhere", "exchange"]
 
@@ -35,6 +36,7 @@ class OpenStep:
         given: the batch as the caller holds it.
         parameters: the model's, by name.
         keys: of the step's random operators.
+        kind: ``STEP`` or ``EVALUATION``.
     """
 
     observed: Capture | Follower
@@ -47,6 +49,7 @@ class OpenStep:
     given: object
     parameters: Mapping[str, nn.Parameter]
     keys: RecordedKeys
+    kind: str = STEP
 
 
 @dataclass(frozen=True, slots=True)

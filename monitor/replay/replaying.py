@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -82,9 +83,7 @@ class ProgramTraining:
             log=str(digest_bytes("rounding-log", log)),
             loss=loss,
             flop=program.flop,
-            execution=Execution(
-                program=program.digest, slots=execution.slots, hyper=execution.hyper, reads=digest_reads(reads)
-            ),
+            execution=replace(execution, reads=digest_reads(reads)),
         )
         return leaf, session
 

@@ -165,10 +165,10 @@ def test_the_step_around_a_snapshot_is_the_next_commit_of_its_boot(after, commit
 
 def test_a_tick_ends_early_behind_the_last_operator_only():
     forced = record(RecordKind.SNAPSHOT, 0, step=3, op=FORCED | 7)
-    check_ended(forced, 7)
+    check_ended(4, forced.operators, 7)
     for count in (6, 8, None):
         with pytest.raises(EvidenceError, match="after 7 operators of step 4"):
-            check_ended(forced, count)
+            check_ended(4, forced.operators, count)
 
 
 def test_verdict_as_json_names_step_and_operators(recorded, devices):
