@@ -7,8 +7,7 @@ evaluation, is recorded as a program.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +15,12 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from firmware_sim import NO_WORK, Meter, Work
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor.programs.calls import ITEM
 from monitor.programs.trace import name_of, tensors_in, written_arguments
 from monitor.programs.work import live_work, makes
+from monitor.sharding import ShardedMemory
 
 __all__ = ["Between"]
 
@@ -34,7 +34,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         owner: without it there is nothing to meter any more.
-        state: the tensors that chips hold.
+        memory: what the chips hold.
         allowed: work between two steps.
         written: called with the owner when an operator has written the state.
         exceeded: called with the owner when more was done than is allowed; an error follows.
@@ -46,8 +46,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         owner: Any,
-        meter: Meter,
-        state: Iterable[Tensor],
+        memory: ShardedMemory,
         allowed: Work,
         *,
         written: Callable[[Any], None],
@@ -56,8 +55,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.taken = NO_WORK
         self._owner = weakref.ref(owner)
-        self._meter = meter
-        self._state = {tensor.untyped_storage()._cdata for tensor in state if type(tensor) in _PLAIN}
+        self._meter = memory.meter
+        self._state = {each.untyped_storage()._cdata for each in memory.tensors.values() if type(each) in _PLAIN}
         self._allowed, self._written, self._exceeded = allowed, written, exceeded
         self._is_on = False
 
@@ -76,20 +75,6 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         stack = _get_current_dispatch_mode_stack()  # type: ignore[no-untyped-call]
         if stack and stack[-1] is self:
             self.__exit__(None, None, None)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """While it is open, the recorder's own operators run."""
-        was_on = self._is_on
-        self.end()
-        try:
-            yield
-        except BaseException:
-            if was_on:
-                self.begin()
-            raise
-        if was_on:
-            self.begin()
 
     def take(self) -> Work:
         """What was done since the last step, which the next one tells of."""
@@ -134,8 +119,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable and any(
             each.untyped_storage()._cdata in self._state for each in written_arguments(func, args, dict(kwargs))
         ):
-            with self.paused():
-                self._written(owner)
+            self._written(owner)
 
 
 def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

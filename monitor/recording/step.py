@@ -19,10 +19,9 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
 from monitor.recording.micro_batches import micro_batches
-from monitor.recording.updates import OptimizerUpdates
 from monitor.transcript import STEP
 
-__all__ = ["OpenStep", "RecordedStep", "TakenElsewhere", "exchange"]
+__all__ = ["OpenStep", "RecordedStep", "exchange"]
 
 
 @dataclass(slots=True)
@@ -50,23 +49,6 @@ class OpenStep:
     parameters: Mapping[str, nn.Parameter]
     keys: RecordedKeys
     kind: str = STEP
-
-
-@dataclass(frozen=True, slots=True)
-class TakenElsewhere:
-    """A step whose operators were found here, and computed by others.
-
-    Attributes:
-        state: what each tensor of the state is after the operators, None where it is absent.
-        loss: the tensor whose value the step's loss is.
-        settle: called once the step is explained.
-    """
-
-    observed: Capture
-    updates: OptimizerUpdates
-    state: Mapping[str, Tensor | None]
-    loss: Tensor | None
-    settle: Callable[[], None]
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):
