@@ -248,8 +248,8 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
     for leaf in leaves[1:]:
         execution = execution_of(leaf)
         scalars_of(programs[execution.program], execution)
-        if _is_evaluation(leaf) and (written := programs[execution.program].written):
-            raise EvidenceError(f"step {leaf.step} is declared as an evaluation, and writes {written[0]!a}")
+        if _is_evaluation(leaf):
+            _check_evaluation(leaf, programs[execution.program])
         if len(execution.hyper) != len(run.declared.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
         for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
@@ -260,6 +260,11 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
 
 def _is_evaluation(leaf: Leaf) -> bool:
     return leaf.execution is not None and leaf.execution.kind == EVALUATION
+
+
+def _check_evaluation(leaf: Leaf, program: Program) -> None:
+    if program.written:
+        raise EvidenceError(f"step {leaf.step} is declared as an evaluation, and writes {program.written[0]!a}")
 
 
 def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:

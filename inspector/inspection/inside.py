@@ -58,8 +58,8 @@ def place_of(record: LogRecord, transcript: Transcript, *, committed: bool) -> t
     """Step and number of its operators at which a snapshot was taken; 0 where it shows the state after the step.
 
     Before the first operator of a step others may have run on the state, of which the step tells; these write nothing
-    of it. A chip that was kept waiting takes its snapshot as the tick ends, which an honest host lets happen before the first
-    operator of a step or after its last.
+    of it. A chip that was kept waiting takes its snapshot as the tick ends, which an honest host lets happen before the
+    first operator of a step or after its last.
 
     Raises:
         EvidenceError: no committed step has as many operators, or the tick was ended in the middle of one.

@@ -106,7 +106,15 @@ def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: boo
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
     silent = () if every else (_SILENT,)
     beside = max((transcript.run.declared.allowance.moved for transcript in transcripts), default=0)
-    parts = [_UNMETERED, _KEPT, *([_BESIDE.format(beside)] if beside else []), *old, _UNSEEN, *silent, *(() if derived else NOT_REVIEWED)]
+    parts = [
+        _UNMETERED,
+        _KEPT,
+        *([_BESIDE.format(beside)] if beside else []),
+        *old,
+        _UNSEEN,
+        *silent,
+        *(() if derived else NOT_REVIEWED),
+    ]
     return "not covered: " + "; ".join(parts)
 
 

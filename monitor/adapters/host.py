@@ -12,12 +12,15 @@ __all__ = ["on_host"]
 
 
 def on_host(value: Any) -> Any:
-    """Tensors, and lists, tuples and dicts of them, copied by pointer; anything else, and other devices', as it is."""
+    """Copy tensors by pointer, and those in lists, tuples and dicts; anything else, and other devices', is as it was.
+
+    To be called behind the step, of which it is no part.
+    """
     return _pytree.tree_map(_copy, value)
 
 
 def _copy(value: Any) -> Any:
-    if not isinstance(value, Tensor) or value.device.type != "cpu" or not value.numel():
+    if not isinstance(value, Tensor) or value.device.type != "cpu":
         return value
-    raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
-    return torch.from_numpy(raw).view(value.dtype).view(value.shape)
+    kind = torch.int16 if value.dtype == torch.bfloat16 else value.dtype  # NumPy has no bfloat16
+    return torch.from_numpy(value.detach().view(kind).numpy().copy()).view(value.dtype)

@@ -25,8 +25,9 @@ class RecordedFit(pl.Callback):
         trainer = Trainer(max_epochs=1, callbacks=[RecordedFit(out="RUN")])
         trainer.fit(module, loader)
 
-    Forward, backward, clipping and the optimizer's step of a batch are one step, and ``validation_step`` of a batch is an
-    evaluation. What they log is logged when the step has ended. The factors of one ``LambdaLR`` that is stepped with every batch are declared as a table.
+    Forward, backward, clipping and the optimizer's step of a batch are one step, and ``validation_step`` of a batch is
+    an evaluation. What they log is logged when the step has ended; what is passed over after a kill logs nothing. The
+    factors of one ``LambdaLR`` that is stepped with every batch are declared as a table.
 
     Args:
         out: run folder, as for ``Recorder``.
@@ -46,7 +47,7 @@ class RecordedFit(pl.Callback):
     def __init__(self, *, out: str | Path, resume: bool = False, **options: Any) -> None:
         self._out, self._resume, self._options = Path(out), resume, options
         self._batch: Any = None
-        self._recorded = 0
+        self._recorded = self._evaluated = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Adopt module and optimizers as the trainer has prepared them."""
@@ -64,7 +65,7 @@ class RecordedFit(pl.Callback):
         optimizer: Any = trainer.optimizers[0]
         if self._resume:
             self.recorder = Recorder.resume(pl_module, optimizer, out=self._out, **self._options)
-            self._recorded = self.recorder.steps
+            self._recorded, self._evaluated = self.recorder.steps, len(self.recorder.evaluations)
             optimizer._opt_called = True  # or its scheduler would warn while nothing is computed
         else:
             configs = [each for each in trainer.lr_scheduler_configs if each.interval == "step" and each.frequency == 1]
@@ -103,8 +104,12 @@ class RecordedFit(pl.Callback):
         """What a module's validation step does, within a recorded evaluation."""
 
         def step(batch: Any, *numbers: Any) -> Any:
+            if self._evaluated:
+                self._evaluated -= 1
+                return None
             with _logging_later(module, "validation_step"), self.recorder.evaluation(batch):
-                return on_host(validate(batch, *numbers))
+                found = validate(batch, *numbers)
+            return on_host(found)
 
         return step
 
@@ -113,12 +118,12 @@ class RecordedFit(pl.Callback):
 def _logging_later(module: Any, hook: str) -> Iterator[None]:
     """What a module logs while it is open, it logs at the end: the numbers alone, which lie in no chip's memory."""
     logged: list[tuple[Any, ...]] = []
-    module.log = lambda name, value, *values, **options: logged.append((name, on_host(value), values, options))
+    module.log = lambda name, value, *values, **options: logged.append((name, value, values, options))
     try:
         yield
     finally:
         del module.log
     before, module._current_fx_name = module._current_fx_name, hook
     for name, value, values, options in logged:
-        module.log(name, value, *values, **options)
+        module.log(name, on_host(value), *values, **options)
     module._current_fx_name = before

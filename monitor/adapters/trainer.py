@@ -25,9 +25,9 @@ def record_trainer(trainer: Trainer, *, out: str | Path, resume: bool = False, *
         record_trainer(trainer, out="RUN")
         trainer.train()
 
-    Forward, backward, clipping and the optimizer's step, over all batches that are accumulated, are one step; each batch
-    that the trainer evaluates is an evaluation. What it counts, logs and saves goes on between them. The learning rates of a scheduler of factors
-    (``LambdaLR``, as most of the library's are) are declared as a table.
+    Forward, backward, clipping and the optimizer's step, over all batches that are accumulated, are one step; each
+    batch that the trainer evaluates is an evaluation. What it counts, logs and saves goes on between them. The learning
+    rates of a scheduler of factors (``LambdaLR``, as most of the library's are) are declared as a table.
 
     Args:
         trainer: not training yet, on one process, without automatic mixed precision.
@@ -75,6 +75,7 @@ class RecordedLoop(TrainerCallback):
         self._batches: list[Any] = []
         self._items: Any = None
         self._waiting = self._recorded = 0
+        self._evaluated: list[float | None] = []
         self._norm: Tensor | None = None
         self._fetch, self._compute, self._clip, self._predict = (
             trainer.get_batch_samples,
@@ -90,7 +91,7 @@ class RecordedLoop(TrainerCallback):
         self._optimizer = trainer.optimizer
         if self._resume:
             self.recorder = Recorder.resume(trainer.model, self._optimizer, out=self._out, **self._options)
-            self._recorded = self.recorder.steps
+            self._recorded, self._evaluated = self.recorder.steps, list(self.recorder.evaluations)
             self._optimizer._opt_called = True  # or its scheduler would warn while nothing is computed
         else:
             options = {"schedule": schedule_of(trainer.lr_scheduler, state.max_steps), **self._options}
@@ -133,12 +134,15 @@ class RecordedLoop(TrainerCallback):
         return on_host(loss)  # type: ignore[no-any-return]
 
     def _evaluate(self, model: nn.Module, inputs: Any, *options: Any, **named: Any) -> Any:
-        """Loss, outputs and labels of a batch."""
+        """Loss, outputs and labels of a batch; of one that was evaluated before the process died, the loss alone."""
+        if self._evaluated:
+            loss = self._evaluated.pop(0)
+            return (None if loss is None else torch.tensor(loss)), None, None
         with self.recorder.evaluation(inputs) as evaluation:
             predicted = self._predict(model, inputs, *options, **named)
             if predicted[0] is not None:
                 evaluation.commit(predicted[0])
-            return on_host(predicted)
+        return on_host(predicted)
 
 
 class _Stepped:

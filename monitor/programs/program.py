@@ -29,7 +29,7 @@ from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
 from monitor.programs.plan import Plan, plan_of
-from monitor.programs.unread import first_writes, unread
+from monitor.programs.unread import first_writes, unread, written_state
 from monitor.programs.work import call_work, made_bytes
 
 __all__ = [
@@ -161,12 +161,13 @@ class Program:
         except _MISFITS:
             raise EvidenceError("the program holds results of an impossible form") from None
 
-    @property
-    def written(self) -> list[str]:
-        """The tensors of the state, ``kind/name``, to which it gives a value that an operator made."""
-        return [
-            name for name, place in self.commit.items() if place is not None and place["source"] != f"state:{name}"
-        ]
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """The tensors of the state, ``kind/name``, that get a value of an operator's; EvidenceError as above."""
+        try:
+            return written_state(self)
+        except _MISFITS:
+            raise EvidenceError("the program holds results of an impossible form") from None
 
     @cached_property
     def unread(self) -> frozenset[str]:

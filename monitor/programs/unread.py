@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from firmware_sim.errors import EvidenceError
+from monitor.programs.calls import argument, written_slots
 from monitor.programs.memory import Access, Form, Memory
 from monitor.programs.parts import parts_of
 
-__all__ = ["first_writes", "unread"]
+__all__ = ["first_writes", "unread", "written_state"]
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OVERWRITING = frozenset({"zero", "fill", "copy"})
@@ -41,6 +42,28 @@ def first_writes(program: Form) -> dict[str, int]:
         return found
     except _MISFITS:
         raise EvidenceError("a program's call has other arguments than its operator") from None
+
+
+def written_state(program: Form) -> tuple[str, ...]:
+    """Names, ``kind/name``, of the tensors of the state whose new value is one that an operator gave them."""
+    return tuple(
+        name
+        for name, place in program.commit.items()
+        if place is not None and _origin(program, place["source"]) != f"state:{name}"
+    )
+
+
+def _origin(program: Form, source: str) -> str:
+    """What a tensor was before calls that are said to write it and do not: a normalisation by stored statistics."""
+    while source.startswith("node:"):
+        _, number, slot = source.split(":")
+        call = program.calls[int(number)]
+        written = written_slots(call)
+        returned = len(call["results"]) - len(written)
+        if "batch_norm" not in call["operator"] or argument(call, "training") is not False or int(slot) < returned:
+            break
+        source = call["sources"][written[int(slot) - returned]]["source"]
+    return source
 
 
 def _unread(program: Form, memory: Memory) -> frozenset[str]:

@@ -62,19 +62,19 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """From now on the loop's own operators run."""
-        stack = _get_current_dispatch_mode_stack()  # type: ignore[no-untyped-call]
+        stack = _get_current_dispatch_mode_stack()
         while stack and isinstance(stack[-1], Between) and stack[-1]._owner() is None:
-            stack.pop().__exit__(None, None, None)
+            stack.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if self not in stack:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
         self._is_on = True
 
     def end(self) -> None:
         """From now on the recorder's operators run, or those of a step."""
         self._is_on = False
-        stack = _get_current_dispatch_mode_stack()  # type: ignore[no-untyped-call]
+        stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self:
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def take(self) -> Work:
         """What was done since the last step, which the next one tells of."""

@@ -344,12 +344,14 @@ class Recorder:
     @property
     def steps(self) -> int:
         """Number of steps that are recorded, without evaluations."""
-        return self._run.steps - self._run.evaluations if self._rehearsal is None else self._rehearsal.steps
+        return self._run.steps - len(self._run.evaluations) if self._rehearsal is None else self._rehearsal.steps
 
     @property
-    def evaluations(self) -> int:
-        """Number of evaluations that are recorded."""
-        return self._run.evaluations if self._rehearsal is None else self._rehearsal.evaluations
+    def evaluations(self) -> Sequence[float | None]:
+        """Loss of each evaluation that is recorded; None where it committed none."""
+        if self._rehearsal is not None:
+            return [None] * self._rehearsal.evaluations
+        return [float(loss_of(bits)) if bits else None for bits in self._run.evaluations]
 
     @property
     def refusals(self) -> Sequence[Refusal]:

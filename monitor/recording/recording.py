@@ -45,7 +45,7 @@ class Recording:
         lab: the simulated lab, with its chips.
         run_id: 32 bytes.
         programs: those of the steps so far.
-        evaluations: how many of the committed steps write nothing of the state.
+        evaluations: bits of the loss of each committed evaluation; empty where it commits none.
         log_bytes: bytes of the rounding logs of all steps.
         loss: bits of the last committed loss; empty if none is.
     """
@@ -72,7 +72,8 @@ class Recording:
         """``start`` is the program of the initial state, if one made it."""
         options = loop.options
         self.loop, self.folder, self.host_state = loop, folder, host_state
-        self.evaluations, self.log_bytes, self.loss = 0, 0, ""
+        self.evaluations: list[str] = []
+        self.log_bytes, self.loss = 0, ""
         self._config, self._start, self._conduct = config, start, loop.conduct
         self._files = Files(sync=options.sync)
         self.inspectorate = SimulatedInspectorate(
@@ -164,7 +165,8 @@ class Recording:
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
             self.programs.recall(run.program(execution.program), execution)
-            self.evaluations += execution.kind == EVALUATION
+            if execution.kind == EVALUATION:
+                self.evaluations.append(leaf.loss)
             self.log_bytes += run.files[log_path(leaf.step)].length
             self.loss = leaf.loss
         self._agree()
@@ -251,7 +253,8 @@ class Recording:
             _require_let_go(memory.meter, step, program)
         held.remember()
         self._checkpoints.reached(step, program)
-        self.evaluations += execution.kind == EVALUATION
+        if execution.kind == EVALUATION:
+            self.evaluations.append(loss)
         self.log_bytes += len(log)
         self.loss = loss
         if self.host_state is not None:

@@ -149,7 +149,7 @@ class Rehearsal:
         if self.refusals:
             count = len(self.refusals)
             raise CallerError(f"{count} refusal{'s' * (count > 1)}: " + " | ".join(map(str, self.refusals)))
-        if not self.steps or self._loop is None:
+        if not self.steps + self.evaluations or self._loop is None:
             raise CallerError("no step was taken; there is nothing to say about this loop")
         return str(self._loop.memory.digest().root)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
@@ -104,7 +103,7 @@ def test_the_trainer_counts_and_logs_what_it_would_without_a_recorder(folder, wh
 def test_what_a_library_evaluates_is_recorded(folder, whole, kind, count):
     recorded = leaves(folder / kind)
     assert sum(map(is_evaluation, recorded)) == count
-    assert all(leaf.execution.beside == NO_WORK for leaf in recorded[1:] if kind == "trainer")
+    assert all(leaf.loss for leaf in recorded[1:] if kind == "trainer")
 
 
 def test_batches_that_the_trainer_accumulates_are_one_step(folder, devices):
