@@ -296,7 +296,7 @@ def _folders(place: Path) -> list[Path]:
 
 def _verify_log(arguments: argparse.Namespace) -> int:
     from firmware_sim.identity import read_chain
-    from inspector.inspection.answers import Source
+    from inspector.inspection.answers import EvidenceSource
     from inspector.inspection.chip_log import verify_log
     from inspector.inspection.trust import Trust
     from monitor.transcript.layout import CHIP_CHECKPOINT, MANIFEST
@@ -326,4 +326,4 @@ def _verify_log(arguments: argparse.Namespace) -> int:
 
     named = log.parent.name
     chip = arguments.chip or (named if named in trust.chips else read_chain(read("chain.pem")).chip_id)
-    return show_verdict(arguments, verify_log(chip, Source(name=named, read=read, nonce=nonce), trust))
+    return show_verdict(arguments, verify_log(chip, EvidenceSource(name=named, read=read, nonce=nonce), trust))

@@ -27,7 +27,7 @@ from inspector.bundle.contents import Bundle
 from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
-from inspector.inspection.answers import Source
+from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import OpenedCase, open_case
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
@@ -244,7 +244,7 @@ def _chips(bundle: Bundle, trust: Trust) -> list[_Chip]:
     nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
         findings = Findings(Settings(samples=0, seed=None, devices=()))
-        source = Source(name="bundle", read=_reader(bundle, chip), nonce=nonces.get(chip) or None)
+        source = EvidenceSource(name="bundle", read=_reader(bundle, chip), nonce=nonces.get(chip) or None)
         if not is_listed(chip, trust, findings):
             continue
         case = findings.read(partial(open_case, chip, source, trust, None))

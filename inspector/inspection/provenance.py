@@ -18,7 +18,7 @@ from firmware_sim import (
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import LogCheckpoint, Standing, log_extent, logs_contradict
-from inspector.inspection.answers import Answers, Source
+from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import OpenedCase, accepted_part, open_case
 from inspector.inspection.commits import (
     Beacons,
@@ -237,10 +237,10 @@ def runs_of_owner(chip: str, transcripts: Sequence[Transcript], trust: Trust) ->
     return [item for item in transcripts if item.run.metadata.lab == trust.chips.get(chip)]
 
 
-def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[Source]:
+def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[EvidenceSource]:
     """Everywhere that evidence of the chip lies, in its lab's runs and outside of them."""
     sources = [
-        Source(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
+        EvidenceSource(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
         for item in transcripts
         if chip_path(chip, CHIP_FILES[0]) in item.run.files
     ]
@@ -255,7 +255,7 @@ def _refused(chip: str) -> None:
     raise EvidenceError(f"chip {chip} was drawn, but no evidence of it was handed over: a refusal counts as a failure")
 
 
-def _latest(chip: str, sources: Sequence[Source]) -> Source:
+def _latest(chip: str, sources: Sequence[EvidenceSource]) -> EvidenceSource:
     """The answer to a live challenge, or else the source whose log goes furthest; every other log is part of its past.
 
     Two logs of one chip where neither extends the other prove by themselves that one was rolled back.

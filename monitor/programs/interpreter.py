@@ -13,7 +13,7 @@ from monitor import numerics
 from monitor.numerics.session import MakesCall
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RepeatedKeys
-from monitor.programs.plan import Call, Cut, Plan, Registers, as_evidence
+from monitor.programs.plan import Call, CallPlan, Cut, Registers, as_evidence
 from monitor.programs.program import Program
 from monitor.programs.trace import layout_of, result_tensors
 from monitor.sharding import ShardedMemory
@@ -87,7 +87,7 @@ class Prepared:
         return reads, loss
 
     def _run(
-        self, plan: Plan, registers: Registers, session: numerics.Session, keys: RepeatedKeys, watch: Watch | None
+        self, plan: CallPlan, registers: Registers, session: numerics.Session, keys: RepeatedKeys, watch: Watch | None
     ) -> list[str]:
         """Make all calls of the plan; returns what they read."""
         reads: list[str] = []
@@ -112,7 +112,7 @@ class Prepared:
 
     def _ready(
         self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor], *, every: bool
-    ) -> tuple[Plan, Registers]:
+    ) -> tuple[CallPlan, Registers]:
         """The plan, and registers that hold all that exists before its first call."""
         plan, place = self.program.plan(self._memory.place, every=every), self._memory.place
         if every not in self._registers:
@@ -181,7 +181,7 @@ def _placed(cut: Cut, registers: Registers) -> Tensor:
     return cut.of(registers[cut.region]) if found is None else found
 
 
-def _commit(plan: Plan, state: Mapping[str, Tensor], registers: Registers) -> None:
+def _commit(plan: CallPlan, state: Mapping[str, Tensor], registers: Registers) -> None:
     """Move every tensor of the new state to where the chips hold it."""
     moved: list[tuple[Tensor, Tensor | None]] = []
     for name, cut in plan.commit:

@@ -28,7 +28,7 @@ from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
-from monitor.programs.plan import Plan, plan_of
+from monitor.programs.plan import CallPlan, plan_of
 from monitor.programs.unread import first_writes, unread, written_state
 from monitor.programs.work import call_work, made_bytes
 
@@ -185,10 +185,10 @@ class Program:
         return tuple(number for number, work in enumerate(self.works) if work.calls)
 
     @cached_property
-    def _plans(self) -> dict[tuple[torch.device, bool], Plan]:
+    def _plans(self) -> dict[tuple[torch.device, bool], CallPlan]:
         return {}
 
-    def plan(self, place: torch.device, *, every: bool) -> Plan:
+    def plan(self, place: torch.device, *, every: bool) -> CallPlan:
         """How to run it on a device, made once; ``every`` also makes the calls that nothing but an observer sees."""
         if (place, every) not in self._plans:
             self._plans[place, every] = plan_of(self, place, every=every)

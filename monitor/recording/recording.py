@@ -24,7 +24,7 @@ from monitor.recording.attached import AttachedLoop
 from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.resuming import heard_beyond, repeat_committed, require_same, require_start
-from monitor.recording.sources import DeclaredSource, Source, StreamSource, lab_salt
+from monitor.recording.sources import BatchSource, DeclaredSource, StreamSource, lab_salt
 from monitor.recording.stateful import HostState
 from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
@@ -54,7 +54,7 @@ class Recording:
     lab: SimulatedLab
     run_id: bytes
     programs: StepPrograms
-    source: Source
+    source: BatchSource
     host: Host
     writer: TranscriptWriter
     _desk: Desk
@@ -101,7 +101,7 @@ class Recording:
         """Whether a step that is taken again from its program must lead to the same bits."""
         return self.loop.is_checked and self.declared.numerics != "native"
 
-    def begin(self, declared: Declaration, source: Source, device: str | None) -> None:
+    def begin(self, declared: Declaration, source: BatchSource, device: str | None) -> None:
         """Make the lab's and the run folder, and commit the initial state.
 
         Args:

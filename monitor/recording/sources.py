@@ -13,7 +13,7 @@ from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
 from monitor.transcript.layout import SALT, batch_path
 
-__all__ = ["DeclaredSource", "Source", "StreamSource", "lab_salt"]
+__all__ = ["BatchSource", "DeclaredSource", "StreamSource", "lab_salt"]
 
 
 def lab_salt(config: LabConfig) -> bytes:
@@ -22,7 +22,7 @@ def lab_salt(config: LabConfig) -> bytes:
     return hashlib.sha256(label.encode()).digest()
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Source of a run's batches, with their commitments.
 
     Attributes:
