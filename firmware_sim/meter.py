@@ -75,7 +75,7 @@ class Meter:
 
 
 def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand], *, transposed: bool = False) -> Work:
-    """Return the work of one call.
+    """Return the work of one call; one on lists of tensors counts as a call for each that it returns or writes.
 
     Args:
         operator: the ATen overload, such as ``aten.mm.default``.
@@ -83,11 +83,13 @@ def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand]
         outputs: what it returns, then what it writes.
         transposed: of a convolution, whether it is a transposed one.
     """
-    count = _PRODUCTS.get(operator.split(".")[1].rstrip("_"))
+    name = operator.split(".")[1]
+    count = _PRODUCTS.get(name.rstrip("_"))
     flop = 0
     if count is not None:
         flop = count([shape for _, shape in inputs], [shape for _, shape in outputs], transposed)
-    return Work(1, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in (*inputs, *outputs)))
+    calls = max(len(outputs), 1) if name.startswith("_foreach_") else 1
+    return Work(calls, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in (*inputs, *outputs)))
 
 
 def _matrices(at: int) -> Callable[[Shapes, Shapes, bool], int]:

@@ -13,8 +13,9 @@ from firmware_sim import Meter
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.programs.keys import RecordedKeys
+from monitor.programs.lists import charge_each, is_awaited_inside
 from monitor.programs.program import ITEM, Constant, Program, operator_of
-from monitor.programs.trace import COMMIT_STATE, Tracer, name_of
+from monitor.programs.trace import COMMIT_STATE, Tracer, name_of, written_arguments
 from monitor.programs.watching import WriteWatch
 from monitor.programs.work import call_work, makes
 
@@ -47,6 +48,7 @@ class Capture(Tracer):
         self.writes = watch
         self._meter = Meter() if meter is None else meter
         self.reads: list[str] = []
+        self._before: list[Tensor] | None = None
         self._keys = keys
         self._draws: list[list[int]] = []
         self._constants: list[Constant] = []
@@ -59,6 +61,9 @@ class Capture(Tracer):
         except EvidenceError as error:
             raise CallerError(f"this step cannot be recorded: {error}") from None
         self.writes.before(func, self._inputs)
+        self._before = None
+        if is_awaited_inside(self._meter, func, args):
+            self._before = [tensor.clone() for tensor in written_arguments(func, args, kwargs)]
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         super().after(index, func, args, kwargs, out)
@@ -72,7 +77,11 @@ class Capture(Tracer):
 
     def _charge(self) -> None:
         """Have the memory's meter count the call."""
-        self._meter.charge(call_work(self.nodes[-1].specification()))
+        work = call_work(self.nodes[-1].specification())
+        if self._before is None:
+            self._meter.charge(work)
+        else:
+            charge_each(self._meter, work, self._written, self._before)
 
     @property
     def taken(self) -> int:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -176,13 +177,20 @@ class Program:
 
     @cached_property
     def first_writes(self) -> dict[str, int]:
-        """The first call that writes each tensor of the state, ``kind/name``, in place; EvidenceError as above."""
-        return first_writes(self)
+        """How many counted operators have run once each tensor of the state, ``kind/name``, is first written in place.
+
+        EvidenceError as above.
+        """
+        ends = list(accumulate(work.calls for work in self.works))
+        return {name: ends[call] - left for name, (call, left) in first_writes(self).items()}
 
     @cached_property
     def counted(self) -> tuple[int, ...]:
-        """Numbers of the calls that a meter counts, in order: all but those that return views."""
-        return tuple(number for number, work in enumerate(self.works) if work.calls)
+        """Number of the call of each operator that a meter counts, in order.
+
+        Calls that return views are none, and those on lists are one for each tensor.
+        """
+        return tuple(number for number, work in enumerate(self.works) for _ in range(work.calls))
 
     @cached_property
     def _plans(self) -> dict[tuple[torch.device, bool], CallPlan]:

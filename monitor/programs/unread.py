@@ -5,7 +5,7 @@ from __future__ import annotations
 from firmware_sim.errors import EvidenceError
 from monitor.programs.calls import argument, written_slots
 from monitor.programs.memory import Access, Form, Memory
-from monitor.programs.parts import parts_of
+from monitor.programs.parts import is_list, parts_of
 
 __all__ = ["first_writes", "unread", "written_state"]
 
@@ -29,16 +29,20 @@ def unread(program: Form) -> frozenset[str]:
         raise EvidenceError("a program's call has other arguments than its operator") from None
 
 
-def first_writes(program: Form) -> dict[str, int]:
-    """The first call that writes each tensor of the state, ``kind/name``, where it lies; raises as ``unread`` does."""
+def first_writes(program: Form) -> dict[str, tuple[int, int]]:
+    """The first call that writes each tensor of the state, ``kind/name``, where it lies; raises as ``unread`` does.
+
+    With it comes how many tensors it writes afterwards, where it writes one after another.
+    """
     try:
         memory = Memory(program)
-        found: dict[str, int] = {}
+        found: dict[str, tuple[int, int]] = {}
         for access in memory.accesses:
-            for slot in access.written:
+            for place, slot in enumerate(access.written, start=1):
                 source = memory.regions[access.inputs[slot].region].source
                 if source.startswith("state:"):
-                    found.setdefault(source.removeprefix("state:"), access.number)
+                    left = len(access.written) - place if is_list(access.operator) else 0
+                    found.setdefault(source.removeprefix("state:"), (access.number, left))
         return found
     except _MISFITS:
         raise EvidenceError("a program's call has other arguments than its operator") from None
