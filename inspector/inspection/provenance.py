@@ -81,6 +81,7 @@ class ChipReport:
         snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
             after so many operators of the step, or where that is 0 after the whole of it.
         inside: those of them that only a replay of the step can compare.
+        taken: every snapshot of a declared run, and whether the step after it was committed in the same boot.
         gaps: power gaps, as record numbers.
         boots: how often it was started.
         start: number of the first record that was looked at; what came before was accepted at an earlier inspection.
@@ -104,6 +105,7 @@ class ChipReport:
     extends: bool | None = None
     snapshots: list[tuple[str, int, int]] = field(default_factory=list)
     inside: list[InsideStep] = field(default_factory=list)
+    taken: list[tuple[LogRecord, bool]] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     boots: int = 0
@@ -434,6 +436,7 @@ def _match_snapshot(
     Args:
         committed: whether the step after the snapshot's was committed in the same boot.
     """
+    report.taken.append((record, committed))
     if record.operators:
         _match_inside(report, record, transcript, committed, findings)
     else:

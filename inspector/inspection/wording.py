@@ -73,6 +73,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
     challenged = sum(bool(chip["nonce"]) for chip in chips)
     if challenged:
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
+    if shards := evidence.get("shards"):
+        text += f"; {shards['opened']} of their snapshots were opened, and are what the chips hashed"
     text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
     text += f"; {odds_text(evidence['odds'])}" if evidence.get("odds") else ""

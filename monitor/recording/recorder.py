@@ -88,6 +88,7 @@ class Recorder:
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
         beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
+        keep_snapshots: of how many of each chip's newest snapshots the lab stores the bytes, to open them on demand.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
         beside: how often operators between two steps, such as those that log a norm, may read or write as much as the
@@ -139,6 +140,7 @@ class Recorder:
         shares: Sequence[int] | None = None,
         idle_chips: int = 0,
         beacon_every: int = 0,
+        keep_snapshots: int = 0,
         checkpoint_every: int = 4,
         keep: int | None = None,
         beside: int = BESIDE,
@@ -189,6 +191,7 @@ class Recorder:
                 chips=chips if shares is None else len(shares),
                 idle_chips=idle_chips,
                 beacon_every=beacon_every,
+                keep_snapshots=keep_snapshots,
                 lie=lie,
                 lie_step=lie_step,
                 snapshot_rate=snapshot_rate,

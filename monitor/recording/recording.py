@@ -277,6 +277,7 @@ class Recording:
         self._conduct.before_evidence(self.host)
         self.host.show_time(steps)
         evidence = chip_evidence(self.lab, self.host.hand_over)
+        self.host.store_shards()
         write_answers(self.lab, self.folder)
         self.writer.finish({**files, **evidence})
         self.lab.power_off()
