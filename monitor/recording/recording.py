@@ -234,9 +234,8 @@ class Recording:
                 execution=execution,
             )
         )
-        is_kept = step % self.declared.checkpoint_every == 0 or step == self.declared.length
         is_new = program.digest not in self.programs.known
-        is_due = is_new or is_kept or _is_picked(self.declared.seed, step, self.loop.options.one_in)
+        is_due = is_new or _is_picked(self.declared.seed, step, self.loop.options.one_in)
         if self.is_repeatable and is_due:
             held.repeat(self.declared, program, leaf, batch, root, log)
         files = {log_path(step): log, **self.source.step_files(step, content)}
