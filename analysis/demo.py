@@ -265,6 +265,8 @@ def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
         for lab in labs:
             steps.answer(world, lab, now=now)
         steps.order(world, now=now)
+        for lab in labs:
+            steps.disclose(world, lab, now=now)
         steps.replay(world, now=now, worker=demo.devices.run)
         decided = steps.decide(world, now=now)
         timeline, known = world.timeline(), world.trust()

@@ -93,6 +93,7 @@ def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_pa
     steps.reveal(world, now=now)
     steps.answer(world, "lab", now=now)
     steps.order(world, now=now)
+    steps.disclose(world, "lab", now=now)
     steps.replay(world, now=now, worker=devices.run)
     home = world.folder / INSPECTORATE
     public = (world.folder / CLUSTER / "key.pub").read_bytes()
@@ -126,6 +127,7 @@ def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path):
     steps.reveal(world, now=now)
     steps.answer(world, "lab", now=now)
     steps.order(world, now=now)
+    steps.disclose(world, "lab", now=now)
     steps.replay(world, now=now, worker=devices.run)
     decided = steps.decide(world, now=now)
     assert decided.verdict.outcome is Outcome.REJECT
@@ -144,6 +146,7 @@ def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_pat
     steps.reveal(world, now=now)
     steps.answer(world, "lab", now=now)
     steps.order(world, now=now)
+    steps.disclose(world, "lab", now=now)
     shutil.rmtree(world.folder / CLUSTER / "openings" / "0001" / "lab.run")
     steps.replay(world, now=now, worker=devices.run)
     verdict = steps.decide(world, now=now).verdict

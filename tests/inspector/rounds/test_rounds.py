@@ -58,6 +58,7 @@ def played(devices):
         hand=None,
         between=None,
         answers_at=None,
+        opened_at=None,
         settings=SETTINGS,
         rules=None,
         answering=None,
@@ -72,8 +73,10 @@ def played(devices):
         for lab in labs if answering is None else answering:
             steps.answer(world, lab, now=answers_at or now + 12 * MINUTE)
         steps.order(world, now=now + 21 * MINUTE)
-        steps.replay(world, now=now + 22 * MINUTE, worker=devices.run)
-        return steps.decide(world, now=now + 23 * MINUTE)
+        for lab in labs if answering is None else answering:
+            steps.disclose(world, lab, now=opened_at or now + 22 * MINUTE)
+        steps.replay(world, now=now + 31 * MINUTE, worker=devices.run)
+        return steps.decide(world, now=now + 32 * MINUTE)
 
     return play
 
@@ -250,7 +253,7 @@ def test_the_command_line_plays_a_round(small, tmp_path, capsys):
     capsys.readouterr()
     assert main(["world", "show", str(folder), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["kind"] for row in rows] == ["announcement", "heads", "draw", "answers", "order", "results"]
+    assert [row["kind"] for row in rows] == ["announcement", "heads", "draw", "answers", "order", "openings", "results"]
     bundle = folder / "inspectorate" / "verdicts" / "0001.json"
     assert main(["verify", str(bundle), "--trust", str(folder / "registry" / "trust.json")]) == 0
     assert main(["world", "init", str(folder)]) == 2

@@ -87,6 +87,7 @@ def test_a_run_is_inspected_three_times_while_it_trains_and_once_after(parties, 
         steps.reveal(world, now=now)
         lab.tell(f"answer {now.isoformat()}")
         steps.order(world, now=now)
+        lab.tell(f"open {now.isoformat()}")
         cluster.tell(f"replay {now.isoformat()}")
         decisions.append(steps.decide(world, now=now))
         verdict, now = decisions[-1].verdict, now + 5 * MINUTE
