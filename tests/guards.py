@@ -213,7 +213,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "false-alarm cap": (("inspector.probability.alarms.within_cap", lambda *_: True),),
     "equal layouts": (("monitor.numerics.strides.canonical_strides", lambda tensor: tensor.stride()),),
     "watched memory": (("monitor.programs.watching.unwritten", lambda now, copy: True),),
-    "repeated steps": (("monitor.recording.recorder._is_picked", lambda seed, step, one_in: False),),
+    "repeated steps": (("monitor.recording.recording._is_picked", lambda seed, step, one_in: False),),
 }
 """Name of each guard, and what is put in place of which attribute while it is off."""
 

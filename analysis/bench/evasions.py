@@ -28,7 +28,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
 from inspector.replay.pool import DevicePool
-from monitor.lab.conduct import LIES
+from monitor.lab.lies import LIES
 from monitor.lab.simulated import LabConfig, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train

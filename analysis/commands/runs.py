@@ -161,7 +161,7 @@ def _shares(arguments: argparse.Namespace) -> list[int] | None:
 
 def _lab(arguments: argparse.Namespace) -> LabConfig:
     from inspector.registry.keyfiles import load_public
-    from monitor.lab.conduct import simulated_lie
+    from monitor.lab.lies import simulated_lie
     from monitor.lab.simulated import new_lab_config, next_lab_config
 
     try:
@@ -199,7 +199,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
 
 def _list_lies(arguments: argparse.Namespace) -> int:
     from firmware_sim import ChipLie
-    from monitor.lab.conduct import LIES
+    from monitor.lab.lies import LIES
 
     data = {lie.value: lie.description for lie in (*LIES, *ChipLie)}
     return finish(arguments, data, [f"{name:24} {text}" for name, text in data.items()])

@@ -23,9 +23,9 @@ from monitor.programs.batches import flatten_batch
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.watching import WriteWatch
+from monitor.recording.elsewhere import TakenElsewhere
 from monitor.recording.micro_batches import micro_batches
 from monitor.recording.state import LoopState
-from monitor.recording.step import TakenElsewhere
 from monitor.recording.updates import OptimizerUpdates
 
 __all__ = ["Shadow"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from firmware_sim import NO_RUN, LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
-from monitor.lab._conduct import Conduct, shuffle_weights, undeclared
+from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
 from monitor.lab.simulated import LabConfig, SimulatedLab
 from monitor.replay.replaying import ProgramTraining
 from monitor.transcript import RunFolder, encode_arrays

@@ -7,7 +7,7 @@ crash no chip holds a snapshot that the transcript does not explain.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from monitor.lab.beacons import SimulatedBeacons
 from monitor.replay.moment import Moment
@@ -16,11 +16,25 @@ from monitor.transcript.leaf import Leaf
 
 if TYPE_CHECKING:
     from monitor.declaration.statement import Declaration
-    from monitor.lab._conduct import Conduct
     from monitor.lab.simulated import SimulatedLab
     from monitor.transcript import Batches, TranscriptWriter
 
 __all__ = ["Host"]
+
+
+class Speaking(Protocol):
+    """How a lab speaks to its chips and for them; ``monitor.lab.conduct.Conduct`` is how it does so honestly."""
+
+    keeps_leaves: bool
+
+    def head(self, step: int, shard: int, host: Host) -> bytes:
+        """Root of the log of steps that the chip with a shard is told after a step."""
+
+    def tick(self, step: int, host: Host) -> None:
+        """Let the tick pass in which the chips hold the state after a step."""
+
+    def hand_over(self, shard: int, evidence: dict[str, bytes], host: Host) -> dict[str, bytes]:
+        """The evidence files of the chip that holds a shard, as the lab hands them over."""
 
 
 class Host:
@@ -29,7 +43,7 @@ class Host:
     Attributes:
         memory: the state that the chips hold.
         batches: what the steps train on.
-        leaves: all committed ones, for a conduct that keeps them.
+        leaves: all committed ones, where the lab keeps them.
         moment: the last step that was taken; None before the first.
         heard: heads of steps to come that chips have heard of already.
     """
@@ -41,7 +55,7 @@ class Host:
         batches: Batches,
         lab: SimulatedLab,
         writer: TranscriptWriter,
-        conduct: Conduct,
+        speaking: Speaking,
         run_id: bytes,
     ) -> None:
         self.declared = declared
@@ -52,7 +66,7 @@ class Host:
         self.leaves: list[Leaf] = []
         self.moment: Moment | None = None
         self.heard: dict[int, bytes] = {}
-        self._conduct = conduct
+        self._speaking = speaking
         self._run_id = run_id
         self._beacons = SimulatedBeacons(lab.config, lab.folder, lab.files)
 
@@ -83,15 +97,15 @@ class Host:
         self.announce(leaf.step)
 
     def keep(self, leaf: Leaf) -> None:
-        """Remember a committed leaf, for a conduct that needs it."""
-        if self._conduct.keeps_leaves:
+        """Remember a committed leaf, where the lab keeps them."""
+        if self._speaking.keeps_leaves:
             self.leaves.append(leaf)
 
     def announce(self, step: int) -> None:
         """Tell the chips the head of the log that ends with ``step``, and let one tick pass."""
         for shard, chip in enumerate(self.lab.chips):
-            chip.commit(self._run_id, step, self._conduct.head(step, shard, self))
-        self._conduct.tick(step, self)
+            chip.commit(self._run_id, step, self._speaking.head(step, shard, self))
+        self._speaking.tick(step, self)
         self._beacons.after(step, (*self.lab.chips, *self.lab.idle))
         for chip in self.lab.idle:
             chip.idle(1)
@@ -102,4 +116,4 @@ class Host:
 
     def hand_over(self, shard: int, evidence: dict[str, bytes]) -> dict[str, bytes]:
         """Return a chip's evidence files as this lab hands them over."""
-        return self._conduct.hand_over(shard, evidence, self)
+        return self._speaking.hand_over(shard, evidence, self)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree
-from monitor.lab.conduct import conduct
+from monitor.lab.lies import conduct
 from monitor.lab.reexecution import Reexecution, TracedStep
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.programs.trace import Node

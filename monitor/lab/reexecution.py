@@ -8,7 +8,7 @@ from torch import Tensor
 
 from firmware_sim.errors import CallerError
 from monitor import numerics
-from monitor.lab._conduct import Conduct
+from monitor.lab.conduct import Conduct
 from monitor.programs.interpreter import Watch
 from monitor.programs.trace import Node
 from monitor.replay.moment import Moment

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.declaration.statement import check_shares, is_hyper_name
-from monitor.lab.conduct import simulated_lie
+from monitor.lab.lies import simulated_lie
 from monitor.recording.objects import Several
 
 __all__ = ["Options", "check_objects", "checked_lie", "checked_shares", "refusals_of_objects", "require_new"]

@@ -12,15 +12,15 @@ from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
 from monitor.environment import accelerator, check_subnormals
-from monitor.lab.conduct import conduct
 from monitor.lab.evidence import chip_evidence, write_answers
+from monitor.lab.lies import conduct
 from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path
 from monitor.presets.task import Task
 from monitor.presets.training import build, take_step
 from monitor.programs.interpreter import loss_bits
 from monitor.recording.parents import start_from
-from monitor.recording.recorder import Recorder, lab_salt
-from monitor.recording.sources import DeclaredSource
+from monitor.recording.recorder import Recorder
+from monitor.recording.sources import DeclaredSource, lab_salt
 from monitor.transcript import RunData, RunFolder
 from monitor.transcript.declared_data import declared_data
 

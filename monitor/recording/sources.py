@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from monitor.lab.simulated import LabConfig
 from monitor.programs.batches import batch_root
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
 from monitor.transcript.layout import SALT, batch_path
 
-__all__ = ["DeclaredSource", "Source", "StreamSource"]
+__all__ = ["DeclaredSource", "Source", "StreamSource", "lab_salt"]
+
+
+def lab_salt(config: LabConfig) -> bytes:
+    """Key of the salts of a run's data: 32 bytes, and others for each run of a simulated lab."""
+    label = f"chipwitness/salt/{config.secret}" + (f"/{config.number}" if config.number else "")
+    return hashlib.sha256(label.encode()).digest()
 
 
 class Source(Protocol):

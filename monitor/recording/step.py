@@ -19,9 +19,8 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
 from monitor.recording.micro_batches import micro_batches
-from monitor.recording.updates import OptimizerUpdates
 
-__all__ = ["OpenStep", "RecordedStep", "TakenElsewhere", "exchange"]
+__all__ = ["OpenStep", "RecordedStep", "exchange"]
 
 
 @dataclass(slots=True)
@@ -47,23 +46,6 @@ class OpenStep:
     given: object
     parameters: Mapping[str, nn.Parameter]
     keys: RecordedKeys
-
-
-@dataclass(frozen=True, slots=True)
-class TakenElsewhere:
-    """A step whose operators were found here, and computed by others.
-
-    Attributes:
-        state: what each tensor of the state is after the operators, None where it is absent.
-        loss: the tensor whose value the step's loss is.
-        settle: called once the step is explained.
-    """
-
-    observed: Capture
-    updates: OptimizerUpdates
-    state: Mapping[str, Tensor | None]
-    loss: Tensor | None
-    settle: Callable[[], None]
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):

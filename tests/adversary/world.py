@@ -27,8 +27,8 @@ from inspector.replay._worker import _ACTIONS
 from monitor import Recorder
 from monitor.declaration.slots import StepNumbers
 from monitor.declaration.statement import hyper_of
-from monitor.lab._conduct import Conduct
-from monitor.lab.conduct import conduct
+from monitor.lab.conduct import Conduct
+from monitor.lab.lies import conduct
 from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
@@ -192,7 +192,7 @@ class World:
         lab = lab_of(self)
         with ExitStack() as stack:
             modules = ("monitor.recording.recorder", "monitor.recording.recipes")
-            for module in modules:
+            for module in (*modules, "monitor.recording.recording"):
                 stack.enter_context(mock.patch(f"{module}.SimulatedLab", lab))
             for module in modules if self.scene.kind == "preset" else ():
                 stack.enter_context(mock.patch(f"{module}.conduct", self._conduct))
@@ -200,7 +200,7 @@ class World:
                 stack.enter_context(mock.patch("monitor.recording.step_programs._require_constant"))
                 for check in ("RunFolder.check_listing", "RunFolder.check_contents"):  # what holds up no liar
                     stack.enter_context(mock.patch(f"monitor.recording.recorder.{check}"))
-                stack.enter_context(mock.patch("monitor.recording.recorder.heard_beyond", return_value={}))
+                stack.enter_context(mock.patch("monitor.recording.recording.heard_beyond", return_value={}))
             if self.declared is not None:
                 liar = self.declared
                 stack.enter_context(
@@ -250,10 +250,10 @@ class World:
         )
         self.model, self.optim = model, optimizer
         if self.task_seed is not None:
-            told, sign = self.recorder._declared.seed, self.recorder._inspectorate.sign
-            self.recorder._declared = replace(self.recorder._declared, seed=self.task_seed(scene.seed))
+            told, sign = self.recorder._run.declared.seed, self.recorder._run.inspectorate.sign
+            self.recorder._run.declared = replace(self.recorder._run.declared, seed=self.task_seed(scene.seed))
             # What the inspectorate is shown is the declaration that the run holds.
-            self.recorder._inspectorate.sign = lambda declared, *programs, **options: sign(  # type: ignore[method-assign]
+            self.recorder._run.inspectorate.sign = lambda declared, *programs, **options: sign(  # type: ignore[method-assign]
                 replace(declared, seed=told), *programs, **options
             )
 
@@ -292,20 +292,20 @@ class World:
             self._forge(self.recorder)
         with self.recorder.step(batch):
             self.body(self.model, self.optim, batch)
-        if self.seed_lie is not None and self.draws and self.recorder._declared.seed != self.scene.seed:
+        if self.seed_lie is not None and self.draws and self.recorder._run.declared.seed != self.scene.seed:
             self.seed_lie.hit(0)
 
     def _forge(self, recorder: Recorder) -> None:
         """From now on what is committed is not what was trained."""
-        settle = recorder._loop.__class__.settle
+        settle = recorder._run.loop.state.__class__.settle
 
         def settle_and_forge() -> None:
-            settle(recorder._loop)
-            self.forge(recorder._loop.memory.tensors, recorder.steps)
+            settle(recorder._run.loop.state)
+            self.forge(recorder._run.loop.state.memory.tensors, recorder.steps)
 
-        recorder._loop.settle = settle_and_forge  # type: ignore[method-assign]
+        recorder._run.loop.state.settle = settle_and_forge  # type: ignore[method-assign]
         for name in ("repeat", "repeat_segment"):
-            setattr(recorder._held, name, lambda *_: None)
+            setattr(recorder._run.loop.held, name, lambda *_: None)
 
     def forge(self, tensors: Mapping[tuple[str, str], torch.Tensor], step: int) -> None:
         """Overwrite what was trained."""

@@ -55,7 +55,7 @@ def signed(shell, tmp_path):
         with recorder.step(batch):
             model.zero_grad(set_to_none=False)
             functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
-            recorder._optimizer.step()
+            recorder._run.loop.optimizer.step()
         if step == 2:
             words = ("declare", "countersign", "{here}/run", "--key", "{here}/key", "--out", "{here}/first.json")
             assert shell(*words)[0] == 0

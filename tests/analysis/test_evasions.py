@@ -15,7 +15,7 @@ from analysis.bench.evasions import PREDICTIONS, Scene
 from firmware_sim import ChipLie, LabLie
 from firmware_sim.errors import CallerError
 from inspector.campaign.rates import load_rates
-from monitor.lab.conduct import LIES
+from monitor.lab.lies import LIES
 
 ELSEWHERE = {ChipLie.CLONE_IDENTITY, ChipLie.ROLL_BACK_LOG, LabLie.HIDDEN_CONSTANT}
 """Lies that one training of one lab cannot tell, or that no draw decides; they have tests of their own."""

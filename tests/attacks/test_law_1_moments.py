@@ -120,7 +120,7 @@ def test_another_model_that_is_there_between_operators_only(record_small, judge,
                     tensor.copy_(held.pop(0))
 
     monkeypatch.setattr(Meter, "charge", with_another_model)
-    recorded = record_small(train, prepare=lambda recorder: memories.append(recorder._loop.memory))
+    recorded = record_small(train, prepare=lambda recorder: memories.append(recorder._run.loop.state.memory))
     monkeypatch.undo()
     verdict = judge(recorded)(settings=SETTINGS)
     assert verdict.outcome is Outcome.REJECT
@@ -141,7 +141,7 @@ def test_moments_that_the_host_chooses(record_small, judge):
         optimizer.zero_grad()
         model(batch).square().sum().backward()
         if recorders[0].steps == 2:
-            recorders[0]._lab.chips[0].idle(1)
+            recorders[0]._run.lab.chips[0].idle(1)
         optimizer.step()
 
     recorded = record_small(with_a_pause, prepare=recorders.append, chips=1, snapshot_rate=Fraction(1, 2), seed=PAUSED)

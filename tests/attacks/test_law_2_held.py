@@ -40,7 +40,7 @@ def hoard(record_loop):
 
 
 def lying(recorder):
-    recorder._is_checked = False
+    recorder._run.loop.is_checked = False
 
 
 def test_a_hoard_shows_in_every_chips_log(hoard, devices):

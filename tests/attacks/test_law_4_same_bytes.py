@@ -38,9 +38,9 @@ def dropout(record_loop, monkeypatch):
         )
 
         def other_masks(recorder):
-            told, sign = recorder._declared, recorder._inspectorate.sign
-            recorder._declared = replace(told, seed=used)
-            recorder._inspectorate.sign = lambda _, *programs, **options: sign(told, *programs, **options)
+            told, sign = recorder._run.declared, recorder._run.inspectorate.sign
+            recorder._run.declared = replace(told, seed=used)
+            recorder._run.inspectorate.sign = lambda _, *programs, **options: sign(told, *programs, **options)
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return record_loop(model, optimizer, batches, body, name=name, seed=seed, prepare=other_masks)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.recording import recorder as lab
-from monitor.recording import step_programs, updates
+from monitor.recording import recording, step_programs, updates
 from tests.guards import off
 
 NOW = ("--now", "2026-01-01T00:30:00Z")
@@ -107,7 +107,7 @@ def record_a10(record) -> Path:
 
 
 def lower_rate(recorder, step) -> None:
-    recorder._optimizer.param_groups[0]["lr"] = 5.0 / step
+    recorder._run.loop.optimizer.param_groups[0]["lr"] = 5.0 / step
 
 
 def test_a10_rate_declared_as_a_product_is_rejected(record, capsys):
@@ -129,7 +129,7 @@ def test_a10_a_lab_hears_of_it_before_anything_is_committed(record):
 
 
 def test_a10_under_another_pytorch_nothing_is_concluded(record, capsys):
-    with mock.patch.object(lab, "versions", return_value={**lab.versions(), "torch": "1.0"}):
+    with mock.patch.object(recording, "versions", return_value={**recording.versions(), "torch": "1.0"}):
         run = record_a10(record)
     assert verify(capsys, run)[0] == 3
 
@@ -152,7 +152,7 @@ def test_a10_agreed_as_free_is_accepted_and_said(record, capsys):
 
 def record_a11(record) -> Path:
     def before(recorder, step):
-        recorder._optimizer.param_groups[0]["weight_decay"] = 1000.0 if step == 3 else 0.01
+        recorder._run.loop.optimizer.param_groups[0]["weight_decay"] = 1000.0 if step == 3 else 0.01
 
     with mock.patch.object(step_programs, "_require_constant"):
         return record(adamw(), before=before)

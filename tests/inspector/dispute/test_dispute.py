@@ -64,7 +64,7 @@ def computing_operators(recorded) -> list[tuple[int, str]]:
 def test_wrong_operator_at_random_places(right, record, tmp_path, monkeypatch):
     """20 places: whichever operator returned one wrong element, it is named, unless the element had no effect."""
     from firmware_sim import LabLie
-    from monitor.lab.conduct import LIES
+    from monitor.lab.lies import LIES
 
     rng = random.Random("wrong operator")
     places = rng.sample(computing_operators(right), 24)
@@ -116,7 +116,7 @@ def test_other_decision_cases(right, record, tmp_path, lie, operator, case):
 def test_other_loss_before_does_not_hide_the_wrong_step(right, record, tmp_path, monkeypatch):
     """Loss and operators of one step cannot tell who misstates the loss, so the search must not end there."""
     from firmware_sim import LabLie
-    from monitor.lab.conduct import LIES
+    from monitor.lab.lies import LIES
 
     honest = LIES[LabLie.WRONG_OPERATOR](4)
 

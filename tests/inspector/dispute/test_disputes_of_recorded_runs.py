@@ -24,7 +24,7 @@ from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
-from monitor.lab.conduct import LIES
+from monitor.lab.lies import LIES
 from monitor.lab.prover import LabProver
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.programs.trace import COMMIT_STATE, tensor_digest
@@ -338,15 +338,15 @@ def test_numbers_that_no_rule_gives_lose(exact_labs):
     """The second lab says that it kept the declared rate, but its optimizer took another."""
 
     def prepare(recorder):
-        original = recorder._programs.explain
+        original = recorder._run.programs.explain
 
         def explain(*arguments):
             program, execution = original(*arguments)
-            if recorder._writer.steps == 3:
+            if recorder._run.writer.steps == 3:
                 execution = replace(execution, hyper=tuple({} for _ in execution.hyper))
             return program, execution
 
-        recorder._programs.explain = explain
+        recorder._run.programs.explain = explain
 
     right = exact_labs.record("a", schedule=lambda step: 1e-2)
     rates = [1e-2, 1e-2, 1e-2, 5e-3, 1e-2]
@@ -359,14 +359,14 @@ def test_other_words_for_the_same_numbers_hide_nothing(exact_labs):
     """The liar lists a step's numbers in another order and declares a hyper-parameter that decides nothing."""
 
     def prepare(recorder):
-        original = recorder._programs.explain
+        original = recorder._run.programs.explain
 
         def explain(*arguments):
             program, execution = original(*arguments)
             slots = {text: tuple(reversed(numbers)) for text, numbers in execution.slots.items()}
             return program, replace(execution, slots=slots, hyper=tuple({"maximize": 0} for _ in execution.hyper))
 
-        recorder._programs.explain = explain
+        recorder._run.programs.explain = explain
 
     right = exact_labs.record("a")
     wrong = exact_labs.record("b", lie="wrong-operator", lie_step=4, prepare=prepare)
@@ -377,8 +377,8 @@ def test_other_words_for_the_same_numbers_hide_nothing(exact_labs):
 
 def test_under_reported_flop_loses(exact_labs):
     def prepare(recorder):
-        original = recorder._host.commit
-        recorder._host.commit = lambda leaf, files: original(replace(leaf, flop=leaf.flop // 2), files)
+        original = recorder._run.host.commit
+        recorder._run.host.commit = lambda leaf, files: original(replace(leaf, flop=leaf.flop // 2), files)
 
     right, wrong = exact_labs.record("a"), exact_labs.record("b", prepare=prepare)
     evidence = exact_labs.settle(right, wrong).evidence
@@ -398,7 +398,7 @@ def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop)
         folder = right.run.folder.with_name(name)
         model = nn.Linear(2, 2)
         recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=folder, chips=3)
-        recorder._writer.finish(chip_evidence(recorder._lab, lambda _, evidence: evidence))
+        recorder._run.writer.finish(chip_evidence(recorder._run.lab, lambda _, evidence: evidence))
         known = Trust.load([folder.with_name(f"{name}.trust.json")])
         empty.append(Claim(run=open_run(folder, known), prover=LabProver(folder)))
     with pytest.raises(CallerError, match="f took no step"):

@@ -16,7 +16,7 @@ from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.judging import inspect, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from monitor.lab.conduct import LIES
+from monitor.lab.lies import LIES
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 STEPS = 4

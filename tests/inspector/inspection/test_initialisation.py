@@ -18,6 +18,7 @@ from monitor import RunFolder, initialised
 from monitor.declaration.origin import Initialisation
 from monitor.recording import initialising
 from monitor.recording.recorder import Recorder
+from monitor.recording.recording import Recording
 from monitor.replay.initialisation import initialised_memory
 from tests.agreements import agreement, resigned
 from tests.guards import off
@@ -287,7 +288,7 @@ def test_compute_inside_an_initialisation_is_counted(record, judge):
 
 
 def test_hidden_compute_of_the_initialisation_is_a_finding(record, judge, monkeypatch):
-    true = Recorder._commit_start
+    true = Recording._commit_start
 
     def cheap(self):
         self._start.__dict__["compute"] = replace(self._start.compute, flop=0)
@@ -299,7 +300,7 @@ def test_hidden_compute_of_the_initialisation_is_a_finding(record, judge, monkey
             model.head.weight.copy_(torch.randn(5, 64) @ torch.randn(64, 64))
         return model
 
-    monkeypatch.setattr(Recorder, "_commit_start", cheap)
+    monkeypatch.setattr(Recording, "_commit_start", cheap)
     verdict = judge(record(build=build))
     assert verdict.outcome is Outcome.REJECT
     assert "step 0 declares 0 FLOP; the program needs 40960" in verdict.reasons[0].text
@@ -379,10 +380,10 @@ def test_an_initialised_run_goes_on_after_a_crash(record, judge, tmp_path):
     def cut(recorder):
         for number, batch in enumerate(batches(Pictures)):
             if number == 2:
-                recorder._lab.cut_power()
+                recorder._run.lab.cut_power()
                 raise KeyboardInterrupt
             with recorder.step(batch):
-                body(recorder._loop.model, recorder._optimizer, batch)
+                body(recorder._run.loop.state.model, recorder._run.loop.optimizer, batch)
 
     with pytest.raises(KeyboardInterrupt):
         record(name="cut", prepare=cut)
@@ -399,10 +400,10 @@ def test_an_initialised_run_goes_on_after_a_crash(record, judge, tmp_path):
 
 def test_a_run_killed_before_its_first_record_wants_the_same_initialisation(record, monkeypatch, tmp_path):
     def die(self):
-        self._lab.cut_power()
+        self.lab.cut_power()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Recorder, "_commit_start", die)
+    monkeypatch.setattr(Recording, "_commit_start", die)
     with pytest.raises(KeyboardInterrupt):
         record(name="cut")
     monkeypatch.undo()

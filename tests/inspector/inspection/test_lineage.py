@@ -18,6 +18,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated import lab_path
 from monitor.recording.recorder import Recorder
+from monitor.recording.recording import Recording
 from monitor.transcript import RunFolder
 from tests.guards import off
 
@@ -167,13 +168,13 @@ def forge(make_run, monkeypatch, kind: str):
     """A parent, and a child whose declared first state differs from it by one number of that kind."""
     parent = make_run("parent", lab="lab-p", **SMALL)
 
-    def begin(self, declared, *rest, true=Recorder._begin):
-        first = next(tensor for (each, _), tensor in self._loop.memory.tensors.items() if each == kind)
+    def begin(self, declared, *rest, true=Recording.begin):
+        first = next(tensor for (each, _), tensor in self.loop.state.memory.tensors.items() if each == kind)
         with torch.no_grad():
             first.view(-1)[0] += 0.5
-        true(self, replace(declared, origin=replace(declared.origin, state=self._root)), *rest)
+        true(self, replace(declared, origin=replace(declared.origin, state=self.loop.root)), *rest)
 
-    monkeypatch.setattr(Recorder, "_begin", begin)
+    monkeypatch.setattr(Recording, "begin", begin)
     return parent, make_run("child", lab="lab-c", parent=parent.run, **SMALL)
 
 

@@ -158,15 +158,15 @@ def test_agreed_program_named_for_another_one_is_rejected_by_replay(record_loop,
     one, other = (Constant("float32", torch.tensor(scale).numpy().tobytes()) for scale in (1.0, 1.5))
 
     def prepare(recorder):
-        true_same = recorder._programs.same
+        true_same = recorder._run.programs.same
 
         def same(captured, capture):
             constants = tuple(other if constant == one else constant for constant in captured.constants)
             return true_same(replace(captured, constants=constants), capture)
 
-        recorder._programs.same = same
-        recorder._held.repeat = lambda *_: None
-        recorder._held.repeat_segment = lambda *_: None
+        recorder._run.programs.same = same
+        recorder._run.loop.held.repeat = lambda *_: None
+        recorder._run.loop.held.repeat_segment = lambda *_: None
 
     forged = cheat.record(record_loop, prepare=prepare)
     forged = replace(forged, trust=recorded.trust)
@@ -181,14 +181,14 @@ def forge_execution(change):
     """Make the lab commit to another execution of step 4 than the true one, and skip its own checks."""
 
     def prepare(recorder):
-        true_explain = recorder._programs.explain
+        true_explain = recorder._run.programs.explain
 
         def explain(*arguments):
             program, execution = true_explain(*arguments)
-            return program, change(execution) if recorder._writer.steps == 3 else execution
+            return program, change(execution) if recorder._run.writer.steps == 3 else execution
 
-        recorder._programs.explain = explain
-        recorder._held.repeat_segment = lambda *_: None
+        recorder._run.programs.explain = explain
+        recorder._run.loop.held.repeat_segment = lambda *_: None
 
     return prepare
 
@@ -258,13 +258,13 @@ def test_hidden_write_between_checkpoints_is_rejected_by_replay(record_loop, jud
     loop.hidden_step = 2
 
     def prepare(recorder):
-        true_repeat = recorder._held.repeat
+        true_repeat = recorder._run.loop.held.repeat
 
         def repeat(declared, program, leaf, *rest):
             if leaf.step != 2:
                 true_repeat(declared, program, leaf, *rest)
 
-        recorder._held.repeat = repeat
+        recorder._run.loop.held.repeat = repeat
 
     with off("watched memory"):
         recorded = loop.record(record_loop, prepare=prepare)
@@ -279,7 +279,7 @@ def test_other_batch_than_the_committed_one_is_rejected_by_replay(record_loop, j
     true_record = Recorder._record
 
     def record(self, taken, opened):
-        if self._writer.steps == 3:
+        if self.steps == 3:
             opened.content = encode_state(recorded_batch)
         true_record(self, taken, opened)
 
@@ -293,8 +293,8 @@ def test_other_batch_than_the_committed_one_is_rejected_by_replay(record_loop, j
 
 def test_under_reported_flop_is_rejected(record_loop, judge):
     def prepare(recorder):
-        true_commit = recorder._host.commit
-        recorder._host.commit = lambda leaf, files: true_commit(replace(leaf, flop=leaf.flop // 2), files)
+        true_commit = recorder._run.host.commit
+        recorder._run.host.commit = lambda leaf, files: true_commit(replace(leaf, flop=leaf.flop // 2), files)
 
     recorded = Loop().record(record_loop, prepare=prepare)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
@@ -306,16 +306,16 @@ def test_step_that_only_the_chips_have_heard_of_is_rejected(record_loop):
     """How many steps a loop takes is not declared, so a truncated transcript shows on the chips."""
 
     def prepare(recorder):
-        true_check = recorder._held.require_untouched
+        true_check = recorder._run.loop.held.require_untouched
 
         def check():
             true_check()
-            if recorder._writer.steps == STEPS:
-                for chip in recorder._lab.chips:
-                    chip.commit(recorder._run_id, STEPS + 1, bytes(32))
-                    chip.tick(recorder._run_id, STEPS + 1)
+            if recorder._run.writer.steps == STEPS:
+                for chip in recorder._run.lab.chips:
+                    chip.commit(recorder._run.run_id, STEPS + 1, bytes(32))
+                    chip.tick(recorder._run.run_id, STEPS + 1)
 
-        recorder._held.require_untouched = check
+        recorder._run.loop.held.require_untouched = check
 
     recorded = Loop().record(record_loop, prepare=prepare)
     verdict = verify(recorded.run, recorded.trust, now=recorded.now)
@@ -335,7 +335,7 @@ def test_loop_without_a_step_is_never_accepted(record_loop, judge, devices, tmp_
     with pytest.raises(KeyboardInterrupt):
         Loop().record(record_loop, before=stop)
     if finished:
-        made[0]._writer.finish(chip_evidence(made[0]._lab, lambda _, evidence: evidence))
+        made[0]._run.writer.finish(chip_evidence(made[0]._run.lab, lambda _, evidence: evidence))
     run = tmp_path / "loop"
     whole = Loop().record(record_loop, name="whole")
     recorded = replace(whole, run=run, trust=Trust.load([tmp_path / "loop.trust.json"], [run]))

@@ -20,7 +20,7 @@ from inspector.replay.segment import segments
 from inspector.storage.fsck import fsck
 from inspector.storage.stats import run_stats
 from monitor import Recorder
-from monitor.lab.conduct import conduct
+from monitor.lab.lies import conduct
 from monitor.lab.reexecution import Reexecution
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.recording import recipes

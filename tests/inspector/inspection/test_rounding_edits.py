@@ -24,7 +24,8 @@ from inspector.inspection.judging import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome, Verdict
 from monitor.lab.adversary import EditKind, LogEdit, Rounding, Survey, apply_edit, far_additions
-from monitor.lab.conduct import Conduct, EditRoundingLog
+from monitor.lab.conduct import Conduct
+from monitor.lab.lies import EditRoundingLog
 from monitor.lab.prover import LabProver
 from monitor.numerics import Bound, Formats, replaying
 from monitor.numerics.rounding import codec

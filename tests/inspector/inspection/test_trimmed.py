@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on_from_what_its_checkpoints_hold(recorded, tmp_path:
         for batch in batches[:killed]:
             with recorder.step(batch):
                 body(model, optimizer, batch)
-        recorder._lab.cut_power()
+        recorder._run.lab.cut_power()
         model = Shifted()
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
         with torch.no_grad():

@@ -204,7 +204,7 @@ def test_resumed_run_goes_on_with_its_counts(record_loop, tmp_path):
 
     def stop(recorder, step):
         if step == 6:
-            recorder._lab.power_off()
+            recorder._run.lab.power_off()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

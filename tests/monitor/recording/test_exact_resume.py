@@ -180,7 +180,7 @@ def test_a_run_that_keeps_nothing_gives_nothing_back(tmp_path):
     loop = Loop()
     recorder = loop.start(tmp_path / "run", stateful=None)
     loop.train(recorder, until=2)
-    recorder._lab.cut_power()
+    recorder._run.lab.cut_power()
     again = Loop()
     with pytest.raises(CallerError, match="kept with step 2"):
         Recorder.resume(again.model, again.optimizer, out=tmp_path / "run", stateful=again.stateful)

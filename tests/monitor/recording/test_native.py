@@ -101,7 +101,7 @@ def test_a_native_run_goes_on_after_a_crash(tmp_path):
         recorder = start(loop, out)
         if out.name == "killed":
             loop.record(recorder, until=3)
-            recorder._lab.cut_power()
+            recorder._run.lab.cut_power()
             loop = Loop()
             recorder = Recorder.resume(loop.model, loop.optimizer, out=out)
         loop.record(recorder)

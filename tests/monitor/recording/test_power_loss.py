@@ -20,7 +20,7 @@ from firmware_sim.evidence import MerkleTree
 from monitor import Recorder
 from monitor.files import Files
 from monitor.lab.simulated import SimulatedLab, lab_path
-from monitor.recording import recorder as recording
+from monitor.recording import recording
 from monitor.recording.resuming import heard_beyond
 from monitor.recording.stateful import HostState
 from monitor.transcript import RunFolder, writer
@@ -110,7 +110,7 @@ def test_steps_that_chips_heard_of_come_again_or_not_at_all(plain, tmp_path, mon
     loop.source.next()  # another batch than the chips' step 4
     with pytest.raises(CallerError, match="step 4 is not the one that the chips heard of before the crash"):
         loop.train(recorder)
-    recorder._lab.cut_power()
+    recorder._run.lab.cut_power()
     assert plain.resumed(run) == (3, "")  # the same ones are taken
 
 
@@ -222,7 +222,7 @@ def test_paths_may_be_relative(tmp_path, monkeypatch, sync):
     assert Path("e/f/g").read_bytes() == b"c"
     loop = crashes.Loop()
     recorder = Recorder(loop.model, loop.optimizer, out="run", chips=1, sync=sync, stateful=loop.stateful)
-    recorder._lab.cut_power()
+    recorder._run.lab.cut_power()
     again = crashes.Loop()
     assert Recorder.resume(again.model, again.optimizer, out="run", sync=sync, stateful=again.stateful).steps == 0
 

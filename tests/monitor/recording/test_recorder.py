@@ -859,7 +859,7 @@ def test_killed_process_leaves_an_unfinished_run_that_goes_on(tmp_path):
         model(torch.zeros(2, 8)).sum().backward()
         optimizer.step()
     recorder.finish()
-    assert len(recorder._programs.known) == 1  # the new process runs the program of the old one
+    assert len(recorder._run.programs.known) == 1  # the new process runs the program of the old one
     verdict = verify(tmp_path / "run", Trust.load([tmp_path / "run.trust.json"]), now=STARTED)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 

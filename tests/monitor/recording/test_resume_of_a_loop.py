@@ -174,7 +174,7 @@ def test_what_cannot_be_resumed(tmp_path, started):
     loop.train(recorder, make_batches()[:2])
     with pytest.raises(ChipwitnessError, match="powered on already"):
         go_on(run, "adamw")
-    recorder._lab.cut_power()
+    recorder._run.lab.cut_power()
     for other in (Loop("momentum"), Loop("adamw", width=4)):
         with pytest.raises(CallerError, match="another model or optimizer"):
             Recorder.resume(other.model, other.optimizer, out=run)

@@ -44,9 +44,9 @@ def put_back(tmp_path):
             for folder in (run, lab_path(run)):
                 shutil.copytree(folder, tmp_path / "back" / folder.name)
         if step == HEARD:
-            [chip] = recorder._lab.chips
-            prune_powered(lab_path(run), chip, accepted(recorder._lab, chip))
-            recorder._lab.cut_power()
+            [chip] = recorder._run.lab.chips
+            prune_powered(lab_path(run), chip, accepted(recorder._run.lab, chip))
+            recorder._run.lab.cut_power()
             raise Killed
 
     with pytest.raises(Killed):
@@ -75,4 +75,4 @@ def test_other_steps_than_those_that_were_accepted_are_not(put_back):
     loop.source.next()  # another batch than the chip's step 3
     with pytest.raises(CallerError, match=f"step {HEARD} is not the one that the chips heard of before the crash"):
         loop.train(recorder)
-    recorder._lab.cut_power()
+    recorder._run.lab.cut_power()

@@ -1,0 +1,400 @@
+"""How a lab behaves that tells exactly one lie.
+
+Each lie overrides the moments of ``monitor.lab.conduct.Conduct`` at which it departs from honesty; everything else,
+signatures and chips included, runs through the same code. Lies about what the transcript says are here; those about
+which training the chips take part in are in ``monitor.lab.evasions``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from firmware_sim import ChipLie, LabLie, parse_lie
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
+from monitor import numerics
+from monitor.lab.adversary import LogEdit, Survey, apply_edit, far_additions
+from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
+from monitor.lab.evasions import EVASIONS
+from monitor.numerics import Bound
+from monitor.presets import initialise
+from monitor.presets.training import build
+from monitor.replay.replaying import ProgramTraining
+from monitor.transcript.draft import Draft
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from monitor.declaration.statement import Declaration
+    from monitor.lab.host import Host
+    from monitor.lab.simulated import LabConfig, SimulatedLab
+    from monitor.numerics import Observer
+    from monitor.replay.moment import Moment
+    from monitor.sharding import ShardedMemory
+    from monitor.transcript import Batches, Leaf
+
+__all__ = ["LIES", "EditRoundingLog", "conduct", "simulated_lie"]
+
+
+_PRODUCTS = frozenset({"aten.addmm.default", "aten.bmm.default", "aten.convolution.default", "aten.mm.default"})
+
+
+class _ChangeSample(Conduct):
+    """Trains on another first sample than the committed one, in one step."""
+
+    alters = "step"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
+        if step != self._step:
+            return declared
+        changed = {name: values.clone() for name, values in declared.items()}
+        inputs = max(changed.values(), key=lambda values: values.numel())
+        inputs[0] = inputs[0].reshape(-1).flip(0).view(inputs[0].shape) if inputs.dim() > 1 else inputs[-1]
+        return changed
+
+
+class _ReorderData(Conduct):
+    """Exchanges the batch of one step with that of the next one, or for the last step with that of the one before.
+
+    Where batches come as the run goes, the step trains once more on the batch of the step before, the first on its own.
+    """
+
+    alters = "step"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def check(self, declared: Declaration, config: LabConfig) -> None:
+        if declared.length is not None and declared.length < 2:
+            raise CallerError("a run of one step has one order of data; take at least two steps")
+
+    def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
+        if batches.length is None:
+            return batches.batch(step - 1) if step == max(self._step, 2) else declared
+        first = min(self._step, batches.length - 1)
+        other = {first: first + 1, first + 1: first}.get(step, step)
+        return declared if other == step else batches.batch(other)
+
+
+class _WriteUnseen(Conduct):
+    """Alters the first weight after one step through a view that no operator of the program writes to."""
+
+    alters = "step"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step == self._step:
+            weight = next(tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "weight")
+            weight.detach().view(-1)[:1].add_(2.0**-10)
+
+
+class _Drift(Conduct):
+    """Moves every weight by one unit in the last place, away from zero, after each step from one on.
+
+    An inspector that compares a step's weights within a tolerance of 2^-22 sees nothing.
+    """
+
+    alters = "rest"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step >= self._step:
+            for (kind, _), tensor in moment.memory.tensors.items():
+                if kind == "weight":
+                    values = tensor.detach()
+                    values.copy_(torch.nextafter(values, torch.copysign(torch.full_like(values, torch.inf), values)))
+
+
+class _TruncateTranscript(Conduct):
+    """Trains to the end, then hands over the transcript as if the run were still going on before one step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def publish(self, run: Path, lab: SimulatedLab) -> None:
+        draft = Draft.read(run, lab.key)
+        draft.cut(run, self._step - 1)
+        draft.sign(run, lab.key)
+
+
+class _MakeTrust(Conduct):
+    """Puts a trust file into the run that names the lab's own maker, registry and chips."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told after the last step, whatever ``step`` is."""
+
+    def publish(self, run: Path, lab: SimulatedLab) -> None:
+        shutil.copy(run.with_name(f"{run.name}.trust.json"), run / "trust.json")
+
+
+class _EditOptimizer(Conduct):
+    """Doubles the first value of the optimizer's state after one step."""
+
+    alters = "step"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step == self._step:
+            held = [tensor for (kind, _), tensor in moment.memory.tensors.items() if kind == "optimizer"]
+            if not held:
+                raise CallerError("the optimizer keeps no state that this lie could edit")
+            state = max(held, key=lambda tensor: tensor.dim())
+            state.view(-1)[:1].mul_(2)
+
+
+class _UnderReportFlop(Conduct):
+    """Declares half the FLOP of every step from one on."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def declare(self, leaf: Leaf) -> Leaf:
+        return replace(leaf, flop=leaf.flop // 2) if leaf.step >= self._step else leaf
+
+
+class _OtherLearningRate(Conduct):
+    """Moves the weights twice as far in each step from one on, as twice the declared learning rate does."""
+
+    alters = "rest"
+    needs_before = True
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_commit(self, moment: Moment) -> None:
+        if moment.step < self._step:
+            return
+        assert moment.before is not None
+        with torch.no_grad():
+            for (kind, name), tensor in moment.memory.tensors.items():
+                if kind == "weight":
+                    tensor.detach().add_(tensor.detach() - moment.before[f"weight/{name}"])
+
+
+class _ForgeInitialisation(Conduct):
+    """Starts from other weights and claims that the declared seed gave them, or that they are the agreed ones."""
+
+    def __init__(self, step: int) -> None:
+        """The lie is told before the first step, whatever ``step`` is."""
+
+    def initialise(self, declared: Declaration, memory: ShardedMemory, lab: SimulatedLab) -> None:
+        if declared.recipe is None:
+            shuffle_weights(memory, declared.seed + 1)
+            return
+        model, _ = build(declared.recipe, memory.place)
+        initialise(model, declared.seed + 1)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                memory.tensors["weight", name].copy_(parameter)
+
+
+class _HiddenSteps(Conduct):
+    """Trains hidden extra steps on undeclared data, then puts the declared state back.
+
+    The transcript is spotless; only the chips see the hidden states, and count what runs on them.
+    """
+
+    def __init__(self, step: int, hidden: int = 6) -> None:
+        self._step = step
+        self._hidden = hidden
+
+    def after_step(self, step: int, host: Host) -> None:
+        if step != self._step or host.moment is None:
+            return
+        saved = {name: tensor.clone() for name, tensor in host.memory.export().items()}
+        batch = undeclared(host.moment.batch)
+        for _ in range(self._hidden):
+            host.moment.train(host.memory, batch)
+            self.tell_chips(step, host)
+        host.memory.load(saved)
+
+    def tell_chips(self, step: int, host: Host) -> None:
+        """What the chips hear of a hidden step."""
+        host.idle_chips()
+
+
+class _UntoldSteps(_HiddenSteps):
+    """Trains hidden extra steps while no time passes on its chips. Only their meters show it."""
+
+    def tell_chips(self, step: int, host: Host) -> None:
+        """Nothing."""
+
+
+class _ExtraTicks(Conduct):
+    """Lets the chips work for some ticks after one step, on something that lies outside of the declared memory."""
+
+    def __init__(self, step: int, ticks: int = 6) -> None:
+        self._step = step
+        self._ticks = ticks
+
+    def after_step(self, step: int, host: Host) -> None:
+        if step == self._step:
+            for _ in range(self._ticks):
+                host.tick_chips(step)
+
+
+class _EditLog(_HiddenSteps):
+    """Trains hidden extra steps, then edits the chips' logs so that each hidden snapshot shows the declared state.
+
+    The edited log is chained anew and hangs together; the chip's quote still covers the one that it wrote.
+    """
+
+    keeps_leaves = True
+
+    def hand_over(self, shard: int, evidence: dict[str, bytes], host: Host) -> dict[str, bytes]:
+        previous = ZERO_DIGEST
+        edited = []
+        for record in parse_log(evidence["log.bin"]):
+            digest = record.digest
+            if record.kind is RecordKind.SNAPSHOT:
+                digest = host.leaves[record.step].state.shard(shard).value
+            record = replace(record, digest=digest, previous=previous)
+            previous = record.hash()
+            edited.append(record.to_bytes())
+        return {**evidence, "log.bin": b"".join(edited)}
+
+
+class EditRoundingLog(Conduct):
+    """Edits one entry of one step's rounding log and trains on under it; everything after it is honest.
+
+    The step is recorded as it should be, then taken again from the same state under the edited log, obeyed without
+    checks. State, loss, log and all that follows are committed and signed as they then are, so that every record of
+    the run agrees with every other.
+
+    Args:
+        edit: by default an added entry outside the window of its error bound, against the lab's own arithmetic: the
+            first that changes the state.
+    """
+
+    alters = "step"
+    bound = Bound(check=False)
+    needs_before = True
+
+    def __init__(self, step: int, edit: LogEdit | None = None) -> None:
+        self._step = step
+        self._edit = edit
+
+    def check(self, declared: Declaration, config: LabConfig) -> None:
+        if declared.numerics != "rounded":
+            raise CallerError(
+                f"this lie edits the log of rounded numerics with worst-case bounds, not {declared.numerics}"
+            )
+
+    def record(self, moment: Moment) -> tuple[bytes, str]:
+        if moment.step != self._step:
+            return super().record(moment)
+        assert moment.before is not None
+        honest = moment.memory.digest()
+        keys = moment.keys()
+        survey, session = Survey.recording(keys=keys)
+        memory = ProgramTraining(moment.declared, device=moment.memory.place).memory  # elsewhere: its chips would count
+        memory.load(moment.before)
+        moment.take(memory, moment.batch, session, keys)
+        edits = far_additions(survey.roundings) if self._edit is None else [self._edit]
+        if not edits:
+            raise CallerError(f"step {moment.step} rounds no element outside the window of its error bound")
+        for edit in edits:
+            log = apply_edit(session.log, edit, survey.roundings)
+            memory.load(moment.before)
+            keys = moment.keys()
+            replaying = numerics.replaying("rounded", log, bound=self.bound, keys=keys)
+            loss = moment.take(memory, moment.batch, replaying, keys)
+            if memory.digest() != honest:
+                break
+        moment.memory.load(memory.export())
+        return log, loss
+
+
+class _WrongOperator(Conduct):
+    """Returns one wrong element from one operator of one step: by default its first matrix product or convolution."""
+
+    alters = "step"
+
+    def __init__(self, step: int, operator: int | None = None) -> None:
+        self._step = step
+        self._operator = operator
+
+    def observer(self, step: int) -> Observer | None:
+        return _Nudge(self._operator) if step == self._step else None
+
+
+class _Nudge:
+    """Alters the last element of the first floating-point result at or after one operator index."""
+
+    def __init__(self, index: int | None) -> None:
+        self._index = index
+        self._done = False
+
+    def before(self, index: int, func: object, args: object, kwargs: object) -> None:
+        """Nothing to do."""
+
+    def after(self, index: int, func: object, args: object, kwargs: object, out: object) -> None:
+        """Alter the result once."""
+        due = str(func) in _PRODUCTS if self._index is None else index >= self._index
+        if self._done or not due or not isinstance(out, Tensor):
+            return
+        if not out.is_floating_point() or out.numel() == 0 or _shares_memory(out, args):
+            return
+        with torch.no_grad():
+            last = out[tuple(size - 1 for size in out.shape)]
+            last.mul_(1.0078125).add_(2.0**-10)
+        self._done = True
+
+
+def _shares_memory(out: Tensor, args: object) -> bool:
+    """Tell whether the result is a view of an argument, or the argument itself."""
+    if isinstance(args, Tensor):
+        return bool(args.untyped_storage()._cdata == out.untyped_storage()._cdata)
+    return isinstance(args, list | tuple) and any(_shares_memory(out, item) for item in args)
+
+
+LIES: dict[LabLie, Callable[[int], Conduct]] = {
+    LabLie.CHANGE_SAMPLE: _ChangeSample,
+    LabLie.REORDER_DATA: _ReorderData,
+    LabLie.EXTRA_STEPS: _HiddenSteps,
+    LabLie.EXTRA_TICKS: _ExtraTicks,
+    LabLie.UNTOLD_STEPS: _UntoldSteps,
+    LabLie.EDITED_CHIP_LOG: _EditLog,
+    LabLie.FORGED_INITIALISATION: _ForgeInitialisation,
+    LabLie.OTHER_LEARNING_RATE: _OtherLearningRate,
+    LabLie.EDITED_OPTIMIZER: _EditOptimizer,
+    LabLie.UNDER_REPORTED_FLOP: _UnderReportFlop,
+    LabLie.EDITED_ROUNDING_LOG: EditRoundingLog,
+    LabLie.UNSEEN_WRITE: _WriteUnseen,
+    LabLie.TOLERATED_DRIFT: _Drift,
+    LabLie.TRUNCATED_TRANSCRIPT: _TruncateTranscript,
+    LabLie.SELF_MADE_TRUST: _MakeTrust,
+    LabLie.WRONG_OPERATOR: _WrongOperator,
+    **EVASIONS,
+}
+"""The lab lies that training simulates; the argument is the step at which the lab departs from honesty."""
+
+
+def simulated_lie(name: str) -> LabLie | ChipLie:
+    """Return the lie of that name; CallerError if there is none, or none that training simulates."""
+    lie = parse_lie(name)
+    if isinstance(lie, LabLie) and lie not in LIES:
+        known = ", ".join(each.value for each in (*LIES, *ChipLie))
+        raise CallerError(f"training does not simulate the lie {name!r}; there are {known}")
+    return lie
+
+
+def conduct(lie: str | None, step: int) -> Conduct:
+    """Return the conduct that tells this lie at that step; honest if there is none, or if a chip tells it."""
+    parsed = None if lie is None else simulated_lie(lie)
+    return LIES[parsed](step) if isinstance(parsed, LabLie) else Conduct()

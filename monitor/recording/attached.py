@@ -1,0 +1,110 @@
+"""A caller's model, optimizer and further objects, taken into chip memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from firmware_sim.errors import CallerError
+from monitor.environment import check_subnormals
+from monitor.lab.conduct import Conduct
+from monitor.programs.capture import Capture
+from monitor.programs.keys import RecordedKeys
+from monitor.programs.program import Program
+from monitor.programs.watching import WriteWatch
+from monitor.recording.following import Follower
+from monitor.recording.held import HeldState
+from monitor.recording.options import Options, check_objects
+from monitor.recording.state import LoopState
+from monitor.recording.updates import OptimizerUpdates
+
+__all__ = ["AttachedLoop"]
+
+
+class AttachedLoop:
+    """What a training loop computes with: its state lies in chip memory, and its writes are watched.
+
+    Args:
+        shares: how many equal parts of the state each chip holds.
+        conduct: how the lab behaves; a lie is not looked for.
+        objects: further objects whose tensors the steps write, by name.
+
+    Attributes:
+        state: weights, buffers, gradients, optimizer state and tensors of ``objects``, in chip memory.
+        held: a copy of them after the last committed step.
+        updates: of the optimizer in the open step.
+        groups: its hyper-parameters, by parameter group.
+        is_checked: whether what the body does is compared with what its programs say.
+
+    Raises:
+        CallerError: model, optimizer or objects cannot be recorded, or ``options`` name tensors that are not there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        shares: Sequence[int],
+        conduct: Conduct,
+        options: Options,
+        objects: Mapping[str, object] | None = None,
+    ) -> None:
+        check_objects(model, optimizer)
+        check_subnormals()
+        self.model, self.optimizer = model, optimizer
+        self.conduct, self.options = conduct, options
+        self.is_checked = not options.trusted and not conduct.lies
+        self.state = LoopState(model, optimizer, shares, complete=options.trusted, objects=objects)
+        names = {f"{entry.kind}/{entry.name}" for entry in self.state.entries}
+        if not options.direct_paths <= names:
+            raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
+        self.held = HeldState(self.state, watched=not options.trusted, kept=conduct.needs_before)
+        self.updates = OptimizerUpdates(optimizer)
+        self.groups = tuple(self.updates.used)
+        self._hooks: list[RemovableHandle] = []
+
+    @property
+    def root(self) -> str:
+        """Digest of the state that lies in memory."""
+        return str(self.state.memory.digest().root)
+
+    def watch_gradients(self, watch: Callable[[str, Tensor], None]) -> None:
+        """From now on call ``watch`` with name and gradient of a parameter when its gradient has been accumulated."""
+        if self.options.trusted:
+            return
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                hook = functools.partial(_accumulated, watch, f"gradient/{name}")
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def observe(
+        self,
+        step: int,
+        batch: Mapping[str, Tensor],
+        keys: RecordedKeys,
+        watch: WriteWatch,
+        known: Mapping[str, Program],
+    ) -> Capture | Follower:
+        """Whatever looks at the operators of a step that is about to begin; ``known`` are the run's programs so far."""
+        observer, meter = self.conduct.observer(step), self.state.memory.meter
+        if self.options.trusted and known:
+            return Follower(next(iter(known.values())), keys, meter, observer)
+        capture = Capture(keys, watch, observer, meter=meter)
+        present = {name: tensor for name, tensor in self.state.current().items() if tensor is not None}
+        capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
+        return capture
+
+    def release(self) -> None:
+        """Leave model and optimizer as they were found, but for their tensors, which stay where they are."""
+        self.updates.remove()
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _accumulated(watch: Callable[[str, Tensor], None], name: str, parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        watch(name, parameter.grad)

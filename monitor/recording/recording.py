@@ -1,0 +1,331 @@
+"""A run while it is recorded: its folder and its lab's chips, and how one step after another is committed to both."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from firmware_sim import KEPT_BYTES, Meter
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import digest_bytes
+from monitor.declaration.statement import Declaration
+from monitor.environment import device_name, fingerprint, settings, versions
+from monitor.files import Files
+from monitor.lab.desk import Desk
+from monitor.lab.evidence import chip_evidence, open_desk, write_answers
+from monitor.lab.host import Host
+from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path
+from monitor.programs.keys import step_seed
+from monitor.programs.program import Program
+from monitor.recording.attached import AttachedLoop
+from monitor.recording.checkpoints import Checkpoints
+from monitor.recording.inspectorate import SimulatedInspectorate
+from monitor.recording.resuming import heard_beyond, repeat_committed, require_same, require_start
+from monitor.recording.sources import DeclaredSource, Source, StreamSource, lab_salt
+from monitor.recording.stateful import HostState
+from monitor.recording.step_programs import StepPrograms
+from monitor.replay.moment import Moment
+from monitor.replay.steps import execution_of
+from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter
+from monitor.transcript.layout import log_path, program_path
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """A run folder and its lab's chips, step by step; nothing is on disk before ``begin``.
+
+    Attributes:
+        loop: what the steps compute with.
+        host_state: keeps the states of the caller's objects with every step, where there are such.
+        declared: what the lab says of the run.
+        lab: the simulated lab, with its chips.
+        run_id: 32 bytes.
+        programs: those of the steps so far.
+        log_bytes: bytes of the rounding logs of all steps.
+        loss: bits of the last committed loss; empty if none is.
+    """
+
+    declared: Declaration
+    lab: SimulatedLab
+    run_id: bytes
+    programs: StepPrograms
+    source: Source
+    host: Host
+    writer: TranscriptWriter
+    _desk: Desk
+    _checkpoints: Checkpoints
+
+    def __init__(
+        self,
+        loop: AttachedLoop,
+        folder: Path,
+        config: LabConfig,
+        *,
+        start: Program | None = None,
+        host_state: HostState | None = None,
+    ) -> None:
+        """``start`` is the program of the initial state, if one made it."""
+        options = loop.options
+        self.loop, self.folder, self.host_state = loop, folder, host_state
+        self.log_bytes, self.loss = 0, ""
+        self._config, self._start, self._conduct = config, start, loop.conduct
+        self._files = Files(sync=options.sync)
+        self.inspectorate = SimulatedInspectorate(
+            folder,
+            config,
+            reference=options.reference,
+            free=options.free,
+            direct_paths=options.direct_paths,
+            data=options.data,
+            files=self._files,
+        )
+
+    @property
+    def lab_name(self) -> str:
+        """Name of the simulated lab."""
+        return self._config.lab
+
+    @property
+    def steps(self) -> int:
+        """Number of committed steps."""
+        return self.writer.steps
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a step that is taken again from its program must lead to the same bits."""
+        return self.loop.is_checked and self.declared.numerics != "native"
+
+    def begin(self, declared: Declaration, source: Source, device: str | None) -> None:
+        """Make the lab's and the run folder, and commit the initial state.
+
+        Args:
+            device: name of the replay device that this process runs as; by default the place's own.
+        """
+        self._conduct.check(declared, self._config)
+        self.declared, self.source = declared, source
+        self.programs = self._step_programs(self.loop.held.before)
+        self.lab = SimulatedLab.create(lab_path(self.folder), self._config, self._files)
+        if self.host_state is not None:
+            self.host_state.keep(0)
+        self._agree()
+        place = self.loop.state.memory.place
+        metadata = Metadata(
+            lab=self._config.lab,
+            task=declared,
+            data=dict(source.commitment),
+            chips=tuple(chip.chip_id for chip in self.lab.chips),
+            device={"name": device_name(place) if device is None else device, "fingerprint": str(fingerprint(place))},
+            versions=versions(),
+            settings=settings(place),
+            started=self._config.started,
+            declared_end=self._config.declared_end,
+        )
+        self.writer = TranscriptWriter.create(
+            self.folder,
+            self.lab.staging,
+            self.lab.key,
+            run=metadata.run_id.hex(),
+            metadata=metadata.to_json(),
+            data=source.files,
+            files=self._files,
+        )
+        self.run_id = metadata.run_id
+        self._make_host()
+        self._commit_start()
+        self._settle()
+
+    def take_over(self, run: RunFolder, writer: TranscriptWriter, parameters: tuple[tuple[str, ...], ...]) -> bool:
+        """Bring memory and chips to the last committed step of an unfinished run.
+
+        Args:
+            parameters: names of each group's, as in the declaration.
+
+        Returns:
+            Whether further steps can follow; False where the chips have given their evidence.
+        """
+        leaves, _ = run.load_steps()
+        self.writer, self.run_id = writer, run.metadata.run_id
+        loop, state = self.loop, self.loop.state
+        declared = self.declared = require_same(run, loop.optimizer, loop.groups, parameters, state)
+        loop.groups = tuple(declared.groups)
+        self.source = (
+            StreamSource(lab_salt(self._config), run.folder)
+            if declared.recipe is None
+            else DeclaredSource(run.data(), run.metadata.data["set"], {})
+        )
+        self.inspectorate.recall()
+        require_start(declared, leaves, state, honest=not self._conduct.lies)
+        self.programs = self._step_programs(run.checkpoint(0) if leaves else loop.held.before)
+        for leaf in leaves[1:]:
+            execution = execution_of(leaf)
+            self.programs.recall(run.program(execution.program), execution)
+            self.log_bytes += run.files[log_path(leaf.step)].length
+            self.loss = leaf.loss
+        self._agree()
+        if writer.holds_chip_evidence:
+            state.memory.load(run.checkpoint(declared.steps))
+            return False
+        self.lab = SimulatedLab.reopen(lab_path(run.folder), self._files)
+        self.lab.remove_staging()
+        for leaf in leaves:
+            writer.tree.append(leaf.encoded())
+        beyond = heard_beyond(self.lab.chips, run, writer.tree) if self._config.lie is None else {}
+        self._make_host()
+        self.host.heard = beyond
+        if leaves:
+            self._checkpoints.release(leaves[-1].step)
+            repeat_committed(run, leaves, self.host, state, self._conduct)
+            loop.held.remember()
+            if len(leaves) > 1:
+                self._checkpoints.reached(leaves[-1].step, run.program(execution_of(leaves[-1]).program))
+        else:
+            self._commit_start()
+        self._settle()
+        return True
+
+    def commit(
+        self,
+        program: Program,
+        execution: Execution,
+        batch: Mapping[str, Tensor],
+        content: bytes,
+        log: bytes,
+        loss: str,
+    ) -> None:
+        """Commit a step that has led to what lies in memory.
+
+        Args:
+            batch: what it trained on.
+            content: the declared batch as a file, where the run keeps it.
+            log: the rounding log.
+            loss: bits of the loss; empty if the step commits none.
+
+        Raises:
+            CallerError: the step is repeated from its program, and leads elsewhere; or results of it are still held.
+        """
+        step, held, memory = self.steps + 1, self.loop.held, self.loop.state.memory
+        moment = Moment(
+            step=step,
+            declared=self.declared,
+            program=program,
+            execution=execution,
+            batch=batch,
+            memory=memory,
+            before=held.before or None,
+            log=log,
+            loss=loss,
+        )
+        self.host.moment = moment
+        log, loss = self._conduct.record(moment)
+        self._conduct.before_commit(moment)
+        root = self.source.root(step, content)
+        leaf = self._conduct.declare(
+            Leaf(
+                step=step,
+                batch=root.hex(),
+                state=memory.digest(),
+                log=str(digest_bytes("rounding-log", log)),
+                loss=loss,
+                flop=program.flop,
+                execution=execution,
+            )
+        )
+        is_kept = step % self.declared.checkpoint_every == 0 or step == self.declared.length
+        is_new = program.digest not in self.programs.known
+        is_due = is_new or is_kept or _is_picked(self.declared.seed, step, self.loop.options.one_in)
+        if self.is_repeatable and is_due:
+            held.repeat(self.declared, program, leaf, batch, root, log)
+        files = {log_path(step): log, **self.source.step_files(step, content)}
+        files |= self._checkpoints.of_past(step, program)
+        if is_new:
+            self.programs.know(program)
+            self._agree()
+            files[program_path(program.digest)] = program.encoded
+        if self.loop.is_checked:
+            _require_let_go(memory.meter, step, program)
+        held.remember()
+        self._checkpoints.reached(step, program)
+        self.log_bytes += len(log)
+        self.loss = loss
+        if self.host_state is not None:
+            self.host_state.keep(step)
+        self.host.commit(leaf, files)
+        self._checkpoints.release(step)
+        self._conduct.after_step(step, self.host)
+        self.answer()
+
+    def answer(self) -> None:
+        """Answer what an inspection has asked of the lab."""
+        self._desk.serve()
+
+    def finish(self) -> None:
+        """Write the last checkpoint and the chips' evidence, and close the run."""
+        steps = self.steps
+        if self.is_repeatable and steps % self.declared.checkpoint_every and steps != self.declared.length:
+            self.loop.held.repeat_segment(RunFolder(self.folder, self.lab.key.verifying), steps)
+        files = self._checkpoints.whole(steps)
+        self._conduct.before_evidence(self.host)
+        self.host.show_time(steps)
+        evidence = chip_evidence(self.lab, self.host.hand_over)
+        write_answers(self.lab, self.folder)
+        self.writer.finish({**files, **evidence})
+        self.lab.power_off()
+        self._desk.close()
+        self.loop.release()
+
+    def publish(self) -> None:
+        """Show the finished run to others."""
+        self._conduct.publish(self.folder, self.lab)
+
+    def _make_host(self) -> None:
+        memory = self.loop.state.memory
+        self._desk = open_desk(self.lab, self.folder)
+        self.host = Host(self.declared, memory, self.source.batches, self.lab, self.writer, self._conduct, self.run_id)
+        self._checkpoints = Checkpoints(self.folder, self.declared, memory, self.loop.held.before)
+
+    def _step_programs(self, start: Mapping[str, Tensor]) -> StepPrograms:
+        loop = self.loop
+        return StepPrograms(self.declared, loop.groups, loop.options, checked=loop.is_checked, start=start)
+
+    def _commit_start(self) -> None:
+        start, memory = self._start, self.loop.state.memory
+        self._conduct.before_run(self.lab)
+        self._conduct.initialise(self.declared, memory, self.lab)
+        self.host.attach_memory(0)
+        self.loop.held.remember()
+        flop = 0 if start is None else start.flop
+        leaf = Leaf(step=0, batch="", state=memory.digest(), log="", loss="", flop=flop)
+        files = {} if start is None else {program_path(start.digest): start.encoded}
+        self.host.commit(leaf, {**files, **self._checkpoints.whole(0)})
+
+    def _settle(self) -> None:
+        """Wait until all that there is of the run is on the medium, whoever wrote it."""
+        for folder in (self.folder, lab_path(self.folder)):
+            self._files.settle(folder)
+
+    def _agree(self) -> None:
+        """Have the declaration countersigned as far as the run came."""
+        start = {} if self._start is None else {self._start.digest: self._start}
+        free_slots = self.loop.options.free_slots
+        self.inspectorate.sign(self.declared, {**start, **self.programs.known}, free_slots=free_slots)
+
+
+def _require_let_go(meter: Meter, step: int, program: Program) -> None:
+    """CallerError if more results are held than a step makes: chips count them, and inspections reject that."""
+    most = program.made + KEPT_BYTES
+    if meter.holdings.byte_count > most:
+        gc.collect()  # what only cycles hold, nobody keeps
+    if meter.holdings.byte_count > most:
+        raise CallerError(
+            f"step {step}: {meter.holdings.byte_count} bytes of results are held, and a step makes {program.made}; "
+            "keep numbers (.item(), .tolist()) or NumPy copies of what earlier steps made, and let go of the tensors"
+        )
+
+
+def _is_picked(seed: int, step: int, one_in: int) -> bool:
+    """Whether a step that need not be repeated is."""
+    return step_seed(seed, step) % one_in == 0
