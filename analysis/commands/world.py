@@ -151,26 +151,20 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _round(arguments: argparse.Namespace) -> int:
-    """All parties in turn; a lab without a folder here stays silent."""
-    from inspector.rounds import steps
+    from inspector.rounds.playing import play_round
     from inspector.rounds.world import World
 
-    world, now = World(arguments.world), parse_now(arguments.now)
-    labs = [lab for lab in sorted(world.trust().labs) if world.runs(lab)]
-    _announce(arguments, world, now)
-    for lab in labs:
-        steps.hand(world, lab, now=now)
-    late = steps.past(world, "heads", now) if len(labs) < len(world.trust().labs) else now
-    steps.reveal(world, now=late)
-    for lab in labs:
-        steps.answer(world, lab, now=late)
-    late = steps.past(world, "answers", now) if len(labs) < len(world.trust().labs) else now
-    steps.order(world, now=late)
-    for lab in labs:
-        steps.disclose(world, lab, now=late)
     with executor(arguments) as devices:
-        steps.replay(world, now=late, worker=devices.run)
-    return show_verdict(arguments, steps.decide(world, now=late).verdict)
+        decided = play_round(
+            World(arguments.world),
+            settings_of(arguments, seed=None),
+            minutes=arguments.minutes,
+            refusals=arguments.refusals,
+            rules=arguments.rules,
+            now=parse_now(arguments.now),
+            worker=devices.run,
+        )
+    return show_verdict(arguments, decided.verdict)
 
 
 def _announce(arguments: argparse.Namespace, world: World, now: datetime) -> None:

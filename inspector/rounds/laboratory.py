@@ -73,9 +73,9 @@ def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
     asked = asked_in(world, lab)
     seed = challenge_seed(drawn.predicate["secret"], drawn.predicate["heads"])
     kinds = {rule["kind"] for rule in announced.predicate.get("rules", {}).get("rules", [])}
-    folders = _still_handed(world, lab)
-    runs = {f"{lab}.{name}": RunFolder(folder, key.verifying) for name, folder in folders.items()}
-    mine = {name: run for name, run in runs.items() if name in asked and asked[name].head == run.manifest_digest}
+    folders = {f"{lab}.{name}": folder for name, folder in _still_handed(world, lab).items()}
+    runs = {name: RunFolder(folder, key.verifying) for name, folder in folders.items() if name in asked}
+    mine = {name: run for name, run in runs.items() if asked[name].head == run.manifest_digest}
     for name, run in mine.items():
         try:
             require_drawn(

@@ -21,6 +21,7 @@ from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.verdict import Outcome
 from inspector.probability.odds import Violation
 from inspector.rounds import steps
+from inspector.rounds.playing import play_round
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
@@ -258,3 +259,40 @@ def test_the_command_line_plays_a_round(small, tmp_path, capsys):
     assert main(["verify", str(bundle), "--trust", str(folder / "registry" / "trust.json")]) == 0
     assert main(["world", "init", str(folder)]) == 2
     assert main(["world", "round", str(tmp_path / "nowhere"), *words]) == 2
+
+
+def test_one_line_inspects_in_a_default_world(small, tmp_path, capsys, kept_devices):
+    (small.run.with_name("run.trust.json")).write_text(json.dumps(small.trust.to_json()))
+    words = ["inspect", str(small.run), "--samples", "2", "--device", "sse41", "--now", "2026-01-01T00:30:00Z"]
+    assert main(words) == 0
+    folder = small.run.with_name("run.world")
+    bundle = folder / "inspectorate" / "verdicts" / "0001.json"
+    assert f"its bundle is {bundle}" in capsys.readouterr().out
+    assert main(["verify", str(bundle), "--trust", str(folder / "registry" / "trust.json")]) == 0
+    assert main([*words, "--world", str(tmp_path / "other")]) == 0
+    capsys.readouterr()
+    trust = ["--trust", str(small.run.with_name("run.trust.json"))]
+    assert main([*words, *trust]) == 0
+    assert "[parties] one process played inspectorate and cluster" in capsys.readouterr().out
+    for more, text in (
+        ([*trust, "--world", str(folder)], "leave --trust out"),
+        (["--seed", "x"], "--seed is an option of an inspection with --trust"),
+        (["--cluster-key", "x"], "--cluster-key is an option of an inspection with --trust"),
+        (["--world", str(small.run)], "there is no world"),
+    ):
+        assert main([*words, *more]) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_a_round_does_not_wait_for_ever(world, small, devices, tmp_path):
+    """One lab has no folder here, and one cannot read what it would open."""
+    shutil.copytree(small.run, tmp_path / "run")
+    lab_path(tmp_path / "run").symlink_to(lab_path(small.run))
+    (tmp_path / "run" / "metadata.json").write_bytes(b"{}")
+    world.join(small.trust, {"run": tmp_path / "run"})
+    world.join(silent(small.trust), {})
+    every = replace(SETTINGS, samples=3)
+    verdict = play_round(world, every, now=small.now, worker=devices.run).verdict
+    assert verdict.outcome is Outcome.REJECT
+    assert verdict.evidence["labs"]["silent"] == "REJECT"
+    assert any("metadata.json" in each.text for each in verdict.reasons)
