@@ -1,4 +1,8 @@
-"""What a replay cluster does in a round: it keeps what it asked for, checks that, replays, and signs."""
+"""What a replay cluster does in a round: it keeps what it asked for, checks that, replays, and signs.
+
+What it sends has a fixed form (``schemas/messages.json``). What devices say in words may quote samples and weights, so
+that it stays in the cluster's own folder (``errors/ROUND.txt``), and a fixed sentence takes its place.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,14 @@ from inspector.rounds.exchange import announced_in, asked_in, deadline, from_lab
 from inspector.rounds.opening import sweep
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 
-__all__ = ["replay"]
+__all__ = ["replay", "without_words"]
+
+_NOT_OPENED = "the run was not opened"
+_WORDS = {"device_error": "the device failed", "evidence_error": "what the lab opened cannot be read"}
+_CONTRADICTED = "the step cannot be taken as it was recorded"
+_RESULT = ("fingerprint", "seconds", "signed", "examined")
+_REPLAY = ("segment", "start_state", "initial_state", "leaves", "inside", "logged", "turned", "first_turned_step")
+_PLACE = ("step", "operator", "operator_index", "element", "obeyed")
 
 
 def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
@@ -45,17 +56,49 @@ def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
         job, name = entry["job"], Path(entry["job"]["run"]).name
         told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
         if name not in places:
-            return {**told, "result": {"device_error": "the run was not opened"}}
+            return {**told, "result": {"device_error": _NOT_OPENED}}
         try:
-            result = signed(entry["device"], {**job, "run": str(places[name]), "opened": True})
+            return {**told, "result": signed(entry["device"], {**job, "run": str(places[name]), "opened": True})}
         except DeviceError as error:
-            result = {"device_error": str(error)}
-        return {**told, "result": result}
+            return {**told, "result": {"device_error": str(error)}}
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
         results = list(threads.map(work, ordered.predicate["jobs"]))
+    _keep_errors(world, results)
+    results = [{**each, "result": without_words(each["result"])} for each in results]
     checked = check_runs(list(opened), world.trust(), now=now, opened=opened)
     checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
     told = {"results": results, "checks": checks, "refused": refused}
     world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER), now)
     return len(results)
+
+
+def without_words(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a device returned, without what it says in words of its own; nothing of a form that is not known."""
+    found = {name: result[name] for name in _RESULT if name in result}
+    for kind, text in _WORDS.items():
+        if kind in result:
+            return {**found, kind: _NOT_OPENED if result[kind] == _NOT_OPENED else text}
+    if "replays" in result:
+        found["replays"] = [_replayed(each) for each in result["replays"]]
+    return found
+
+
+def _replayed(replay: Mapping[str, Any]) -> dict[str, Any]:
+    said = replay["contradiction"]
+    place = None if said is None else {name: said[name] for name in _PLACE if name in said}
+    contradiction = None if place is None else {**place, "text": _CONTRADICTED}
+    return {**{name: replay[name] for name in _REPLAY}, "contradiction": contradiction}
+
+
+def _keep_errors(world: World, results: list[dict[str, Any]]) -> None:
+    """What devices said in words, for whoever runs the cluster."""
+    lines = []
+    for each in results:
+        said = [one["contradiction"] for one in each["result"].get("replays", ()) if one["contradiction"]]
+        lines += [f"{each['device']} {kind} {each['result'][kind]}" for kind in _WORDS if kind in each["result"]]
+        lines += [f"{each['device']} step {one['step']} {one['text']}" for one in said]
+    if lines:
+        path = world.home(CLUSTER) / "errors" / f"{world.round:04d}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{line!a}\n" for line in lines), "ascii")

@@ -9,6 +9,17 @@ from firmware_sim.errors import EvidenceError
 
 __all__ = ["check_form"]
 
+RESULT: Mapping[str, Any] = {
+    "fingerprint?": str,
+    "seconds?": float,
+    "signed?": str,
+    "replays?": [{str: object}],
+    "examined?": {str: object},
+    "device_error?": str,
+    "evidence_error?": str,
+}
+"""Of a device; what it replayed and examined is parsed where it is judged."""
+
 FORMS: Mapping[str, Any] = {
     "announcement": {
         "settings": {str: object},
@@ -26,7 +37,7 @@ FORMS: Mapping[str, Any] = {
     },
     "openings": {"runs": [{"head": str, "segments": [int], "files": int, "bytes": int}]},
     "results": {
-        "results": [{"device": str, "action": str, "manifest": str, "result": {str: object}}],
+        "results": [{"device": str, "action": str, "manifest": str, "result": RESULT}],
         "checks": [str],
         "refused": int,
     },

@@ -2,7 +2,7 @@
 
     inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json,
                    openings/ROUND/RUN (of each run that is handed over, all but states, samples and rounding logs)
-    cluster/       key, inbox/, openings/ROUND/RUN (what was drawn, see ``opening``)
+    cluster/       key, inbox/, openings/ROUND/RUN (what was drawn, see ``opening``), errors/ROUND.txt
     registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above
     labs/NAME/     inbox/, runs.json: where its runs and chips lie, which nobody else reads; handed/ROUND/RUN
 
@@ -104,7 +104,10 @@ class World:
         return load_private(self.folder / party / "key")
 
     def public(self, party: str) -> VerifyingKey:
-        """Anyone's view of that key."""
+        """Anyone's view of that key; the cluster's stands in the registry, once a lab has joined."""
+        if party == CLUSTER and (self.folder / "registry" / "trust.json").is_file():
+            (key,) = self.trust().clusters
+            return key
         return load_public(self.folder / party / "key.pub")
 
     def join(self, reference: Trust, runs: Mapping[str, Path]) -> list[str]:

@@ -97,11 +97,8 @@ def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_pa
     steps.disclose(world, "lab", now=now)
     steps.replay(world, now=now, worker=devices.run)
     home = world.folder / INSPECTORATE
-    public = (world.folder / CLUSTER / "key.pub").read_bytes()
     for party in ("labs", CLUSTER):
         shutil.rmtree(world.folder / party)
-    (world.folder / CLUSTER).mkdir()
-    (world.folder / CLUSTER / "key.pub").write_bytes(public)
     decided = steps.decide(world, now=now)
     assert decided.verdict.outcome is Outcome.ACCEPT, decided.verdict.reasons
     assert check_bundle(decided.bundle.read_bytes(), world.trust()).outcome is Outcome.ACCEPT

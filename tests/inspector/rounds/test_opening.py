@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.odds import Violation
 from inspector.rounds import steps
+from inspector.rounds.cluster import without_words
 from inspector.rounds.opening import Asked
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor import Recorder
@@ -30,6 +34,7 @@ from tests.guards import off
 SETTINGS = Settings(
     samples=1, seed=None, devices=("sse41",), sampling=Sampling(confidence=0.3, against=Violation.parse("swap"))
 )
+SCHEMA = json.loads((Path(steps.__file__).parent / "schemas" / "messages.json").read_text())
 STEPS, MINUTE = 8, timedelta(minutes=1)
 
 
@@ -206,3 +211,34 @@ def test_a_parent_opens_its_last_state_too(make_run, begin, devices):
     assert checkpoint_path(2) not in opened(world, "lab.child")
     verdict = decided(world, devices).verdict
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+
+
+@pytest.mark.parametrize("lie", [None, "wrong-operator", "edited-rounding-log"])
+def test_what_leaves_the_cluster_has_a_fixed_form(make_run, begin, devices, lie):
+    """What devices say in words stays in the cluster's folder."""
+    numerics = "exact" if lie == "wrong-operator" else "rounded"
+    options = {"steps": 2, "chips": 2, "checkpoint_every": 1, "batch_size": 4, "numerics": numerics}
+    world = begin(make_run(lie=lie, lie_step=2, **options), settings=replace(SETTINGS, samples=2))
+    steps.disclose(world, "lab", now=STARTED)
+    verdict = decided(world, devices).verdict
+    assert (verdict.outcome is Outcome.ACCEPT) == (lie is None)
+    (path,) = world.inbox(INSPECTORATE).glob("*-results-*")
+    payload = json.loads(base64.b64decode(json.loads(path.read_text())["envelope"]["payload"]))
+    pytest.importorskip("jsonschema").validate(payload, SCHEMA)
+    if lie == "edited-rounding-log":
+        said = (world.folder / CLUSTER / "errors" / "0001.txt").read_text()
+        assert said.startswith("'sse41 step 2 ")
+        assert any("the step cannot be taken as it was recorded" in each.text for each in verdict.reasons)
+
+
+def test_words_of_a_device_are_left_out():
+    secret = {"text": "weight 0.125", "step": 3, "operator": "aten.mm.default", "hidden": "weight"}
+    names = ("segment", "start_state", "initial_state", "leaves", "inside", "logged", "turned", "first_turned_step")
+    told = without_words({"replays": [{**dict.fromkeys(names), "contradiction": secret, "more": 1}], "more": 2})
+    assert "weight" not in json.dumps(told)
+    assert "more" not in json.dumps(told)
+    assert told["replays"][0]["contradiction"]["step"] == 3
+    for kind in ("device_error", "evidence_error"):
+        told = without_words({kind: "weight 0.125", "signed": "{}"})
+        assert "weight" not in json.dumps(told)
+        assert set(told) == {kind, "signed"}

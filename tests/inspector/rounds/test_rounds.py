@@ -16,6 +16,7 @@ from securesystemslib.signer import SSlibKey
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey
+from firmware_sim.identity import read_chain
 from inspector.bundle.checking import check_bundle
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.verdict import Outcome
@@ -183,6 +184,8 @@ def test_a_round_with_rules(world, small, played, tmp_path):
     shown = check_bundle(decided.bundle.read_bytes(), world.trust())
     assert shown.outcome is Outcome.ACCEPT, shown.reasons
     assert shown.evidence["rules"]["results"] == {"clean": "pass"}
+    kinds = envelopes_open(decided.bundle.read_bytes(), world)
+    assert kinds == {"verdict", "head", "declarations", "quote", "replays", "checks", "examinations"}
     for path in world.inbox(INSPECTORATE).iterdir():
         jsonschema.validate(json.loads(base64.b64decode(json.loads(path.read_text())["envelope"]["payload"])), SCHEMA)
 
@@ -191,6 +194,27 @@ def test_a_round_with_rules(world, small, played, tmp_path):
 
     with pytest.raises(CallerError, match="holds other rules than were announced"):
         played(world, small.now, rules=tmp_path / "rules.toml", between=change)
+
+
+def envelopes_open(data, world):
+    """A foreign library opens every envelope in a bundle under the key of who signed it; returns what they are."""
+    bundle, trust = json.loads(data), world.trust()
+    items = {path: base64.b64decode(text) for path, text in bundle["items"].items()}
+    chains = [read_chain(content) for path, content in items.items() if path.endswith("chain.pem")]
+    keys = {*trust.labs.values(), *trust.inspectorates, *trust.clusters, *(each.alias_key for each in chains)}
+    by_id = {key.key_id: key for key in keys}
+    found = {"verdict": json.dumps(bundle["verdict"]).encode(), **items}
+    opened = set()
+    for path, content in found.items():
+        if b'"payloadType"' not in content:
+            continue
+        envelope = json.loads(content)
+        key = by_id[envelope["signatures"][0]["keyid"]]
+        foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.raw.hex()})
+        assert list(Envelope.from_dict(envelope).verify([foreign], 1)) == [key.key_id], path
+        first, last = path.split("/")[0], path.split("/")[-1].removesuffix(".json")
+        opened.add(last if first in ("runs", "chips") else first)
+    return opened
 
 
 def test_an_inspectorate_cannot_open_another_secret(world, small):
