@@ -208,7 +208,7 @@ class Recorder:
         host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), Files(sync=sync))
         self._run = Recording(loop, folder, config, start=start, host_state=host_state)
         with freeing(folder, config):
-            self._run.begin(declared, StreamSource(lab_salt(config), folder), None)
+            self._run.begin(declared, StreamSource(lab_salt(config, declared.to_json()), folder), None)
 
     @classmethod
     def of_recipe(
