@@ -87,6 +87,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 2: busy ticks
     "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
     "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
+    "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
+    "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),
     "held results": (("inspector.inspection.commits.HeldResults.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws

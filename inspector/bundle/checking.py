@@ -40,6 +40,7 @@ from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
 from inspector.replay.segment import segments_of
 from monitor.declaration.statement import Declaration
+from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata
@@ -412,7 +413,9 @@ def _inside(result: SignedReplay, run: _Run, chips: Iterable[_Chip]) -> str:
         for record in entry.case.records:
             if record.kind is not RecordKind.SNAPSHOT or record.run_id.hex() != run.run_id or not record.operators:
                 continue
-            state = states.get((record.step + 1, record.operators))
+            taken = run.opened.leaves.get(record.step + 1)
+            beside = 0 if taken is None else execution_of(taken[0]).beside.calls
+            state = states.get((record.step + 1, record.operators - beside))
             if state is not None and followed[record.counter] and state.shard(shard).value != record.digest:
                 where = f"chip {entry.chip}, record {record.counter}: its snapshot inside of step {record.step + 1}"
                 return f"{where} is not what shard {shard} then holds"

@@ -14,6 +14,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.numerics import Observer
 from monitor.programs.keys import RecordedKeys
+from monitor.programs.lists import charge_each, is_awaited_inside
 from monitor.programs.program import ITEM, Constant, Program, operator_of
 from monitor.programs.trace import COMMIT_STATE, described, layout_of, name_of, result_tensors, written_arguments
 from monitor.programs.watching import WriteWatch
@@ -63,6 +64,7 @@ class Capture:
         self._inner = inner
         self._meter = Meter() if meter is None else meter
         self.reads: list[str] = []
+        self._before: list[Tensor] | None = None
         self._keys = keys
         self._known = list(known)
         self._wiring = Wiring()
@@ -93,6 +95,9 @@ class Capture:
             raise CallerError(f"this step cannot be recorded: {error}") from None
         self._inputs = tensors
         self.writes.before(func, tensors)
+        self._before = None
+        if is_awaited_inside(self._meter, func, args):
+            self._before = [tensor.clone() for tensor in written_arguments(func, args, kwargs)]
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call returned, wrote, drew and read."""
@@ -119,7 +124,7 @@ class Capture:
         }
         known = self._program_with(call)
         self._calls.append(call if known is None else known.calls[len(self._calls)])
-        self._charge(known)
+        self._charge(known, written)
         if makes(func):
             self._meter.holdings.note(out)
         self.writes.after(written)
@@ -136,9 +141,13 @@ class Capture:
                 return program
         return None
 
-    def _charge(self, known: Program | None) -> None:
-        """Have the memory's meter count the last call, which ``known`` makes too."""
-        self._meter.charge(call_work(self._calls[-1]) if known is None else known.works[len(self._calls) - 1])
+    def _charge(self, known: Program | None, written: list[Tensor]) -> None:
+        """Have the memory's meter count the last call, which ``known`` makes too, and which wrote some tensors."""
+        work = call_work(self._calls[-1]) if known is None else known.works[len(self._calls) - 1]
+        if self._before is None:
+            self._meter.charge(work)
+        else:
+            charge_each(self._meter, work, written, self._before)
 
     @property
     def taken(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from firmware_sim import Work
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
-from monitor.declaration.statement import Declaration, members_of, optimizer_name
+from monitor.declaration.statement import BESIDE, Declaration, members_of, optimizer_name
 from monitor.files import Files
 from monitor.lab.lies import conduct
 from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
@@ -30,6 +31,7 @@ from monitor.programs.interpreter import loss_bits, loss_of
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.recording.attached import AttachedLoop
+from monitor.recording.between import Between
 from monitor.recording.elsewhere import TakenElsewhere, count_step
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.objects import named_objects, one_optimizer, original
@@ -43,7 +45,8 @@ from monitor.recording.sources import DeclaredSource, StreamSource, lab_salt
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
-from monitor.transcript import RunFolder, TranscriptWriter, encode_state
+from monitor.recording.step_programs import require_unwritten
+from monitor.transcript import EVALUATION, STEP, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.state import decode_state
 
 __all__ = ["Recorder"]
@@ -86,6 +89,8 @@ class Recorder:
         beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
+        beside: how often operators between two steps, such as those that log a norm, may read or write as much as the
+            whole state; whatever takes more of it is an ``evaluation``.
         lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
         snapshot_rate: how likely a chip takes a snapshot in a tick, a fraction.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
@@ -119,6 +124,7 @@ class Recorder:
     _run: Recording
     _step: RecordedStep | None = None
     _rehearsal: Rehearsal | None = None
+    _between: Between | None = None
 
     def __init__(
         self,
@@ -134,6 +140,7 @@ class Recorder:
         beacon_every: int = 0,
         checkpoint_every: int = 4,
         keep: int | None = None,
+        beside: int = BESIDE,
         schedule: Schedule | None = None,
         lab: str = "lab-1",
         snapshot_rate: Fraction = Fraction(1, 4),
@@ -203,12 +210,14 @@ class Recorder:
             schedule=schedule,
             origin=Origin(state=loop.root, parent=past),
             keep=keep,
+            beside=beside,
         )
         declared, start = (declared, None) if past else with_start(declared, model, loop.state.memory.place)
         host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), Files(sync=sync))
         self._run = Recording(loop, folder, config, start=start, host_state=host_state)
         with freeing(folder, config):
             self._run.begin(declared, StreamSource(lab_salt(config, declared.to_json()), folder), None)
+        self._meter_loop()
 
     @classmethod
     def of_recipe(
@@ -323,6 +332,7 @@ class Recorder:
             recorder._state = "quoted"
         elif host_state is not None:
             host_state.give_back(last)
+        recorder._meter_loop()
         return recorder
 
     @property
@@ -332,8 +342,15 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Number of steps that are recorded."""
-        return self._run.steps if self._rehearsal is None else self._rehearsal.steps
+        """Number of steps that are recorded, without evaluations."""
+        return self._run.steps - len(self._run.evaluations) if self._rehearsal is None else self._rehearsal.steps
+
+    @property
+    def evaluations(self) -> Sequence[float | None]:
+        """Loss of each evaluation that is recorded; None where it committed none."""
+        if self._rehearsal is not None:
+            return [None] * self._rehearsal.evaluations
+        return [float(loss_of(bits)) if bits else None for bits in self._run.evaluations]
 
     @property
     def refusals(self) -> Sequence[Refusal]:
@@ -351,12 +368,12 @@ class Recorder:
         if self._rehearsal is not None:
             return Shown("Recorder, dry run", {"step": self.steps, "refusals": len(self.refusals)})
         declared, loss, is_whole = self._run.declared, self._run.loss, self._state == "finished"
-        every = declared.checkpoint_every
+        every, last = declared.checkpoint_every, self._run.steps
         facts = {
             "lab": self._run.lab_name,
             "step": self.steps,
             "loss": f"{float(loss_of(loss)):.6g}" if loss else "none committed",
-            "last checkpoint": self.steps if is_whole else max(self.steps - 1, 0) // every * every,
+            "last checkpoint": last if is_whole else max(last - 1, 0) // every * every,
             "numerics": declared.numerics,
             "chips": len(declared.shares),
             "state": self._state,
@@ -381,7 +398,20 @@ class Recorder:
         """
         if self._rehearsal is not None:
             return self._rehearsal.step(batch)
-        return RecordedStep(functools.partial(self._open_step, batch), self._close_step)
+        return RecordedStep(functools.partial(self._open_step, batch, STEP), self._close_step)
+
+    def evaluation(self, batch: object) -> RecordedStep:
+        """Record the body of the ``with`` statement as an evaluation on ``batch``, which writes nothing of the state.
+
+            with recorder.evaluation(batch) as evaluation, torch.no_grad():
+                evaluation.commit(loss(model(batch)))
+
+        It is a program like that of a step, and committed, declared and inspected like one; the transcript counts it
+        among the steps, learning rates do not. A model with batch statistics has to be in ``eval()``.
+        """
+        if self._rehearsal is not None:
+            return self._rehearsal.step(batch, kind=EVALUATION)
+        return RecordedStep(functools.partial(self._open_step, batch, EVALUATION), self._close_step)
 
     def finish(self) -> str:
         """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state.
@@ -391,7 +421,8 @@ class Recorder:
         """
         if self._rehearsal is not None:
             return self._rehearsal.finish()
-        run, root = self._run, self._run.loop.root
+        with self._aside():
+            run, root = self._run, self._run.loop.root
         if self._state == "quoted":
             run.writer.finish({})
             self._state = "finished"
@@ -404,16 +435,24 @@ class Recorder:
                 if steps < 1
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
-        run.loop.held.require_untouched()
-        run.finish()
-        self._state = "finished"
-        run.publish()
+        with self._aside():
+            run.loop.held.require_untouched()
+            run.finish()
+            self._state = "finished"
+            run.publish()
         return root
 
     def answer(self) -> None:
         """Answer what an inspection has asked of the lab; each step does so, and a loop that waits for long may."""
         self._require_ready()
-        self._run.answer()
+        with self._aside():
+            self._run.answer()
+
+    def leave_to_others(self) -> None:
+        """All steps come from other processes, whose devices have meters of their own (``commit_elsewhere``)."""
+        if self._between is not None:
+            self._between.end()
+            self._between = None
 
     def commit_elsewhere(
         self,
@@ -469,6 +508,40 @@ class Recorder:
         self._state = "ready"
         return loop
 
+    def _meter_loop(self) -> None:
+        """From now on meter what the loop does with the state between steps; a recipe's loop does nothing there."""
+        run, state = self._run, self._run.loop.state
+        if run.loop.options.trusted or self._state != "ready":
+            return
+        self._between = Between(
+            self,
+            state.memory,
+            run.declared.allowance,
+            written=lambda recorder: recorder._run.loop.held.require_untouched(),
+            exceeded=Recorder._stop,
+        )
+        self._between.begin()
+
+    def _stop(self) -> None:
+        """The loop did more than is allowed; nothing but ``resume`` goes on."""
+        self._state = "failed"
+        self._run.lab.cut_power()
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """While it is open, the recorder's own operators run, on the host."""
+        if self._between is not None:
+            self._between.end()
+        try:
+            yield
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Let the loop's own operators run, if steps can follow."""
+        if self._between is not None and self._state == "ready":
+            self._between.begin()
+
     def _watch_gradient(self, name: str, gradient: Tensor) -> None:
         """Called when a gradient has been accumulated, also outside steps."""
         if self._step is not None:
@@ -486,9 +559,13 @@ class Recorder:
             }
             raise CallerError(reasons[self._state])
 
-    def _open_step(self, given: object, step: RecordedStep) -> OpenStep:
+    def _open_step(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         """Check that a step may begin, and look at whatever it will compute."""
         self._require_ready()
+        with self._aside():
+            return self._look_at(given, kind, step)
+
+    def _look_at(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
         run, loop = self._run, self._run.loop
@@ -520,6 +597,7 @@ class Recorder:
             given=given,
             parameters=dict(loop.model.named_parameters()),
             keys=keys,
+            kind=kind,
         )
 
     def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:
@@ -531,6 +609,7 @@ class Recorder:
                 self._state = "ready"
         finally:
             self._run.loop.updates.end()
+            self._go_on()
             if self._state == "failed":
                 self._run.lab.cut_power()
                 is_refusal = isinstance(sys.exception(), CallerError)
@@ -542,8 +621,12 @@ class Recorder:
         run, batch = self._run, opened.batch
         state = run.loop.state
         program, execution = run.programs.explain(
-            run.steps + 1, opened.observed, run.loop.updates, state.current(), batch, taken.loss
+            self.steps + 1, opened.observed, run.loop.updates, state.current(), batch, taken.loss
         )
+        if opened.kind == EVALUATION:
+            require_unwritten(program)
+        beside = NO_WORK if self._between is None else self._between.take()
+        execution = replace(execution, kind=opened.kind, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss = None
         state.settle()

@@ -29,7 +29,7 @@ from monitor.recording.stateful import HostState
 from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
-from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter
+from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, TranscriptWriter
 from monitor.transcript.layout import SALT, log_path, program_path
 
 __all__ = ["Recording"]
@@ -45,6 +45,7 @@ class Recording:
         lab: the simulated lab, with its chips.
         run_id: 32 bytes.
         programs: those of the steps so far.
+        evaluations: bits of the loss of each committed evaluation; empty where it commits none.
         log_bytes: bytes of the rounding logs of all steps.
         loss: bits of the last committed loss; empty if none is.
     """
@@ -71,6 +72,7 @@ class Recording:
         """``start`` is the program of the initial state, if one made it."""
         options = loop.options
         self.loop, self.folder, self.host_state = loop, folder, host_state
+        self.evaluations: list[str] = []
         self.log_bytes, self.loss = 0, ""
         self._config, self._start, self._conduct = config, start, loop.conduct
         self._files = Files(sync=options.sync)
@@ -91,7 +93,7 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """Number of committed steps."""
+        """Number of committed steps, evaluations among them."""
         return self.writer.steps
 
     @property
@@ -163,6 +165,8 @@ class Recording:
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
             self.programs.recall(run.program(execution.program), execution)
+            if execution.kind == EVALUATION:
+                self.evaluations.append(leaf.loss)
             self.log_bytes += run.files[log_path(leaf.step)].length
             self.loss = leaf.loss
         self._agree()
@@ -248,6 +252,8 @@ class Recording:
             _require_let_go(memory.meter, step, program)
         held.remember()
         self._checkpoints.reached(step, program)
+        if execution.kind == EVALUATION:
+            self.evaluations.append(loss)
         self.log_bytes += len(log)
         self.loss = loss
         if self.host_state is not None:
