@@ -27,8 +27,7 @@ from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import hidden_training_detection
 from inspector.probability.odds import Violation
 from inspector.replay.pool import DevicePool
-from inspector.rounds import steps
-from inspector.rounds.world import World
+from inspector.rounds.playing import play_round, world_of
 from monitor.environment import processor
 from monitor.lab.prover import LabProver
 from monitor.lab.simulated import LabConfig, SimulatedLab, new_lab_config
@@ -256,17 +255,8 @@ def _rounds(demo: Demo, run: Path, trust: Trust) -> dict[str, Any]:
     """A round among parties, as a time line; its bundle is checked once labs' and cluster's folders are gone."""
     settings = Settings(samples=SAMPLES, seed=None, devices=REPLAY_DEVICES[:1], sampling=SAMPLING)
     with demo.timed("rounds"):
-        world = World.create(demo.out / "parties")
-        labs, now = world.join(trust, {run.name: run}), datetime.now(UTC)
-        steps.announce(world, settings, minutes=60, refusals=0, now=now)
-        for lab in labs:
-            steps.hand(world, lab, now=now)
-        steps.reveal(world, now=now)
-        for lab in labs:
-            steps.answer(world, lab, now=now)
-        steps.order(world, now=now)
-        steps.replay(world, now=now, worker=demo.devices.run)
-        decided = steps.decide(world, now=now)
+        world = world_of(demo.out / "parties", [(run, trust)])
+        decided = play_round(world, settings, now=datetime.now(UTC), worker=demo.devices.run)
         timeline, known = world.timeline(), world.trust()
         for party in ("labs", "cluster"):
             shutil.rmtree(world.folder / party)

@@ -50,13 +50,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def add_trust(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add ``--trust FILE``, which may be given for several labs."""
     parser.add_argument(
         "--trust",
         type=Path,
         action="append",
-        required=True,
+        required=required,
         metavar="FILE",
         help="makers, firmware, labs and chips as the inspector knows them (repeat to merge several)",
     )

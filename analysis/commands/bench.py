@@ -28,6 +28,7 @@ _SIMPLE = {
 }
 _ON_NATIVE = ("demo", "accuracy", "replay")
 _UNITS = {
+    "bundle": "byte",
     "distributed": "job",
     "adversary": "sequence",
     "storage": "step",
@@ -257,6 +258,18 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "bundle",
+        "bytes of a signed verdict's bundle changed in turn: verifying it must fail each time",
+        "JSON: a list of rows with work (minimal: one chip, one step; demo: as the demo's round makes), mode, seconds, "
+        "ratio (null), bytes, changed, noticed, unchanged (the verdict of the bundle as it is), missed (places) and "
+        "seed; exit code 1 where a change goes unnoticed",
+    )
+    one.add_argument("--places", type=int, metavar="N", help="of the larger bundle (default: 2000)")
+    one.add_argument("--seed", type=int, metavar="S", help="of places and bytes (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
         "crashes",
         "a recorded loop whose process or machine stops: what resuming makes of the files as that may leave them",
         "JSON: a list of rows with work (kill, power, or put back: all but the chips is as it was before), mode (sync "
@@ -343,7 +356,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
     names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
-    names += ["megabytes", "years", "cases", "sizes", "points", "settings", "agents", "curve_steps"]
+    names += ["megabytes", "years", "cases", "sizes", "points", "places", "settings", "agents", "curve_steps"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)

@@ -71,7 +71,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     parser = subparsers.add_parser("inspect", help="sample chips, match snapshots, replay segments, give a verdict")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="all runs that the lab declares")
-    add_trust(parser)
+    add_trust(parser, required=False)
+    parser.add_argument(
+        "--world",
+        type=Path,
+        metavar="DIR",
+        help="without --trust: play a round among parties in this world, which is made if need be and RUN joins with "
+        "RUN.trust.json (default: RUN.world beside the first RUN); only --rules and what is drawn can be chosen then",
+    )
     add_settings(parser)
     add_executor(parser)
     parser.add_argument(
@@ -208,7 +215,57 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
     return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust))
 
 
+_ALONE = (
+    "seed",
+    "memory",
+    "bundle",
+    "key",
+    "cluster_key",
+    "checkpoints",
+    "prune_key",
+    "earlier",
+    "maximum_flop",
+    "every_lab",
+    "answers",
+    "live",
+)
+"""Options of an inspection by one process, all of whose parts the rounds of a world have in another form."""
+
+
+def _inspect_in_world(arguments: argparse.Namespace) -> int:
+    """A round in the world of these runs, made if need be."""
+    from inspector.inspection.trust import Trust
+    from inspector.rounds.playing import play_round, world_of
+
+    _require_runs(arguments.runs)
+    given = next((name for name in _ALONE if getattr(arguments, name) not in (None, False, [])), None)
+    if given is not None:
+        raise CallerError(f"--{given.replace('_', '-')} is an option of an inspection with --trust FILE")
+    folder = arguments.world or trust_path(arguments.runs[0]).with_name(f"{arguments.runs[0].resolve().name}.world")
+    joining = [(run, Trust.load([trust_path(run)], [run])) for run in arguments.runs]
+    settings, now = settings_of(arguments, seed=None), parse_now(arguments.now)
+    with executor(arguments) as devices:
+        devices.prepare(settings.devices)
+        world = world_of(folder, joining)
+        decided = play_round(world, settings, rules=arguments.rules, now=now, worker=devices.run)
+    code = show_verdict(arguments, decided.verdict)
+    if not arguments.json:
+        for line in _costs(decided.verdict.evidence):
+            say(line)
+        say(f"  [world] round {world.round} among the parties in {folder}; its bundle is {decided.bundle}")
+    return code
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
+    if arguments.trust is None:
+        return _inspect_in_world(arguments)
+    if arguments.world is not None:
+        raise CallerError("--world DIR has a trust file of its own: leave --trust out")
+    return _inspect_alone(arguments)
+
+
+def _inspect_alone(arguments: argparse.Namespace) -> int:
+    """One process plays all parties, by the trust file that is given."""
     from inspector.bundle.building import bundle_of, settings_json
     from inspector.bundle.contents import accepted_in, heads_in, read_bundle
     from inspector.bundle.replays import signing
@@ -278,6 +335,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         if prune_key is not None:
             of = f"{len(signed)} of {settings.samples} drawn chips"
             say(f"  [checkpoints] signed for {of} in {arguments.checkpoints}")
+        say("  [parties] one process played inspectorate and cluster; in a world (--world) each party acts by itself")
     if memory is not None:
         save_memory(arguments.memory, remember(memory, verdict))
     return code

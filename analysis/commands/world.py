@@ -24,8 +24,9 @@ _ACTIONS = {
     "announce": "inspectorate: begin a round; publish the hash of a secret, and the deadlines",
     "hand": "a lab: hand over the signed heads of all its runs, or sign that there is none",
     "reveal": "inspectorate: open the secret, which draws chips, nonces and segments",
-    "answer": "a lab: let the drawn chips answer live, and open its runs to the cluster",
-    "order": "inspectorate: tell the cluster which segments to replay",
+    "answer": "a lab: let the drawn chips answer live",
+    "order": "inspectorate: tell the cluster which segments to replay, and labs what to open for that",
+    "open": "a lab: open to the cluster what was drawn of its runs",
     "replay": "cluster: replay them, and sign the results",
     "decide": "inspectorate: sign the verdict, with its bundle",
     "round": "all of these in turn, each party by itself",
@@ -52,7 +53,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
             _add_announcement(parser)
         if name in ("replay", "round"):
             add_executor(parser)
-        if name in ("hand", "answer"):
+        if name in ("hand", "answer", "open"):
             parser.add_argument("--lab", required=True, metavar="NAME", help="which lab acts")
         if name == "hand":
             parser.add_argument(
@@ -139,6 +140,9 @@ def _act(arguments: argparse.Namespace) -> int:
     elif action == "order":
         done = steps.order(world, now=now)
         text = f"{plural(done, 'job')} for the cluster"
+    elif action == "open":
+        done = steps.disclose(world, arguments.lab, now=now)
+        text = f"{arguments.lab} opened what was drawn of {plural(len(done), 'run')}"
     else:
         with executor(arguments) as devices:
             done = steps.replay(world, now=now, worker=devices.run)
@@ -147,24 +151,20 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _round(arguments: argparse.Namespace) -> int:
-    """All parties in turn; a lab without a folder here stays silent."""
-    from inspector.rounds import steps
+    from inspector.rounds.playing import play_round
     from inspector.rounds.world import World
 
-    world, now = World(arguments.world), parse_now(arguments.now)
-    labs = [lab for lab in sorted(world.trust().labs) if world.runs(lab)]
-    _announce(arguments, world, now)
-    for lab in labs:
-        steps.hand(world, lab, now=now)
-    late = steps.past(world, "heads", now) if len(labs) < len(world.trust().labs) else now
-    steps.reveal(world, now=late)
-    for lab in labs:
-        steps.answer(world, lab, now=late)
-    late = steps.past(world, "answers", now) if len(labs) < len(world.trust().labs) else now
-    steps.order(world, now=late)
     with executor(arguments) as devices:
-        steps.replay(world, now=late, worker=devices.run)
-    return show_verdict(arguments, steps.decide(world, now=late).verdict)
+        decided = play_round(
+            World(arguments.world),
+            settings_of(arguments, seed=None),
+            minutes=arguments.minutes,
+            refusals=arguments.refusals,
+            rules=arguments.rules,
+            now=parse_now(arguments.now),
+            worker=devices.run,
+        )
+    return show_verdict(arguments, decided.verdict)
 
 
 def _announce(arguments: argparse.Namespace, world: World, now: datetime) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from firmware_sim import (
@@ -75,6 +76,8 @@ class ChipReport:
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
+        counted: FLOP and busy ticks of all its boots, up to where the heads end that were handed over; None where its
+            log begins after its first boot.
         held: the most bytes of results that any of its records saw beside the declared state.
         nonce: of the live challenge that it answered; "" where nobody asked it.
         time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
@@ -101,6 +104,7 @@ class ChipReport:
     nonce: str = ""
     time: int = 0
     work: Work = NO_WORK
+    counted: tuple[int, int] | None = None
     held: int = 0
     extends: bool | None = None
     snapshots: list[tuple[str, int, int]] = field(default_factory=list)
@@ -129,6 +133,7 @@ class ChipReport:
             "nonce": self.nonce,
             "time": self.time,
             "metered": asdict(self.work),
+            "counted": self.counted and dict(zip(("flop", "busy_ticks"), self.counted, strict=True)),
             "held_bytes": self.held,
             "extends": self.extends,
             "snapshots": [
@@ -301,6 +306,8 @@ def _match(
     committed: set[tuple[bytes, int]] = set()
     cut = 0
     every, records = case.records, up_to_heads(case.records, runs)
+    if case.since.boot <= 1:  # a tick ends after what its commit has counted
+        report.counted = (_totals(records, case.since)[0], _totals(every[: len(records) + 1], case.since)[1])
     for record in every[len(records) :]:
         report.beyond += record.kind is RecordKind.COMMIT
         if record.kind in _OF_RUNS and not is_empty_snapshot(record) and record.run_id not in runs:
@@ -334,6 +341,14 @@ def _match(
         if report.chip in transcript.run.metadata.chips:
             _match_missing(report, transcript, committed, case.standing, findings)
     return records
+
+
+def _totals(records: Sequence[LogRecord], since: LogCheckpoint) -> tuple[int, int]:
+    """FLOP and busy ticks of several boots, for each of which its last record counts; ``since`` is in the first."""
+    last = [(record.boot, record.work.flop, record.busy) for record in records]
+    counts = [(since.boot, Work.from_bytes(since.work).flop, since.busy), *last]
+    ends = [one for one, after in pairwise(counts) if after[0] != one[0]] + counts[-1:]
+    return sum(flop for _, flop, _ in ends), sum(busy for _, _, busy in ends)
 
 
 def note_undeclared(chip: str, record: LogRecord, findings: Findings) -> None:

@@ -25,7 +25,7 @@ from monitor.replay.replaying import check_absent
 from monitor.replay.steps import check_size, execution_of
 from monitor.sharding import ShardedMemory
 from monitor.transcript import Batches, Leaf, RunFolder, parse_time
-from monitor.transcript.layout import batch_path, checkpoint_path
+from monitor.transcript.layout import batch_path, checkpoint_path, log_path
 
 __all__ = ["Transcript", "open_run", "read_transcript"]
 
@@ -75,13 +75,14 @@ class Transcript:
         )
 
 
-def open_run(folder: Path, trust: Trust, *, thin: bool = False) -> RunFolder:
+def open_run(folder: Path, trust: Trust, *, thin: bool = False, opened: Collection[str] | None = None) -> RunFolder:
     """Open a run under the key of one of the registered labs.
 
     The lab is found by trying the registered keys on the manifest, since nothing is parsed before it is verified.
 
     Args:
         thin: it holds no states and no samples (``thin.ThinRun``).
+        opened: files that are there, where the lab hands over a part of the run.
 
     Raises:
         CallerError: there is no such folder.
@@ -90,7 +91,7 @@ def open_run(folder: Path, trust: Trust, *, thin: bool = False) -> RunFolder:
     error: EvidenceError | None = None
     for lab, key in trust.labs.items():
         try:
-            run = ThinRun(folder, key) if thin else RunFolder(folder, key)
+            run = ThinRun(folder, key) if thin else RunFolder(folder, key, opened=opened)
         except EvidenceError as failure:
             error = failure if error is None or not isinstance(failure, SignatureError) else error
             continue
@@ -148,7 +149,7 @@ def read_transcript(
         _take_checked(run, findings)
     else:
         findings.read(lambda: _check_checkpoints(run, leaves, agreed, findings, memory), **where)
-        findings.check(Guard.DATA, lambda: _check_batches(leaves, data, unread), **where)
+        findings.check(Guard.DATA, lambda: _check_batches(run, leaves, data, unread), **where)
         findings.read(lambda: _check_logs(run, leaves), **where)
     report = examine_execution(run, leaves, agreed, findings)
     return Transcript(
@@ -207,12 +208,12 @@ def _check_checkpoints(
     """Each W_i is there and is the state that its leaf commits to, but for what the step after it overwrites.
 
     It comes with that step. The first and the last are whole; of a program that nobody agreed to, no step is replayed.
-    One that was released is listed, and need not be there.
+    One that was released is listed, and need not be there; nor need one that the lab was not asked for.
     """
     last = len(leaves) - 1
     due = {*range(0, last, run.declared.checkpoint_every), 0, *([last] if run.finished else [])}
     for step in sorted(due):
-        if run.is_released(checkpoint_path(step)):
+        if run.is_withheld(checkpoint_path(step)) or run.is_released(checkpoint_path(step)):
             continue
         absent, digest = memory.restore(run.checkpoint(step))
         if digest != leaves[step].state:
@@ -233,13 +234,18 @@ def _check_samples(run: RunFolder, data: Batches) -> bool:
     return True
 
 
-def _check_batches(leaves: Sequence[Leaf], data: Batches, unread: Collection[str]) -> None:
+def _check_batches(run: RunFolder, leaves: Sequence[Leaf], data: Batches, unread: Collection[str]) -> None:
     for leaf in leaves[1:]:
-        if batch_path(leaf.step) not in unread and leaf.batch != data.batch_root(leaf.step).hex():
+        path = batch_path(leaf.step)
+        if path in unread or (run.declared.recipe is None and run.is_withheld(path)):
+            continue
+        if leaf.batch != data.batch_root(leaf.step).hex():
             raise EvidenceError(f"step {leaf.step} commits to another batch than the declared data order has")
 
 
 def _check_logs(run: RunFolder, leaves: Sequence[Leaf]) -> None:
     for leaf in leaves[1:]:
+        if run.is_withheld(log_path(leaf.step)):
+            continue
         if leaf.log != str(digest_bytes("rounding-log", run.rounding_log(leaf.step))):
             raise EvidenceError(f"the rounding log of step {leaf.step} is not the one that the step commits to")

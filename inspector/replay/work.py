@@ -16,9 +16,14 @@ __all__ = ["open_job_run", "steps_of"]
 
 
 def open_job_run(job: dict[str, Any]) -> RunFolder:
-    """Open the very run that the job's sender verified, whatever lies in its place by now."""
+    """Open the very run that the job's sender verified, whatever lies in its place by now.
+
+    Args:
+        job: ``run``, ``lab_key`` and ``manifest``; with ``opened`` the folder holds no more than the job needs.
+    """
     key = VerifyingKey(bytes.fromhex(job["lab_key"]))
-    return RunFolder(Path(job["run"]), key, manifest=job["manifest"])
+    opened = () if job.get("opened") else None
+    return RunFolder(Path(job["run"]), key, manifest=job["manifest"], opened=opened)
 
 
 def steps_of(job: dict[str, Any]) -> tuple[ProgramSteps | DerivedSteps, int]:

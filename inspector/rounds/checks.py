@@ -1,8 +1,8 @@
-"""What a cluster checks of the runs that labs open to it: every file that the inspectorate is not shown."""
+"""What a cluster checks of the runs that labs open to it: every opened file that the inspectorate is not shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,13 @@ from monitor.transcript import RunFolder
 __all__ = ["check_runs"]
 
 
-def check_runs(folders: Sequence[Path], trust: Trust, *, now: datetime) -> dict[str, Checked]:
-    """Read whole runs: files, samples, states, logs, and what each takes over from its parent.
+def check_runs(
+    folders: Sequence[Path], trust: Trust, *, now: datetime, opened: Mapping[Path, Collection[str]] | None = None
+) -> dict[str, Checked]:
+    """Read runs: files, samples, states, logs, and what each takes over from its parent.
+
+    Args:
+        opened: by folder, the files that the lab was asked for; of any other it is the whole run.
 
     Returns:
         By the SHA-256, in hex, of the manifest, what was found of each run whose lab is known.
@@ -29,7 +34,7 @@ def check_runs(folders: Sequence[Path], trust: Trust, *, now: datetime) -> dict[
     runs: list[RunFolder] = []
     transcripts = []
     for folder in folders:
-        run = findings.read(partial(open_run, folder, trust), run=folder.name)
+        run = findings.read(partial(open_run, folder, trust, opened=(opened or {}).get(folder)), run=folder.name)
         if run is None:
             continue
         runs.append(run)

@@ -9,10 +9,21 @@ from firmware_sim.errors import EvidenceError
 
 __all__ = ["check_form"]
 
+RESULT: Mapping[str, Any] = {
+    "fingerprint?": str,
+    "seconds?": float,
+    "signed?": str,
+    "replays?": [{str: object}],
+    "examined?": {str: object},
+    "device_error?": str,
+    "evidence_error?": str,
+}
+"""Of a device; what it replayed and examined is parsed where it is judged."""
+
 FORMS: Mapping[str, Any] = {
     "announcement": {
         "settings": {str: object},
-        "deadlines": {"heads": str, "answers": str, "results": str},
+        "deadlines": {"heads": str, "answers": str, "openings": str, "results": str},
         "refusals": int,
         "labs": [str],
         "rules?": {str: object},
@@ -20,10 +31,15 @@ FORMS: Mapping[str, Any] = {
     "heads": {"heads": [str]},
     "draw": {"secret": str, "heads": [str], "silent": [str], "chips": {str: str}},
     "answers": {"chips": {str: {str: str}}},
-    "order": {"jobs": [{"device": str, "job": {str: object}}]},
+    "order": {
+        "jobs": [{"device": str, "job": {str: object}}],
+        "open": {str: {"head": str, "since": int, "segments": [int], "last": bool, "batches": bool}},
+    },
+    "openings": {"runs": [{"head": str, "segments": [int], "files": int, "bytes": int}]},
     "results": {
-        "results": [{"device": str, "action": str, "manifest": str, "result": {str: object}}],
+        "results": [{"device": str, "action": str, "manifest": str, "result": RESULT}],
         "checks": [str],
+        "refused": int,
     },
 }
 """By kind: a type, a list of one form, a mapping of any texts to one form, or one form for each of the keys.

@@ -3,25 +3,22 @@
     announce   inspectorate   the hash of a secret, how the inspection is done, and until when each answer counts
     hand       lab            the signed heads of all its runs; an empty list says that there is none
     reveal     inspectorate   the secret, which draws chips, their nonces and segments
-    answer     lab            what its drawn chips say to their nonces; and its runs, opened to the cluster, and without
-                              states and samples to the inspectorate
-    order      inspectorate   which segments the cluster is to replay
+    answer     lab            what its drawn chips say to their nonces; and its runs, without states and samples
+    order      inspectorate   which segments the cluster is to replay, and what labs are to open for that
+    disclose   lab            what was drawn of its runs, opened to the cluster (``opening``)
     replay     cluster        signed results, and what it finds of states and samples
     decide     inspectorate   the signed verdict, as a bundle
 
-What did not come by its deadline, as the post office notes it, never came. A lab that hands over no heads, or opens
-other runs than it handed over, counts as a refusal; so does each drawn chip that does not answer.
+What did not come by its deadline, as the post office notes it, never came. A lab that hands over no heads, or does not
+open a run that it handed over, counts as a refusal; so does each drawn chip that does not answer.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import os
-import shutil
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -34,27 +31,25 @@ from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
 from inspector.bundle.checks import SignedCheck
 from inspector.bundle.contents import accepted_in, heads_in, read_bundle
-from inspector.bundle.replays import signing
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.memory import load_memory, remember, save_memory
 from inspector.inspection.sampling import challenge_seed, draw, nonce_of
-from inspector.inspection.thin import Checked, thin_copy
+from inspector.inspection.thin import Checked
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
-from inspector.replay.pool import run_worker
-from inspector.rounds.checks import check_runs
+from inspector.rounds.cluster import replay
+from inspector.rounds.exchange import announced_in, asked_in, deadline, from_lab, is_late, openings, past
+from inspector.rounds.laboratory import answer, disclose, hand
+from inspector.rounds.opening import asked_for, described
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
 from inspector.rules.judging import apply_rules
 from inspector.rules.reading import Rules, read_rules
-from monitor.lab.evidence import LiveChips, copy_run, is_going_on
-from monitor.lab.simulated import SimulatedLab, lab_path
-from monitor.transcript import parse_time
 from monitor.transcript.layout import MANIFEST
 
-__all__ = ["announce", "answer", "decide", "hand", "order", "past", "replay", "reveal"]
+__all__ = ["announce", "answer", "decide", "disclose", "hand", "order", "past", "replay", "reveal"]
 
 
 def announce(
@@ -64,7 +59,7 @@ def announce(
 
     Args:
         settings: how the inspection is done; its seed is not looked at.
-        minutes: between one deadline and the next: heads, answers, results.
+        minutes: between one deadline and the next: heads, answers, openings, results.
         refusals: so many that count against labs leave the verdict INCONCLUSIVE; one more, and it is a REJECT.
         rules: file of what runs have to keep to (``inspector.rules``), which are announced.
     """
@@ -78,7 +73,7 @@ def announce(
     path.write_text(secret, encoding="ascii")
     deadlines = {
         name: time_text(now + timedelta(minutes=minutes * number))
-        for number, name in enumerate(("heads", "answers", "results"), start=1)
+        for number, name in enumerate(("heads", "answers", "openings", "results"), start=1)
     }
     predicate = {"settings": settings_json(settings), "deadlines": deadlines, "refusals": refusals, "labs": labs}
     if rules is not None:
@@ -89,31 +84,15 @@ def announce(
     world.send("announcement", INSPECTORATE, to, predicate, about, world.key(INSPECTORATE), now)
 
 
-def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: datetime) -> list[str]:
-    """A lab hands over the signed heads of its runs; the names of those that it does are returned.
-
-    Args:
-        runs: names of some of its runs, as a lab that hides others would give; None for all.
-    """
-    announced = _announced(world, lab)
-    known = world.runs(lab)
-    chosen = sorted(known if runs is None else runs)
-    if not set(chosen) <= set(known):
-        raise CallerError(f"{lab} has no run {sorted(set(chosen) - set(known))[0]!a:.60}")
-    heads = [(_handed(world, lab, name, Path(known[name])) / MANIFEST).read_bytes().decode() for name in chosen]
-    world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, _lab_key(world, lab), now)
-    return chosen
-
-
 def reveal(world: World, *, now: datetime) -> list[str]:
     """Open the secret, and draw; returns the drawn chips.
 
     Raises:
         CallerError: a lab may still hand over its heads, and has not.
     """
-    announced = _announced(world, INSPECTORATE)
+    announced = announced_in(world, INSPECTORATE)
     heads, silent = _heads(world, announced)
-    if silent and now <= _deadline(announced, "heads"):
+    if silent and now <= deadline(announced, "heads"):
         raise CallerError(f"{silent[0]} has until {announced.predicate['deadlines']['heads']} to hand over its heads")
     settings, trust = _settings(world, announced), world.trust()
     seed = _seed(settings, heads)
@@ -132,58 +111,15 @@ def reveal(world: World, *, now: datetime) -> list[str]:
     return drawn
 
 
-def answer(world: World, lab: str, *, now: datetime) -> list[str]:
-    """A lab's drawn chips answer their nonces, and its runs are opened to the cluster; returns the chips.
-
-    Raises:
-        EvidenceError: the secret is not the one whose hash was announced, or does not draw these chips' nonces.
-    """
-    announced, drawn = _announced(world, lab), _need(world, lab, "draw")
-    if hashlib.sha256(drawn.predicate["secret"].encode()).digest() != announced.about:
-        raise EvidenceError("the inspectorate opened another secret than it announced")
-    handed = world.read(INSPECTORATE, "heads", lab, _lab_key(world, lab).verifying)
-    trust, runs = world.trust(), world.runs(lab)
-    chips = LiveChips([lab_path(Path(run)) for run in runs.values()])
-    mine = {chip: nonce for chip, nonce in drawn.predicate["chips"].items() if chip in trust.chips_of(lab)}
-    said: dict[str, dict[str, str]] = {}
-    for chip, nonce in mine.items():
-        files = chips.ask(chip, bytes.fromhex(nonce), trust.verifier)
-        said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
-    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab), now)
-    for name, run in runs.items():
-        copy = _copy_of(world, lab, name)
-        folder = copy if copy.exists() else Path(run)
-        head = (folder / MANIFEST).read_bytes().decode()
-        if handed is not None and head in handed.predicate["heads"]:
-            shutil.copytree(folder, _openings(world, CLUSTER) / f"{lab}.{name}", dirs_exist_ok=True)
-            thin_copy(folder, _openings(world, INSPECTORATE) / f"{lab}.{name}")
-    shutil.rmtree(_copy_of(world, lab, "").parent, ignore_errors=True)
-    return sorted(said)
-
-
-def _handed(world: World, lab: str, name: str, run: Path) -> Path:
-    """A run as its lab hands it over: of one that goes on a copy, since the head would be another by tomorrow."""
-    copy = _copy_of(world, lab, name)
-    if not is_going_on(run):
-        return run
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy_run(run, copy)
-    return copy
-
-
-def _copy_of(world: World, lab: str, name: str) -> Path:
-    return world.home(lab) / "handed" / f"{world.round:04d}" / name
-
-
 def order(world: World, *, now: datetime) -> int:
     """Say which segments the cluster is to replay, given the chips' answers; returns the number of jobs.
 
     Raises:
         CallerError: a lab may still answer, and has not.
     """
-    announced = _announced(world, INSPECTORATE)
-    missing = [lab for lab in announced.predicate["labs"] if _from_lab(world, announced, "answers", lab) is None]
-    if missing and now <= _deadline(announced, "answers"):
+    announced = announced_in(world, INSPECTORATE)
+    missing = [lab for lab in announced.predicate["labs"] if from_lab(world, announced, "answers", lab) is None]
+    if missing and now <= deadline(announced, "answers"):
         raise CallerError(f"{missing[0]} has until {announced.predicate['deadlines']['answers']} to answer")
     jobs: list[dict[str, Any]] = []
 
@@ -191,34 +127,14 @@ def order(world: World, *, now: datetime) -> int:
         jobs.append({"device": name, "job": {**job, "run": Path(job["run"]).name}})
         raise DeviceError("the cluster has not been asked yet")
 
-    _inspect(world, announced, worker=ask_for, case=CaseFile(), now=now, checks=None)
+    case = CaseFile()
+    verdict = _inspect(world, announced, worker=ask_for, case=case, now=now, checks=None)
     jobs.sort(key=lambda entry: (entry["job"]["run"], entry["device"], entry["job"]["action"]))
-    world.send("order", INSPECTORATE, [CLUSTER], {"jobs": jobs}, announced.digest, world.key(INSPECTORATE), now)
+    asked = asked_for(case, verdict, [entry["job"] for entry in jobs])
+    told = {"jobs": jobs, "open": {name: each.to_json() for name, each in asked.items()}}
+    to = [INSPECTORATE, CLUSTER, *announced.predicate["labs"]]
+    world.send("order", INSPECTORATE, to, told, announced.digest, world.key(INSPECTORATE), now)
     return len(jobs)
-
-
-def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
-    """The cluster replays what it was asked for, and signs what its devices return; returns the number of results."""
-    announced, asked = _announced(world, CLUSTER), _need(world, CLUSTER, "order")
-    signed = signing(worker, world.key(CLUSTER))
-    opened = sorted(_openings(world, CLUSTER).iterdir())
-
-    def work(entry: Mapping[str, Any]) -> dict[str, Any]:
-        job = {**entry["job"], "run": str(_openings(world, CLUSTER).resolve() / Path(entry["job"]["run"]).name)}
-        try:
-            result = signed(entry["device"], job)
-        except DeviceError as error:
-            result = {"device_error": str(error)}
-        told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
-        return {**told, "result": result}
-
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
-        results = list(threads.map(work, asked.predicate["jobs"]))
-    checked = check_runs(opened, world.trust(), now=now)
-    checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
-    told = {"results": results, "checks": checks}
-    world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER), now)
-    return len(results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,18 +147,20 @@ class Decided:
 
 def decide(world: World, *, now: datetime) -> Decided:
     """Judge what came in time, sign the verdict and remember heads and chips' positions."""
-    announced = _announced(world, INSPECTORATE)
+    announced = announced_in(world, INSPECTORATE)
     came = world.read(INSPECTORATE, "results", CLUSTER, world.public(CLUSTER))
-    if came is None and now <= _deadline(announced, "results"):
+    if came is None and now <= deadline(announced, "results"):
         raise CallerError(f"the cluster has until {announced.predicate['deadlines']['results']} to answer")
     case, key = CaseFile(), world.public(CLUSTER)
     results: dict[tuple[str, ...], dict[str, Any]] = {}
     checks: dict[str, Checked] | None = None
+    refused = 0
     if came is not None and came.about == announced.digest and not is_late(came, announced, "results"):
         for each in came.predicate["results"]:
             results[each["device"], each["action"], each["manifest"]] = each["result"]
         case.checks = [each.encode() for each in came.predicate["checks"]]
         checks = {each.head: each.checked for each in (SignedCheck.open(one, key) for one in case.checks)}
+        refused = came.predicate["refused"]
 
     def look_up(name: str, job: dict[str, Any]) -> dict[str, Any]:
         missing = {"device_error": f"device {name}: no result came in time"}
@@ -252,6 +170,14 @@ def decide(world: World, *, now: datetime) -> Decided:
         return result
 
     verdict = _inspect(world, announced, worker=look_up, case=case, now=now, checks=checks)
+    rows = described(case, asked_in(world, INSPECTORATE))
+    told = "of {files} files ({bytes} bytes) labs opened {opened} ({shown} bytes) to the cluster".format(
+        **{name: sum(row[f"of_{name}"] for row in rows) for name in ("files", "bytes")},
+        opened=sum(row["files"] for row in rows),
+        shown=sum(row["bytes"] for row in rows),
+    )
+    told += f", which refused {refused} that it had not asked for" if refused else ""
+    verdict = verdict.joined((), {}, {"opened": rows, "refused_files": refused}, told=told if rows else "")
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))
     path = home / "verdicts" / f"{world.round:04d}.json"
@@ -280,7 +206,7 @@ def _inspect(
     heads, silent = _heads(world, announced)
     answers: dict[str, dict[str, str]] = {}
     for lab in announced.predicate["labs"]:
-        said = _from_lab(world, announced, "answers", lab)
+        said = from_lab(world, announced, "answers", lab)
         mine = set(trust.chips_of(lab))
         answers |= (
             {} if said is None else {chip: each for chip, each in said.predicate["chips"].items() if chip in mine}
@@ -294,7 +220,8 @@ def _inspect(
     opened = _opened(world)
     missing = [head for head in heads if _digest(head) not in opened]
     if checks is not None:  # the cluster has answered, and checked all that was opened to it
-        missing += [head for head in heads if _digest(head) in opened and _digest(head) not in checks]
+        wanted = {each.head for each in asked_in(world, INSPECTORATE).values()} & set(opened)
+        missing += [head for head in heads if _digest(head) in wanted - set(checks)]
     text = "handed over no heads by the deadline"
     refusals = [Reason(guard="refusal", text=f"{lab} {text}", where={"lab": lab}) for lab in silent]
     for head in missing:
@@ -350,40 +277,13 @@ def _with_refusals(verdict: Verdict, refusals: Sequence[Reason], announced: Mess
     return verdict.joined(refusals, {each.where["lab"]: worse for each in refusals}, evidence)
 
 
-def _announced(world: World, party: str) -> Message:
-    found = world.read(party, "announcement", INSPECTORATE, world.public(INSPECTORATE))
-    if found is None:
-        raise CallerError("no round was announced")
-    return found
-
-
-def _need(world: World, party: str, kind: str) -> Message:
-    found = world.read(party, kind, INSPECTORATE, world.public(INSPECTORATE))
-    if found is None:
-        raise CallerError(f"the inspectorate has sent no {kind} in round {world.round}")
-    return found
-
-
-def _from_lab(world: World, announced: Message, kind: str, lab: str) -> Message | None:
-    """What a lab sent of this round and in time."""
-    found = world.read(INSPECTORATE, kind, lab, world.trust().labs[lab])
-    if found is None or found.about != announced.digest or is_late(found, announced, kind):
-        return None
-    return found
-
-
-def is_late(message: Message, announced: Message, kind: str) -> bool:
-    """Tell whether a message came after its deadline."""
-    return message.received > _deadline(announced, kind)
-
-
 def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
     """All heads that labs handed over in time, and the labs that did not."""
     heads: list[bytes] = []
     silent = []
     trust = world.trust()
     for lab in announced.predicate["labs"]:
-        found = _from_lab(world, announced, "heads", lab)
+        found = from_lab(world, announced, "heads", lab)
         if found is None:
             silent.append(lab)
             continue
@@ -398,7 +298,7 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
 def _opened(world: World) -> dict[str, Path]:
     """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none."""
     found = {}
-    for path in sorted(_openings(world, INSPECTORATE).iterdir()):
+    for path in sorted(openings(world, INSPECTORATE).iterdir()):
         with contextlib.suppress(OSError, EvidenceError):
             found[_digest(limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES))] = path
     return found
@@ -415,28 +315,5 @@ def _seed(settings: Settings, heads: Sequence[bytes]) -> bytes:
     return challenge_seed(settings.seed, map(_digest, heads))
 
 
-def past(world: World, kind: str, now: datetime) -> datetime:
-    """The moment after a deadline of the newest round, or now if that is later: whoever waits for it acts then."""
-    return max(now, _deadline(_announced(world, INSPECTORATE), kind) + timedelta(seconds=1))
-
-
-def _deadline(announced: Message, kind: str) -> datetime:
-    return parse_time(announced.predicate["deadlines"][kind])
-
-
 def _digest(head: bytes) -> str:
     return hashlib.sha256(head).hexdigest()
-
-
-def _openings(world: World, party: str) -> Path:
-    """Where labs open their runs to a party: to the cluster all of them, to the inspectorate no states and samples."""
-    path = world.folder / party / "openings" / f"{world.round:04d}"
-    path.mkdir(exist_ok=True)
-    return path
-
-
-def _lab_key(world: World, lab: str) -> Any:
-    """The key with which a simulated lab signs; CallerError for one that has no folder to act from."""
-    for run in world.runs(lab).values():
-        return SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(Path(run))))
-    raise CallerError(f"{lab} has no folder in this world from which it could act")

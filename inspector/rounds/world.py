@@ -1,8 +1,8 @@
 """A world of parties: a folder for each, with its keys and an inbox, and nothing that two of them write.
 
     inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json,
-                   openings/ROUND/RUN (of runs that labs open, all but states, samples and rounding logs)
-    cluster/       key, inbox/, openings/ROUND/RUN (all of them)
+                   openings/ROUND/RUN (of each run that is handed over, all but states, samples and rounding logs)
+    cluster/       key, inbox/, openings/ROUND/RUN (what was drawn, see ``opening``), errors/ROUND.txt
     registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above
     labs/NAME/     inbox/, runs.json: where its runs and chips lie, which nobody else reads; handed/ROUND/RUN
 
@@ -43,7 +43,7 @@ from monitor.transcript import parse_time
 __all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "time_text"]
 
 INSPECTORATE, CLUSTER = "inspectorate", "cluster"
-KINDS = ("announcement", "heads", "draw", "answers", "order", "results")
+KINDS = ("announcement", "heads", "draw", "answers", "order", "openings", "results")
 """What a round's messages are, in their order; the verdict is a bundle."""
 _PREDICATE = "https://chipwitness.org/round/{}/v1"
 _PAYLOAD = "application/vnd.chipwitness.round.{}.v1+json"
@@ -104,7 +104,10 @@ class World:
         return load_private(self.folder / party / "key")
 
     def public(self, party: str) -> VerifyingKey:
-        """Anyone's view of that key."""
+        """Anyone's view of that key; the cluster's stands in the registry, once a lab has joined."""
+        if party == CLUSTER and (self.folder / "registry" / "trust.json").is_file():
+            (key,) = self.trust().clusters
+            return key
         return load_public(self.folder / party / "key.pub")
 
     def join(self, reference: Trust, runs: Mapping[str, Path]) -> list[str]:
@@ -192,9 +195,11 @@ class World:
                 raise CallerError(f"{sender} has sent {kind} of round {self.round} already") from None
         return envelope
 
-    def read(self, party: str, kind: str, sender: str, key: VerifyingKey) -> Message | None:
-        """A message of the newest round in a party's inbox; None if none came, or none that the sender signed."""
-        path = self.inbox(party) / f"{self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
+    def read(
+        self, party: str, kind: str, sender: str, key: VerifyingKey, *, number: int | None = None
+    ) -> Message | None:
+        """A message of a round (the newest) in a party's inbox; None if none came, or none that the sender signed."""
+        path = self.inbox(party) / f"{number or self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
         try:
             content = canonical.decode(limits.read_file(path, limits.BUNDLE_BYTES), most=limits.BUNDLE_BYTES)
             envelope = canonical.encode(content["envelope"])

@@ -31,13 +31,18 @@ FORM = """A file of rules is TOML:
     at_most = 1
 
     [[rule]]
+    name = "clocks"
+    kind = "clock"                 # ticks in which a drawn chip was let work, by its signed clock, to declared steps
+    at_most = 1
+
+    [[rule]]
     name = "cannot do it"
     kind = "score"                 # mean loss of the final weights on a test set, by the run's own last program
     test = "test.safetensors"
     at_least = 3.5
 
     [require]                      # default: all rules; every rule stands in it
-    all = ["rates", "meters", {any = ["below the threshold", {all = ["benchmark left out", {not = "cannot do it"}]}]}]
+    all = ["rates", "meters", "clocks", {any = ["below the threshold", {not = "cannot do it"}]}, "benchmark left out"]
 
 Files are named relative to the rules'.
 """

@@ -11,7 +11,7 @@ from inspector.inspection.judging import Worker, verified_manifest
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.rules.examined import Examined, examined_finding
-from inspector.rules.quantities import Finding, flop, hyper, meter
+from inspector.rules.quantities import COUNTERS, Finding, counters, flop, hyper
 from inspector.rules.reading import Expression, Rule, Rules
 from inspector.rules.truth import Truth
 
@@ -98,8 +98,8 @@ def _find(
         yield from flop(rule, transcripts, evidence["lineages"], case.unseen)
     elif rule.kind == "hyper":
         yield from hyper(rule, transcripts)
-    elif rule.kind == "meter":
-        yield from meter(rule, transcripts, evidence.get("chips", []), trust.chips)
+    elif rule.kind in COUNTERS:
+        yield from counters(rule, transcripts, evidence.get("chips", []), trust.chips, case.unseen)
     else:
         for item in transcripts:
             for device in settings.devices if rule.kind == "score" else settings.devices[:1]:

@@ -16,7 +16,7 @@ from inspector.rules.truth import Truth
 from monitor.declaration.slots import overlay
 from monitor.replay.steps import execution_of
 
-__all__ = ["Finding", "flop", "hyper", "jobs_of", "meter"]
+__all__ = ["COUNTERS", "Finding", "counters", "flop", "hyper", "jobs_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,34 +169,41 @@ def _parts(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-def meter(
-    rule: Rule, transcripts: Sequence[Transcript], reports: Sequence[Mapping[str, Any]], owners: Mapping[str, str]
-) -> Iterator[Finding]:
-    """FLOP that each drawn chip's meter has counted since its last boot, to what the declared steps need of it.
+COUNTERS = {"meter": ("flop", "FLOP"), "clock": ("busy_ticks", "busy ticks")}
+"""By kind of rule, what of a chip's report it is about, with its unit."""
 
-    Of a lab that has runs, and of whose chips none was drawn, nobody knows what its meters count.
+
+def counters(
+    rule: Rule,
+    transcripts: Sequence[Transcript],
+    reports: Sequence[Mapping[str, Any]],
+    owners: Mapping[str, str],
+    unseen: Mapping[str, Sequence[str]],
+) -> Iterator[Finding]:
+    """What each drawn chip has signed in all its boots, to what the declared steps need of it.
+
+    Its meter counts FLOP, and its clock the ticks in which it was let work, of which each commit takes one. Of a lab
+    that has runs, and of whose chips none was drawn, nobody knows what they count.
+
+    Args:
+        unseen: by lab, runs that its chips have worked on and that are not handed over.
     """
     asked = {owners[report["chip"]] for report in reports}
     for lab in sorted({item.run.metadata.lab for item in transcripts} - asked):
         text = f"no chip of lab {lab} was drawn"
         yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=text, value=None, where={})
+    key, unit = COUNTERS[rule.kind]
     for report in reports:
         chip = report["chip"]
         lab = owners[chip]
-        counted, needed = report["metered"]["flop"], 0
-        where = {"chip": chip}
+        counted, where = (report["counted"] or {}).get(key), {"chip": chip}
         mine = [item for item in transcripts if chip in item.run.metadata.chips and item.run.metadata.lab == lab]
-        known = all(item.execution.works is not None for item in mine)
-        for item in mine if known else ():
-            needs = item.needs(chip)
-            needed += sum((needs.of(leaf.step) for leaf in item.leaves[1:]), NO_WORK).share(*needs.share).flop
-        text = f"chip {chip} counts {counted} FLOP, and its lab's declared steps need {needed} of it"
-        if not report["sound"] or not known or report["boots"] != 1:
-            why = (
-                "its evidence is not sound"
-                if not report["sound"]
-                else "a program, or what it did before it was off, is unknown"
-            )
+        known = rule.kind == "clock" or all(item.execution.works is not None for item in mine)
+        needed = sum(_needed(rule.kind, item, chip) for item in mine) if known else 0
+        text = f"chip {chip} counts {'what' if counted is None else counted} {unit}, and its lab's declared steps need "
+        text += f"{needed} of it"
+        why = _unknown(report, unseen.get(lab, ()), known=known)
+        if why or counted is None:
             yield Finding(labs=(lab,), truth=Truth.UNDECIDED, text=f"{text}; {why}", value=None, where=where)
             continue
         if not needed:
@@ -206,3 +213,24 @@ def meter(
         ratio = Fraction(counted, needed)
         truth = Truth.PASS if rule.holds(ratio) else Truth.FAIL
         yield Finding(labs=(lab,), truth=truth, text=text, value=float(ratio), where=where)
+
+
+def _unknown(report: Mapping[str, Any], unseen: Sequence[str], *, known: bool) -> str:
+    """Why nobody can compare what a chip counts with what was declared; "" if anybody can."""
+    if not report["sound"]:
+        return "its evidence is not sound"
+    if unseen:
+        return unseen_text(unseen)
+    if not known:
+        return "a program is unknown"
+    if report["power_gaps"]:
+        return "its power was cut, and what it did before that, or did again, is unknown"
+    return "" if report["counted"] is not None else "its log begins after its first boot"
+
+
+def _needed(kind: str, item: Transcript, chip: str) -> int:
+    """FLOP, or ticks, that a run's commits need of one of its chips; the initial state's takes a tick too."""
+    if kind == "clock":
+        return len(item.leaves)
+    needs = item.needs(chip)
+    return sum((needs.of(leaf.step) for leaf in item.leaves[1:]), NO_WORK).share(*needs.share).flop

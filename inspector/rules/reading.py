@@ -22,6 +22,7 @@ KINDS = {
     "data": {"digests"},
     "hyper": {"parameter"},
     "meter": set[str](),
+    "clock": set[str](),
     "score": {"test"},
 }
 """Kinds of rules, with the keys of each beside ``name``, ``kind``, ``at_least`` and ``at_most``."""

@@ -95,11 +95,11 @@ def begin(
     check_subnormals()
     own = declared_data(task, Path(config.source) if config.source else None)
     declared = conduct(config.lie, config.lie_step).declare_data(own)
-    # The salt is the task's, not the lab's: two labs that train the same task commit to the same data.
-    data = declared.with_salt(lab_salt(config))
+    model, optimizer = build(task, accelerator())
+    past = None if parent is None else start_from(model, parent)
+    data = declared.with_salt(lab_salt(config, task.to_json(), past and past.run))
     agreed = frozenset({own.agreement} if config.source else ())
     source = DeclaredSource(data, declared.name, declared.files, agreed)
-    model, optimizer = build(task, accelerator())
     recorder = Recorder.of_recipe(
         task,
         model,
@@ -109,7 +109,7 @@ def begin(
         config=config,
         device=device,
         shares=shares,
-        parent=None if parent is None else start_from(model, parent),
+        parent=past,
         reference=reference,
         sync=sync,
     )

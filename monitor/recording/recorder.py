@@ -70,9 +70,8 @@ class Recorder:
     explain. Such a write to weights, buffers, optimizer state, a parameter's gradient once it is accumulated, or the
     batch is noticed in the step in which it happens, where these lie in the host's memory. One to anything else that a
     step computes with is noticed where the step is repeated from its program before it is committed. So are the first
-    step of each program, each step with a checkpoint, and of all others those that the run's seed picks as
-    ``check_writes`` says; ``finish`` repeats those after the last checkpoint. A step in which a write is noticed is
-    not committed.
+    step of each program, and of all others those that the run's seed picks as ``check_writes`` says; ``finish``
+    repeats those after the last checkpoint. A step in which a write is noticed is not committed.
 
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
@@ -220,7 +219,7 @@ class Recorder:
         host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), Files(sync=sync))
         self._run = Recording(loop, folder, config, start=start, host_state=host_state)
         with freeing(folder, config):
-            self._run.begin(declared, StreamSource(lab_salt(config), folder), None)
+            self._run.begin(declared, StreamSource(lab_salt(config, declared.to_json()), folder), None)
         self._meter_loop()
 
     @classmethod

@@ -24,13 +24,13 @@ from monitor.recording.attached import AttachedLoop
 from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.resuming import heard_beyond, repeat_committed, require_same, require_start
-from monitor.recording.sources import BatchSource, DeclaredSource, StreamSource, lab_salt
+from monitor.recording.sources import BatchSource, DeclaredSource, StreamSource
 from monitor.recording.stateful import HostState
 from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
 from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, TranscriptWriter
-from monitor.transcript.layout import log_path, program_path
+from monitor.transcript.layout import SALT, log_path, program_path
 
 __all__ = ["Recording"]
 
@@ -155,7 +155,7 @@ class Recording:
         declared = self.declared = require_same(run, loop.optimizer, loop.groups, parameters, state)
         loop.groups = tuple(declared.groups)
         self.source = (
-            StreamSource(lab_salt(self._config), run.folder)
+            StreamSource(run.read(SALT), run.folder)
             if declared.recipe is None
             else DeclaredSource(run.data(), run.metadata.data["set"], {})
         )
@@ -238,9 +238,8 @@ class Recording:
                 execution=execution,
             )
         )
-        is_kept = step % self.declared.checkpoint_every == 0 or step == self.declared.length
         is_new = program.digest not in self.programs.known
-        is_due = is_new or is_kept or _is_picked(self.declared.seed, step, self.loop.options.one_in)
+        is_due = is_new or _is_picked(self.declared.seed, step, self.loop.options.one_in)
         if self.is_repeatable and is_due:
             held.repeat(self.declared, program, leaf, batch, root, log)
         files = {log_path(step): log, **self.source.step_files(step, content)}

@@ -368,7 +368,7 @@ class _Survey(Capture):
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.lines.append(caller_line())
-        self._open = {"args": [], "kwargs": {}}, [], []
+        self._open = {"args": [], "kwargs": {}}, []
         self._inputs = []
         try:
             super().before(index, func, args, kwargs)
@@ -376,7 +376,7 @@ class _Survey(Capture):
             self._note(index, error, func, args, kwargs)
         self._read_at += [self.lines[-1]] * (len(self._readers) - len(self._read_at))
 
-    def _charge(self) -> None:
+    def _charge(self, known: Program | None, written: list[Tensor]) -> None:
         """No chip takes part."""
 
     def line_of_constant(self, number: int) -> Line | None:
@@ -388,7 +388,7 @@ class _Survey(Capture):
         index = len(self.lines) - 1
         self._note(index, error, func, args, kwargs)
         out = func(*args, **kwargs)
-        if len(self.nodes) <= index:
+        if self.taken <= index:
             self.after(index, func, args, dict(kwargs), out)
         return out
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from firmware_sim.evidence import canonical
 from monitor.lab.simulated import LabConfig
 from monitor.programs.batches import batch_root
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
@@ -16,10 +17,14 @@ from monitor.transcript.layout import SALT, batch_path
 __all__ = ["BatchSource", "DeclaredSource", "StreamSource", "lab_salt"]
 
 
-def lab_salt(config: LabConfig) -> bytes:
-    """Key of the salts of a run's data: 32 bytes, and others for each run of a simulated lab."""
-    label = f"chipwitness/salt/{config.secret}" + (f"/{config.number}" if config.number else "")
-    return hashlib.sha256(label.encode()).digest()
+def lab_salt(config: LabConfig, *about: object) -> bytes:
+    """Key of the salts of a run's data, 32 bytes: no two runs of a simulated world have the same.
+
+    Args:
+        about: what the run declares, as JSON-able values.
+    """
+    own = canonical.encode([config.secret, config.lab, config.number, *about])
+    return hashlib.sha256(b"chipwitness/salt/2" + own).digest()
 
 
 class BatchSource(Protocol):

@@ -60,11 +60,19 @@ class RunFolder:
     Nothing is parsed before its digest was checked, and no file runs code.
     """
 
-    def __init__(self, folder: Path, key: VerifyingKey, *, manifest: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        key: VerifyingKey,
+        *,
+        manifest: str | None = None,
+        opened: Collection[str] | None = None,
+    ) -> None:
         """Open the folder.
 
         Args:
             manifest: SHA-256 in hex of the manifest that was verified before, if one was: what is read now must be it.
+            opened: files that are there, where the lab hands over a part of its run; None for all.
 
         Raises:
             CallerError: it is no folder.
@@ -82,8 +90,11 @@ class RunFolder:
         self.manifest = Manifest.open(self.manifest_bytes, key)
         self.journal = Journal(folder, self.manifest)
         self._pending = {} if self.journal.pending is None else self.journal.pending.files
+        self.opened = opened
         self._absent = frozenset(
-            path for path, entry in self._pending.items() if entry.length and not (folder / path).exists()
+            path
+            for path, entry in self._pending.items()
+            if opened is None and entry.length and not (folder / path).exists()
         )
         self._declared: Declaration | None = None
         self.files = Listing(self.journal, self.manifest.steps, self._is_absent, self._check_entry)
@@ -153,6 +164,10 @@ class RunFolder:
         """A listed file that is announced and not there yet, or a checkpoint that was released."""
         return path in self._absent or self.is_released(path)
 
+    def is_withheld(self, path: str) -> bool:
+        """Tell whether that is a file which the lab was not asked for, and which nobody reads here."""
+        return self.opened is not None and path not in self.opened
+
     def is_released(self, path: str) -> bool:
         """Tell whether that is a listed checkpoint which the declaration does not ask to keep, and which is gone."""
         step = step_of(path)
@@ -199,13 +214,15 @@ class RunFolder:
         return count
 
     def check_contents(self, unread: Collection[str] = ()) -> int:
-        """Check length and digest of every listed file; return their number.
+        """Check length and digest of every listed file that is not withheld; return their number.
 
         Args:
             unread: files whose length is checked, but not their content, since nothing explains how long they are.
         """
         count = 0
         for path in self.files:
+            if self.is_withheld(path):
+                continue
             if path in unread:
                 self._check_length(path, self.files[path])
             else:

@@ -44,7 +44,7 @@ def test_demo_ends_with_the_right_verdicts_and_a_report(out, monkeypatch, capsys
     assert summary["dispute"]["evidence"]["operators_executed"] == 1
     assert 0.5 < summary["detection"]["predicted_probability"] < 0.95
     assert summary["made"]["seed"] == 2026
-    kinds = ["announcement", "heads", "draw", "answers", "order", "results"]
+    kinds = ["announcement", "heads", "draw", "answers", "order", "openings", "results"]
     assert [row["kind"] for row in summary["rounds"]["timeline"]] == kinds
     assert {entry.name for entry in (out / "parties").iterdir()} == {"inspectorate", "registry"}
     assert summary["labs"][0]["evidence"]["odds"][0]["coverage"] == 1.0

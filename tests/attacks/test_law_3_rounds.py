@@ -45,6 +45,7 @@ def play(devices):
         steps.reveal(world, now=now)
         steps.answer(world, "lab", now=now)
         steps.order(world, now=now)
+        steps.disclose(world, "lab", now=now)
         steps.replay(world, now=now, worker=devices.run)
         return steps.decide(world, now=now).verdict
 

@@ -27,7 +27,7 @@ def cluster(world: World) -> None:
 
 
 def lab(world: World, run: Path, count: int) -> None:
-    """``train N``: takes so many steps; ``join``, ``hand NOW`` and ``answer NOW``; ``wait FILE``; ``finish``."""
+    """``train N``: takes so many steps; ``join``; ``hand``, ``answer`` and ``open NOW``; ``wait FILE``; ``finish``."""
     from inspector.inspection.trust import Trust
     from monitor.lab.simulated import new_lab_config
     from monitor.presets.task import Task
@@ -46,7 +46,8 @@ def lab(world: World, run: Path, count: int) -> None:
         elif words[0] == "hand":
             steps.hand(world, "lab", now=datetime.fromisoformat(words[1]))
         else:
-            steps.answer(world, "lab", now=datetime.fromisoformat(words[1]))
+            step = steps.answer if words[0] == "answer" else steps.disclose
+            step(world, "lab", now=datetime.fromisoformat(words[1]))
 
     for line in sys.stdin:
         words = line.split()

@@ -16,11 +16,13 @@ from securesystemslib.signer import SSlibKey
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import SigningKey
+from firmware_sim.identity import read_chain
 from inspector.bundle.checking import check_bundle
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.verdict import Outcome
 from inspector.probability.odds import Violation
 from inspector.rounds import steps
+from inspector.rounds.playing import play_round
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
@@ -58,6 +60,7 @@ def played(devices):
         hand=None,
         between=None,
         answers_at=None,
+        opened_at=None,
         settings=SETTINGS,
         rules=None,
         answering=None,
@@ -72,8 +75,10 @@ def played(devices):
         for lab in labs if answering is None else answering:
             steps.answer(world, lab, now=answers_at or now + 12 * MINUTE)
         steps.order(world, now=now + 21 * MINUTE)
-        steps.replay(world, now=now + 22 * MINUTE, worker=devices.run)
-        return steps.decide(world, now=now + 23 * MINUTE)
+        for lab in labs if answering is None else answering:
+            steps.disclose(world, lab, now=opened_at or now + 22 * MINUTE)
+        steps.replay(world, now=now + 31 * MINUTE, worker=devices.run)
+        return steps.decide(world, now=now + 32 * MINUTE)
 
     return play
 
@@ -179,6 +184,8 @@ def test_a_round_with_rules(world, small, played, tmp_path):
     shown = check_bundle(decided.bundle.read_bytes(), world.trust())
     assert shown.outcome is Outcome.ACCEPT, shown.reasons
     assert shown.evidence["rules"]["results"] == {"clean": "pass"}
+    kinds = envelopes_open(decided.bundle.read_bytes(), world)
+    assert kinds == {"verdict", "head", "declarations", "quote", "replays", "checks", "examinations"}
     for path in world.inbox(INSPECTORATE).iterdir():
         jsonschema.validate(json.loads(base64.b64decode(json.loads(path.read_text())["envelope"]["payload"])), SCHEMA)
 
@@ -187,6 +194,27 @@ def test_a_round_with_rules(world, small, played, tmp_path):
 
     with pytest.raises(CallerError, match="holds other rules than were announced"):
         played(world, small.now, rules=tmp_path / "rules.toml", between=change)
+
+
+def envelopes_open(data, world):
+    """A foreign library opens every envelope in a bundle under the key of who signed it; returns what they are."""
+    bundle, trust = json.loads(data), world.trust()
+    items = {path: base64.b64decode(text) for path, text in bundle["items"].items()}
+    chains = [read_chain(content) for path, content in items.items() if path.endswith("chain.pem")]
+    keys = {*trust.labs.values(), *trust.inspectorates, *trust.clusters, *(each.alias_key for each in chains)}
+    by_id = {key.key_id: key for key in keys}
+    found = {"verdict": json.dumps(bundle["verdict"]).encode(), **items}
+    opened = set()
+    for path, content in found.items():
+        if b'"payloadType"' not in content:
+            continue
+        envelope = json.loads(content)
+        key = by_id[envelope["signatures"][0]["keyid"]]
+        foreign = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.raw.hex()})
+        assert list(Envelope.from_dict(envelope).verify([foreign], 1)) == [key.key_id], path
+        first, last = path.split("/")[0], path.split("/")[-1].removesuffix(".json")
+        opened.add(last if first in ("runs", "chips") else first)
+    return opened
 
 
 def test_an_inspectorate_cannot_open_another_secret(world, small):
@@ -250,8 +278,45 @@ def test_the_command_line_plays_a_round(small, tmp_path, capsys):
     capsys.readouterr()
     assert main(["world", "show", str(folder), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["kind"] for row in rows] == ["announcement", "heads", "draw", "answers", "order", "results"]
+    assert [row["kind"] for row in rows] == ["announcement", "heads", "draw", "answers", "order", "openings", "results"]
     bundle = folder / "inspectorate" / "verdicts" / "0001.json"
     assert main(["verify", str(bundle), "--trust", str(folder / "registry" / "trust.json")]) == 0
     assert main(["world", "init", str(folder)]) == 2
     assert main(["world", "round", str(tmp_path / "nowhere"), *words]) == 2
+
+
+def test_one_line_inspects_in_a_default_world(small, tmp_path, capsys, kept_devices):
+    (small.run.with_name("run.trust.json")).write_text(json.dumps(small.trust.to_json()))
+    words = ["inspect", str(small.run), "--samples", "2", "--device", "sse41", "--now", "2026-01-01T00:30:00Z"]
+    assert main(words) == 0
+    folder = small.run.with_name("run.world")
+    bundle = folder / "inspectorate" / "verdicts" / "0001.json"
+    assert f"its bundle is {bundle}" in capsys.readouterr().out
+    assert main(["verify", str(bundle), "--trust", str(folder / "registry" / "trust.json")]) == 0
+    assert main([*words, "--world", str(tmp_path / "other")]) == 0
+    capsys.readouterr()
+    trust = ["--trust", str(small.run.with_name("run.trust.json"))]
+    assert main([*words, *trust]) == 0
+    assert "[parties] one process played inspectorate and cluster" in capsys.readouterr().out
+    for more, text in (
+        ([*trust, "--world", str(folder)], "leave --trust out"),
+        (["--seed", "x"], "--seed is an option of an inspection with --trust"),
+        (["--cluster-key", "x"], "--cluster-key is an option of an inspection with --trust"),
+        (["--world", str(small.run)], "there is no world"),
+    ):
+        assert main([*words, *more]) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_a_round_does_not_wait_for_ever(world, small, devices, tmp_path):
+    """One lab has no folder here, and one cannot read what it would open."""
+    shutil.copytree(small.run, tmp_path / "run")
+    lab_path(tmp_path / "run").symlink_to(lab_path(small.run))
+    (tmp_path / "run" / "metadata.json").write_bytes(b"{}")
+    world.join(small.trust, {"run": tmp_path / "run"})
+    world.join(silent(small.trust), {})
+    every = replace(SETTINGS, samples=3)
+    verdict = play_round(world, every, now=small.now, worker=devices.run).verdict
+    assert verdict.outcome is Outcome.REJECT
+    assert verdict.evidence["labs"]["silent"] == "REJECT"
+    assert any("metadata.json" in each.text for each in verdict.reasons)

@@ -24,6 +24,7 @@ SETTINGS = Settings(
     samples=2, seed=None, devices=("sse41",), sampling=Sampling(confidence=0.9, against=Violation.parse("swap"))
 )
 MINUTE = timedelta(minutes=1)
+KINDS = ("meter", "clock")
 
 
 class Party:
@@ -78,19 +79,25 @@ def test_a_run_is_inspected_three_times_while_it_trains_and_once_after(parties, 
     world = World.create(tmp_path / "world")
     lab, cluster = parties("lab", world.folder, tmp_path / "run", 12), parties("cluster", world.folder)
     replayed, covered, decisions, now = [], [], [], STARTED
+    rules = tmp_path / "rules.toml"  # the chips' clocks and meters count what is declared, in each round
+    rules.write_text(
+        "".join(f'[[rule]]\nname = "{each}"\nkind = "{each}"\nat_least = 1\nat_most = 1\n' for each in KINDS)
+    )
     for count, meanwhile in ((6, 0), (2, 1), (1, 0), (2, 0)):  # the chips are one step beyond the second head
         lab.tell(f"train {count}")
         lab.tell("join" if len(decisions) < 3 else "finish")
-        steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
+        steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now, rules=rules)
         lab.tell(f"hand {now.isoformat()}")
         lab.tell(f"train {meanwhile}")
         steps.reveal(world, now=now)
         lab.tell(f"answer {now.isoformat()}")
         steps.order(world, now=now)
+        lab.tell(f"open {now.isoformat()}")
         cluster.tell(f"replay {now.isoformat()}")
         decisions.append(steps.decide(world, now=now))
         verdict, now = decisions[-1].verdict, now + 5 * MINUTE
         assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+        assert verdict.evidence["rules"]["results"] == dict.fromkeys(KINDS, "pass")
         replayed.append(sum(each["steps"] for each in verdict.evidence["replays"]))
         covered.append(verdict.evidence["runs"][0]["steps"])
         if len(decisions) == 1:

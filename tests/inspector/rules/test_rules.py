@@ -125,12 +125,25 @@ def test_hyper_parameters_are_bounded(judge, small):
     assert "temperature is not declared" in unknown.reasons[0].text
 
 
-def test_meters_count_what_was_declared(judge):
-    kept = judge(rule("meter", "at_least = 1", "at_most = 1"))
+@pytest.mark.parametrize(("kind", "unit"), [("meter", "FLOP"), ("clock", "busy ticks")])
+def test_meters_and_clocks_count_what_was_declared(judge, kind, unit):
+    kept = judge(rule(kind, "at_least = 1", "at_most = 1"))
     assert (kept.outcome, only(kept)["value"]) == (Outcome.ACCEPT, 1.0)
-    broken = judge(rule("meter", "at_most = 0.5"))
+    broken = judge(rule(kind, "at_most = 0.5"))
     assert broken.outcome is Outcome.REJECT
-    assert broken.reasons[0].text.startswith("rule 'r' (meter at most 0.5) is broken: chip lab-chip-")
+    assert broken.reasons[0].text.startswith(f"rule 'r' ({kind} at most 0.5) is broken: chip lab-chip-")
+    assert f" {unit}, and its lab's declared steps need " in broken.reasons[0].text
+
+
+@pytest.mark.parametrize(("lie", "meter", "clock"), [("extra-steps", "fail", "pass"), ("extra-ticks", "pass", "fail")])
+def test_hidden_work_is_more_than_was_declared(make_run, devices, tmp_path, lie, meter, clock):
+    """Steps on the lab's chips of which they are told as idle time, and ticks in which they work on something else."""
+    lied = make_run(lie=lie, lie_step=1, steps=2, chips=2, checkpoint_every=2, batch_size=4)
+    (tmp_path / "rules.toml").write_text(rule("meter", "at_most = 1") + rule("clock", "at_most = 1", name="c"))
+    case = CaseFile()
+    verdict = inspect([lied.run], lied.trust, SETTINGS, now=lied.now, worker=devices.run, case=case)
+    judged = apply_rules(verdict, read_rules(tmp_path / "rules.toml"), case, lied.trust, SETTINGS, worker=devices.run)
+    assert judged.evidence["rules"]["results"] == {"r": meter, "c": clock}
 
 
 def test_the_meters_of_a_lab_of_which_no_chip_was_drawn_are_not_known(small, inspected, devices, tmp_path):

@@ -1,0 +1,104 @@
+"""What a replay cluster does in a round: it keeps what it asked for, checks that, replays, and signs.
+
+What it sends has a fixed form (``schemas/messages.json``). What devices say in words may quote samples and weights, so
+that it stays in the cluster's own folder (``errors/ROUND.txt``), and a fixed sentence takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from firmware_sim.errors import CallerError, DeviceError
+from inspector.bundle.checks import SignedCheck
+from inspector.bundle.replays import signing
+from inspector.inspection.judging import Worker
+from inspector.replay.pool import run_worker
+from inspector.rounds.checks import check_runs
+from inspector.rounds.exchange import announced_in, asked_in, deadline, from_lab, needed, openings
+from inspector.rounds.opening import sweep
+from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+
+__all__ = ["replay", "without_words"]
+
+_NOT_OPENED = "the run was not opened"
+_WORDS = {"device_error": "the device failed", "evidence_error": "what the lab opened cannot be read"}
+_CONTRADICTED = "the step cannot be taken as it was recorded"
+_RESULT = ("fingerprint", "seconds", "signed", "examined")
+_REPLAY = ("segment", "start_state", "initial_state", "leaves", "inside", "logged", "turned", "first_turned_step")
+_PLACE = ("step", "operator", "operator_index", "element", "obeyed")
+
+
+def replay(world: World, *, now: datetime, worker: Worker = run_worker) -> int:
+    """The cluster replays what it was asked for, and signs what its devices return; returns the number of results.
+
+    Raises:
+        CallerError: a lab may still open its runs, and has not.
+    """
+    announced, ordered = announced_in(world, CLUSTER), needed(world, CLUSTER, "order")
+    labs = announced.predicate["labs"]
+    came = [lab for lab in labs if from_lab(world, announced, "openings", lab, to=CLUSTER) is not None]
+    asked = asked_in(world, CLUSTER)
+    waiting = sorted({name.partition(".")[0] for name in asked} - set(came))
+    if waiting and now <= deadline(announced, "openings"):
+        raise CallerError(f"{waiting[0]} has until {announced.predicate['deadlines']['openings']} to open its runs")
+    mine = {name: each for name, each in asked.items() if name.partition(".")[0] in came}
+    folders = sorted(openings(world, CLUSTER).resolve().iterdir())
+    opened, refused = sweep(folders, mine, world.trust())
+    places = {folder.name: folder for folder in opened}
+    signed = signing(worker, world.key(CLUSTER))
+
+    def work(entry: Mapping[str, Any]) -> dict[str, Any]:
+        job, name = entry["job"], Path(entry["job"]["run"]).name
+        told = {"device": entry["device"], "action": job["action"], "manifest": job["manifest"]}
+        if name not in places:
+            return {**told, "result": {"device_error": _NOT_OPENED}}
+        try:
+            return {**told, "result": signed(entry["device"], {**job, "run": str(places[name]), "opened": True})}
+        except DeviceError as error:
+            return {**told, "result": {"device_error": str(error)}}
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+        results = list(threads.map(work, ordered.predicate["jobs"]))
+    _keep_errors(world, results)
+    results = [{**each, "result": without_words(each["result"])} for each in results]
+    checked = check_runs(list(opened), world.trust(), now=now, opened=opened)
+    checks = [SignedCheck(head=head, checked=each).sign(world.key(CLUSTER)).decode() for head, each in checked.items()]
+    told = {"results": results, "checks": checks, "refused": refused}
+    world.send("results", CLUSTER, [INSPECTORATE], told, announced.digest, world.key(CLUSTER), now)
+    return len(results)
+
+
+def without_words(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a device returned, without what it says in words of its own; nothing of a form that is not known."""
+    found = {name: result[name] for name in _RESULT if name in result}
+    for kind, text in _WORDS.items():
+        if kind in result:
+            return {**found, kind: _NOT_OPENED if result[kind] == _NOT_OPENED else text}
+    if "replays" in result:
+        found["replays"] = [_replayed(each) for each in result["replays"]]
+    return found
+
+
+def _replayed(replay: Mapping[str, Any]) -> dict[str, Any]:
+    said = replay["contradiction"]
+    place = None if said is None else {name: said[name] for name in _PLACE if name in said}
+    contradiction = None if place is None else {**place, "text": _CONTRADICTED}
+    return {**{name: replay[name] for name in _REPLAY}, "contradiction": contradiction}
+
+
+def _keep_errors(world: World, results: list[dict[str, Any]]) -> None:
+    """What devices said in words, for whoever runs the cluster."""
+    lines = []
+    for each in results:
+        said = [one["contradiction"] for one in each["result"].get("replays", ()) if one["contradiction"]]
+        lines += [f"{each['device']} {kind} {each['result'][kind]}" for kind in _WORDS if kind in each["result"]]
+        lines += [f"{each['device']} step {one['step']} {one['text']}" for one in said]
+    if lines:
+        path = world.home(CLUSTER) / "errors" / f"{world.round:04d}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{line!a}\n" for line in lines), "ascii")

@@ -1,0 +1,152 @@
+"""What a lab does in a round: it hands over heads, lets its chips answer, and opens what was drawn."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+from collections.abc import Collection
+from datetime import datetime
+from pathlib import Path
+
+from firmware_sim import RecordKind
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import SigningKey, decode_base64, parse_log
+from inspector.bundle.checking import settings_from
+from inspector.inspection.sampling import challenge_seed
+from inspector.inspection.thin import thin_copy
+from inspector.rounds.exchange import announced_in, asked_in, needed, openings
+from inspector.rounds.opening import copy_opened, require_drawn
+from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World
+from monitor.lab.evidence import LiveChips, copy_run, is_going_on
+from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.transcript import RunFolder
+from monitor.transcript.layout import MANIFEST
+from monitor.transcript.manifest import Manifest
+
+__all__ = ["answer", "disclose", "hand"]
+
+
+def hand(world: World, lab: str, *, runs: Collection[str] | None = None, now: datetime) -> list[str]:
+    """A lab hands over the signed heads of its runs; the names of those that it does are returned.
+
+    Args:
+        runs: names of some of its runs, as a lab that hides others would give; None for all.
+    """
+    announced = announced_in(world, lab)
+    known = world.runs(lab)
+    chosen = sorted(known if runs is None else runs)
+    if not set(chosen) <= set(known):
+        raise CallerError(f"{lab} has no run {sorted(set(chosen) - set(known))[0]!a:.60}")
+    heads = [(_handed(world, lab, name, Path(known[name])) / MANIFEST).read_bytes().decode() for name in chosen]
+    world.send("heads", lab, [INSPECTORATE], {"heads": heads}, announced.digest, _lab_key(world, lab), now)
+    return chosen
+
+
+def answer(world: World, lab: str, *, now: datetime) -> list[str]:
+    """A lab's drawn chips answer their nonces, and the inspectorate is shown the lab's runs; returns the chips.
+
+    Raises:
+        EvidenceError: the secret is not the one whose hash was announced, or does not draw these chips' nonces.
+    """
+    announced, drawn = announced_in(world, lab), _revealed(world, lab)
+    trust, runs = world.trust(), world.runs(lab)
+    chips = LiveChips([lab_path(Path(run)) for run in runs.values()])
+    mine = {chip: nonce for chip, nonce in drawn.predicate["chips"].items() if chip in trust.chips_of(lab)}
+    said: dict[str, dict[str, str]] = {}
+    for chip, nonce in mine.items():
+        files = chips.ask(chip, bytes.fromhex(nonce), trust.verifier)
+        said[chip] = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    world.send("answers", lab, [INSPECTORATE], {"chips": said}, announced.digest, _lab_key(world, lab), now)
+    for name, folder in _still_handed(world, lab).items():
+        thin_copy(folder, openings(world, INSPECTORATE) / f"{lab}.{name}")
+    return sorted(said)
+
+
+def disclose(world: World, lab: str, *, now: datetime) -> list[str]:
+    """Open to the cluster what was drawn of a lab's runs; returns the names of those of which anything was.
+
+    Raises:
+        EvidenceError: more is asked for than the opened secret draws.
+    """
+    announced, drawn, key = announced_in(world, lab), _revealed(world, lab), _lab_key(world, lab)
+    asked = asked_in(world, lab)
+    seed = challenge_seed(drawn.predicate["secret"], drawn.predicate["heads"])
+    kinds = {rule["kind"] for rule in announced.predicate.get("rules", {}).get("rules", [])}
+    folders = {f"{lab}.{name}": folder for name, folder in _still_handed(world, lab).items()}
+    runs = {name: RunFolder(folder, key.verifying) for name, folder in folders.items() if name in asked}
+    mine = {name: run for name, run in runs.items() if asked[name].head == run.manifest_digest}
+    for name, run in mine.items():
+        try:
+            require_drawn(
+                asked[name],
+                run,
+                settings_from(announced.predicate["settings"]),
+                seed,
+                seen=_snapshots(world, lab, run),
+                known=_known(world, lab, run),
+                kinds=kinds,
+                others=len(asked) > 1,
+            )
+        except EvidenceError as error:
+            raise EvidenceError(f"the inspectorate orders more of {name} than was drawn: {error}") from None
+    opened = [copy_opened(run, asked[name], openings(world, CLUSTER) / name) for name, run in mine.items()]
+    world.send("openings", lab, [INSPECTORATE, CLUSTER], {"runs": opened}, announced.digest, key, now)
+    shutil.rmtree(_copy_of(world, lab, "").parent, ignore_errors=True)
+    return sorted(mine)
+
+
+def _revealed(world: World, lab: str) -> Message:
+    """The draw, by a secret whose hash was announced."""
+    announced, drawn = announced_in(world, lab), needed(world, lab, "draw")
+    if hashlib.sha256(drawn.predicate["secret"].encode()).digest() != announced.about:
+        raise EvidenceError("the inspectorate opened another secret than it announced")
+    return drawn
+
+
+def _still_handed(world: World, lab: str) -> dict[str, Path]:
+    """By name, where those of a lab's runs lie whose heads it has handed over in this round."""
+    handed = world.read(INSPECTORATE, "heads", lab, _lab_key(world, lab).verifying)
+    heads = [] if handed is None else handed.predicate["heads"]
+    copies = {name: (_copy_of(world, lab, name), Path(run)) for name, run in world.runs(lab).items()}
+    folders = {name: copy if copy.exists() else run for name, (copy, run) in copies.items()}
+    return {name: each for name, each in folders.items() if (each / MANIFEST).read_bytes().decode() in heads}
+
+
+def _snapshots(world: World, lab: str, run: RunFolder) -> set[int]:
+    """Steps of a run at or in which the lab's drawn chips have said that they took snapshots."""
+    said = world.read(INSPECTORATE, "answers", lab, _lab_key(world, lab).verifying)
+    logs = {} if said is None else {chip: files.get("log.bin", "") for chip, files in said.predicate["chips"].items()}
+    records = [record for chip, log in logs.items() for record in parse_log(decode_base64(log), chip=chip)]
+    run_id = run.metadata.run_id
+    mine = [each for each in records if each.kind is RecordKind.SNAPSHOT and each.run_id == run_id]
+    return {each.step + (each.operators > 0) for each in mine}
+
+
+def _known(world: World, lab: str, run: RunFolder) -> set[int]:
+    """Numbers of steps that the run's heads had which the lab handed over in earlier rounds."""
+    key = _lab_key(world, lab).verifying
+    earlier = [world.read(INSPECTORATE, "heads", lab, key, number=number) for number in range(1, world.round)]
+    heads = [Manifest.open(head.encode(), key) for each in earlier if each for head in each.predicate["heads"]]
+    return {head.steps for head in heads if head.run == run.manifest.run}
+
+
+def _handed(world: World, lab: str, name: str, run: Path) -> Path:
+    """A run as its lab hands it over: of one that goes on a copy, since the head would be another by tomorrow."""
+    copy = _copy_of(world, lab, name)
+    if not is_going_on(run):
+        return run
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy_run(run, copy)
+    return copy
+
+
+def _copy_of(world: World, lab: str, name: str) -> Path:
+    return world.home(lab) / "handed" / f"{world.round:04d}" / name
+
+
+def _lab_key(world: World, lab: str) -> SigningKey:
+    """The key with which a simulated lab signs; CallerError for one that has no folder to act from."""
+    for run in world.runs(lab).values():
+        return SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(Path(run))))
+    raise CallerError(f"{lab} has no folder in this world from which it could act")
