@@ -43,6 +43,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken: work since the last step.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self,
         owner: Any,
@@ -86,8 +88,12 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         owner = self._owner() if self._is_on else None
-        if owner is None or func.namespace != "aten" or not any(map(self._is_ours, _inputs(args, kwargs))):
+        if owner is None or func.namespace == "profiler" or not any(map(self._is_ours, _inputs(args, kwargs))):
             return func(*args, **kwargs)
+        if not isinstance(func, OpOverload):
+            raise CallerError(
+                f"{func} between two steps is none that chips meter; run it in an evaluation, or on copies"
+            )
         out = func(*args, **kwargs)
         if name_of(func) != ITEM:
             self._charge(owner, func, args, kwargs, out)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
+from inspector.dispute.disputed import Disputed
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
@@ -19,6 +20,7 @@ from monitor import Recorder
 from monitor.declaration.schedules import Schedule
 from monitor.recording import recorder as recorder_module
 from monitor.recording.between import Between
+from monitor.transcript import Execution, Leaf
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -211,3 +213,20 @@ def test_training_that_calls_itself_an_evaluation_is_rejected(loop, judge, monke
     assert "is declared as an evaluation, and writes 'gradient/" in verdict.reasons[0].text
     with off("evaluations write nothing"):
         assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+def test_an_operator_of_operators_on_the_state_is_refused_and_elsewhere_it_runs(tmp_path):
+    model = model_of()
+    recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), out=tmp_path / "run")
+    wrap = torch.ops.higher_order.wrap
+    assert wrap(lambda x: x + 1, torch.ones(2)).tolist() == [2.0, 2.0]
+    with pytest.raises(CallerError, match="is none that chips meter; run it in an evaluation"):
+        recorder._between.__torch_dispatch__(wrap, (), (lambda x: x + 1, model[0].weight.detach()))
+    assert not recorder.steps
+
+
+def test_two_labs_that_log_otherwise_claim_the_same():
+    execution = Execution(program="0" * 64, slots={}, hyper=(), reads="")
+    leaf = Leaf(step=1, batch="", state=None, log="", loss="", flop=0, execution=execution)
+    other = replace(leaf, execution=replace(execution, beside=Work(1, 0, 4)))
+    assert Disputed.claim_of(None, leaf) == Disputed.claim_of(None, other) != other
