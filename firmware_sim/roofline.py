@@ -1,7 +1,7 @@
 """A chip's clock as its meter gives it: the least time that metered work takes on a device of stated rates.
 
-No device works faster than its roofline: products at its peak rate, bytes at that of its memory. For the rest of the time
-between two of the verifier's signed beacons it may have been idle.
+No device works faster than its roofline: products at its peak rate, bytes at that of its memory. For the rest of the
+time between two of the verifier's signed beacons it may have been idle.
 """
 
 from __future__ import annotations
