@@ -29,6 +29,7 @@ _SIMPLE = {
 _ON_NATIVE = ("demo", "accuracy", "replay")
 _UNITS = {
     "bundle": "byte",
+    "rounds": "world",
     "distributed": "job",
     "adversary": "sequence",
     "storage": "step",
@@ -157,6 +158,18 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--samples", type=int, metavar="S", help="chips that an inspection draws, of six (default: 2)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
     one.add_argument("--rates", type=Path, metavar="FILE", help="write rates for campaign; needs --samples 6")
+
+    one = _add(
+        works,
+        "rounds",
+        "what labs try in the rounds of an inspection: how often it is caught, and how often it should be",
+        "JSON: a list of rows with work (the lie), mode, seconds (a world), ratio (null), trials, caught, low, high "
+        "(Clopper-Pearson interval) and its confidence, predicted, agrees; exit code 1 where a prediction lies outside "
+        "what was measured",
+    )
+    one.add_argument("--lie", action="append", metavar="NAME", dest="lies", help="default: all")
+    one.add_argument("--trials", type=int, metavar="N", help="worlds in which each lie is told (default: 20)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(
         works,

@@ -1,0 +1,34 @@
+"""``bench rounds``: what it predicts, and that it tells where that was not measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.bench import rounds
+from firmware_sim.errors import CallerError
+
+
+def test_a_prediction_that_was_not_met_is_told(monkeypatch):
+    told = {"always": (lambda scene: True, lambda: 1.0), "never": (lambda scene: False, lambda: 0.5)}
+    monkeypatch.setattr(rounds, "LIES", told)
+    rows = rounds.run(trials=40)
+    assert [(row["trials"], row["caught"], row["agrees"]) for row in rows] == [(20, 20, True), (40, 0, False)]
+    assert rounds.verdict(rows) == "caught otherwise than predicted: never (0 of 40)"
+    assert rounds.verdict(rows[:1]) is None
+    assert len(rounds.table(rows)) == 4
+    with pytest.raises(CallerError, match="no measurement of a lie"):
+        rounds.run(lies=["white"])
+
+
+def test_what_is_predicted():
+    predicted = {name: prediction() for name, (_, prediction) in rounds.LIES.items()}
+    assert {name: each for name, each in predicted.items() if each < 1} == {
+        "declares-nothing": pytest.approx(1 / 2),
+        "grinds-its-root": pytest.approx(1 / 4),
+        "swaps-weights-where-no-snapshot-is": pytest.approx(3 / 5),
+    }
+
+
+def test_a_lie_in_one_world():
+    (row,) = rounds.run(trials=1, lies=["sells-one-chip-twice"])
+    assert (row["caught"], row["agrees"]) == (1, True)
