@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from firmware_sim import NO_RUN, Chip, DeviceMemory
 from firmware_sim.evidence import canonical
@@ -38,6 +39,13 @@ class View:
 def slices(memory: DeviceMemory) -> list[Tensor]:
     """The live elements of each tensor that a region is of: a snapshot covers blocks, and so what other chips hold."""
     return [r.tensor.detach().reshape(-1) for r in memory.regions]
+
+
+@contextmanager
+def _by_pointer() -> Iterator[None]:
+    """What a host does to its memory past PyTorch's dispatcher, where no recorder sees it."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
 
 
 class Puppet(Chip):
@@ -121,16 +129,16 @@ class Puppet(Chip):
     def showing(self, values: list[Tensor]) -> Iterator[bool]:
         """Put other values into the chip's memory for a moment; tells whether they differ from what is there."""
         assert self.memory is not None
-        live = slices(self.memory)
-        kept = [tensor.clone() for tensor in live]
-        with torch.no_grad():
+        with _by_pointer():
+            live = slices(self.memory)
+            kept = [tensor.clone() for tensor in live]
             differs = any(not torch.equal(mine, other) for mine, other in zip(live, values, strict=True))
             for tensor, other in zip(live, values, strict=True):
                 tensor.copy_(other)
         try:
             yield differs
         finally:
-            with torch.no_grad():
+            with _by_pointer():
                 for tensor, other in zip(live, kept, strict=True):
                     tensor.copy_(other)
 

@@ -20,6 +20,9 @@ from tests.adversary.host import Puppet, View
 from tests.adversary.lies import Lie
 from tests.adversary.world import World
 
+_MUCH = Work(1000, 1 << 30, 1 << 30)
+"""Work of hidden steps, more than what a run declares that it does beside its programs."""
+
 LOOP = ("loop",)
 PRESET = ("preset",)
 
@@ -260,7 +263,7 @@ def _hidden(row: str, ticking: str) -> Callable[[World, int], None]:
         def act() -> None:
             rng = world.random(pick)
             for chip in (chip for chip in _some(world, rng) if chip.memory is not None):
-                chip.memory.meter.charge(Work(1000, 1000, 1000))
+                chip.memory.meter.charge(_MUCH)
                 for number in range(rng.randint(1, 3)):
                     with chip.showing(chip.noise(pick + number)):
                         if ticking == "busy":

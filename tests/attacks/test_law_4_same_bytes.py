@@ -37,6 +37,8 @@ def dropout(record_loop, monkeypatch):
             lambda **options: new_lab_config(**{**options, "seed": DECLARED}),
         )
 
+        monkeypatch.setattr("monitor.recording.recorder.lab_salt", lambda *_: bytes(32))  # a lab chooses its own
+
         def other_masks(recorder):
             told, sign = recorder._run.declared, recorder._run.inspectorate.sign
             recorder._run.declared = replace(told, seed=used)
