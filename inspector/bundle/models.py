@@ -1,7 +1,7 @@
 """A model's files as a bundle's subject, so that the verdict on its training travels with the weights.
 
-The digest is that of the subject of a statement of OpenSSF Model Signing (v1.0, method "files", no file left out): SHA-256
-over the SHA-256 of each file, in the order of their paths.
+The digest is that of the subject of a statement of OpenSSF Model Signing (v1.0, method "files", no file left out):
+SHA-256 over the SHA-256 of each file, in the order of their paths.
 """
 
 from __future__ import annotations
