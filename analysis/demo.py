@@ -17,7 +17,7 @@ from analysis.registration import registered_trust
 from analysis.version import version
 from firmware_sim.errors import CallerError
 from inspector.bundle.checking import check_bundle
-from inspector.dispute.dispute import Claim, settle
+from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.drift import drift, drift_text
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.judging import inspect
@@ -279,12 +279,12 @@ def _dispute(demo: Demo, runs: Path, inspectorate: Path) -> dict[str, Any]:
         Lab(name="wrong-operator", lie="wrong-operator", story="returns one wrong element of one operator"),
     )
     with demo.timed("dispute"):
-        claims = []
+        disputants = []
         for lab in labs:
             run = runs / lab.name
             trust = _train_task(task, run, inspectorate, lab, lie_step=4)
-            claims.append(Claim(run=open_run(run, trust), prover=LabProver(run)))
-        verdict = settle(claims[0], claims[1])
+            disputants.append(Disputant(run=open_run(run, trust), prover=LabProver(run)))
+        verdict = settle(disputants[0], disputants[1])
     return verdict.to_json()
 
 

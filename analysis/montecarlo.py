@@ -18,11 +18,11 @@ from numpy.random import Generator, Philox
 from firmware_sim.errors import CallerError
 from inspector.campaign import (
     IntervalEnd,
-    Outcome,
     Plan,
     Scenario,
     Sizing,
     Strategy,
+    TrialResults,
     predict,
     simulate_agents,
     simulate_counts,
@@ -93,7 +93,7 @@ class Estimate:
 
 def simulate(
     plan: Plan, trials: int, rng: Generator, *, engine: Engine = Engine.COUNTS, progress: Progress | None = None
-) -> Outcome:
+) -> TrialResults:
     """Play ``trials`` independent campaigns; ``progress`` is told how many more are done."""
     whole("trials", trials, 1)
     if engine is Engine.AGENTS:
@@ -104,7 +104,7 @@ def simulate(
         parts.append(simulate_counts(plan, size, rng))
         if progress is not None:
             progress(size)
-    return Outcome(
+    return TrialResults(
         caught_period=np.concatenate([part.caught_period for part in parts]),
         finished=np.concatenate([part.finished for part in parts]),
         period_days=plan.inspection.period_days,
@@ -124,7 +124,7 @@ def estimate_detection(
     return _detection(simulate(plan, trials, rng, engine=engine, progress=progress), confidence)
 
 
-def _detection(outcome: Outcome, confidence: float) -> Estimate:
+def _detection(outcome: TrialResults, confidence: float) -> Estimate:
     caught, trials = int(outcome.caught.sum()), outcome.caught.size
     low, high = clopper_pearson(caught, trials, confidence)
     return Estimate(

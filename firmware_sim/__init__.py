@@ -162,7 +162,7 @@ from firmware_sim.memory import (
     simulate_device,
     table_digest,
 )
-from firmware_sim.meter import Meter, work_of
+from firmware_sim.meter import Meter, Operand, work_of
 from firmware_sim.nvram import (
     SLOT_BYTES,
     Disk,
@@ -263,6 +263,7 @@ __all__ = [
     "NvramError",
     "NvramProfile",
     "NvramStatus",
+    "Operand",
     "PosixDisk",
     "Quote",
     "QuoteError",

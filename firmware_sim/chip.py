@@ -77,6 +77,13 @@ class Chip(ABC):
     def idle(self, ticks: int) -> list[SnapshotEvent]:
         """Advance time by `ticks` without work; snapshots that fall due carry the last coordinate."""
 
+    def shards(self) -> list[tuple[int, bytes]]:
+        """Return record number and bytes (`MemoryCopy.to_bytes`) of the snapshots since the last call, once.
+
+        A chip keeps such copies from the first call on, of its newest few snapshots. It need not have any to give.
+        """
+        return []
+
     @abstractmethod
     def beacon(self, signed: bytes) -> LogRecord:
         """Log a verifier's beacon: it is for this chip where it stands (`position`), and later than the one before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -61,6 +61,8 @@ __all__ = ["ChipOrder", "FirmwareChip", "quote_request_digest"]
 
 _HASHED_AT_ONCE = 1 << 20
 """Bytes of memory: a thread costs more than hashing as much."""
+_MOST_SHARDS = 4
+"""Of them a host that asks after each tick misses none."""
 _PATIENCE = 0.01
 """Seconds after which a thread that waits for the gate looks whether it still must."""
 _NO_GAP = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP, RecordKind.SPENT})
@@ -102,6 +104,7 @@ class _UnderWay:
 
     event: SnapshotEvent
     op: int
+    frozen: MemoryCopy | None
     hashing: Future[Digest] = field(default_factory=Future)
 
 
@@ -138,6 +141,7 @@ class FirmwareChip(Chip):
         self._copy: MemoryCopy | None = None
         self._hasher: ThreadPoolExecutor | None = None
         self._under_way: _UnderWay | None = None
+        self._shards: deque[tuple[int, bytes]] | None = None
         self._waiting: _Waiting | None = None
         self._attached_at = self._earlier = NO_WORK
         self._ticked_at = self._committed_at = 0
@@ -329,6 +333,12 @@ class FirmwareChip(Chip):
         return events
 
     @command
+    def shards(self) -> list[tuple[int, bytes]]:
+        found = list(self._shards or ())
+        self._shards = deque(maxlen=_MOST_SHARDS)
+        return found
+
+    @command
     def beacon(self, signed: bytes) -> LogRecord:
         check_sealed(self._fused_id, signed)
         if self._fuses.beacon_key is None:
@@ -510,6 +520,8 @@ class FirmwareChip(Chip):
         self._append(RecordKind.SNAPSHOT, run_id=event.run_id, step=event.step, op=under_way.op, digest=digest.value)
         self._snapshots += 1
         self._bytes_hashed += event.bytes_hashed
+        if self._shards is not None and under_way.frozen is not None:
+            self._shards.append((event.record, under_way.frozen.to_bytes()))
 
     def lose_power(self) -> None:
         """End at once, in the middle of a command; a snapshot under way shows as a power gap that names its tick."""
@@ -592,7 +604,7 @@ class FirmwareChip(Chip):
             step=step,
             bytes_hashed=0 if frozen is None else frozen.byte_count,
         )
-        under_way = self._under_way = _UnderWay(_own(event), mark | self._operators - self._committed_at)
+        under_way = self._under_way = _UnderWay(_own(event), mark | self._operators - self._committed_at, frozen)
         if self._hasher is None:
             under_way.hashing.set_result(self._digest(frozen))
             self.settle()

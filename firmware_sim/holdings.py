@@ -39,6 +39,11 @@ class Holdings:
         if torch is not None and type(made) is torch.Tensor:
             self._held.setdefault(weakref.ref(torch.Tensor.untyped_storage(made), self._forget), made.nbytes)
 
+    def holds(self, tensor: Any) -> bool:
+        """Whether a plain tensor lies in the memory of such a result."""
+        torch: Any = sys.modules["torch"]
+        return weakref.ref(torch.Tensor.untyped_storage(tensor)) in self._held
+
     @property
     def byte_count(self) -> int:
         """Bytes that are held now."""

@@ -233,6 +233,27 @@ class MemoryCopy:
         """Bytes that a digest hashes."""
         return sum(len(part.data) for part in self._slices)
 
+    def to_bytes(self) -> bytes:
+        """Return the bytes, one region after another in the order of the region table; each begins with a block."""
+        return b"".join(bytes(part.data) for part in self._slices)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, like: DeviceMemory) -> MemoryCopy:
+        """Parse `to_bytes` of a memory with the regions of another one; EvidenceError on another length."""
+        parts = like.slices()
+        if len(data) != sum(len(part.data) for part in parts):
+            raise EvidenceError(f"a shard has {len(data)} bytes, and its chip holds another number")
+        view, start, slices = np.frombuffer(data, np.uint8), 0, []
+        for part in parts:
+            slices.append(part._replace(data=view[start : start + len(part.data)]))
+            start += len(part.data)
+        return cls(slices)
+
+    @property
+    def slices(self) -> tuple[BlockSlice, ...]:
+        """What it holds of each region."""
+        return self._slices
+
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:
         """Return the same digest as the memory had."""
         if algorithm not in self._blocks:

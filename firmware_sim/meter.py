@@ -75,7 +75,7 @@ class Meter:
 
 
 def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand], *, transposed: bool = False) -> Work:
-    """Return the work of one call.
+    """Return the work of one call; one on lists of tensors counts as a call for each that it returns or writes.
 
     Args:
         operator: the ATen overload, such as ``aten.mm.default``.
@@ -83,11 +83,13 @@ def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand]
         outputs: what it returns, then what it writes.
         transposed: of a convolution, whether it is a transposed one.
     """
-    count = _PRODUCTS.get(operator.split(".")[1].rstrip("_"))
+    name = operator.split(".")[1]
+    count = _PRODUCTS.get(name.rstrip("_"))
     flop = 0
     if count is not None:
         flop = count([shape for _, shape in inputs], [shape for _, shape in outputs], transposed)
-    return Work(1, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in (*inputs, *outputs)))
+    calls = max(len(outputs), 1) if name.startswith("_foreach_") else 1
+    return Work(calls, flop, sum(prod(shape) * DTYPE_SIZES[kind] for kind, shape in (*inputs, *outputs)))
 
 
 def _matrices(at: int) -> Callable[[Shapes, Shapes, bool], int]:
@@ -119,6 +121,12 @@ def _convolution_backward(inputs: Shapes, outputs: Shapes, transposed: bool) -> 
     return 2 * prod(held if transposed else gradient) * prod(weight[1:]) * products
 
 
+def _attention(inputs: Shapes, outputs: Shapes, transposed: bool) -> int:
+    """Two products for each query and key, one of them with the values."""
+    query, key, value = inputs[:3]
+    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
 _PRODUCTS: Mapping[str, Callable[[Shapes, Shapes, bool], int]] = {
     "mm": _matrices(0),
     "bmm": _matrices(0),
@@ -131,5 +139,11 @@ _PRODUCTS: Mapping[str, Callable[[Shapes, Shapes, bool], int]] = {
     "baddbmm": _matrices(1),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
 }
-"""Products among the operators of a step, by ATen's name without overload and mark of those in place."""
+"""Products among operators, by ATen's name without overload and mark of those in place.
+
+Fused attention occurs beside recorded steps alone, which take its plain operators."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inspector.devices import DEVICES
-    from inspector.dispute.dispute import Claim, settle
+    from inspector.dispute.dispute import Disputant, settle
     from inspector.inspection.guards import Guard, Settings
     from inspector.inspection.judging import inspect, verify
     from inspector.inspection.trust import Trust
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEVICES",
-    "Claim",
     "DevicePool",
+    "Disputant",
     "Guard",
     "Outcome",
     "Reason",
@@ -38,7 +38,7 @@ __all__ = [
 
 _HOMES = {
     "devices": ("DEVICES",),
-    "dispute.dispute": ("Claim", "settle"),
+    "dispute.dispute": ("Disputant", "settle"),
     "inspection.guards": ("Guard", "Settings"),
     "inspection.judging": ("inspect", "verify"),
     "inspection.trust": ("Trust",),

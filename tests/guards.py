@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from firmware_sim import ScheduleError
+from firmware_sim import MemoryCopy, ScheduleError
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence.envelope import read_sealed
 from firmware_sim.evidence.pruning import read_log_checkpoint
@@ -87,6 +87,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 2: busy ticks
     "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
     "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
+    "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
+    "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),
     "held results": (("inspector.inspection.commits.HeldResults.take", _nothing),),
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
@@ -187,6 +189,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "listed chip": (("inspector.inspection.chip_log.is_listed", _always),),
     "certificate as issued": (("firmware_sim.identity.check_issued", _nothing),),
     "layer in normal operation": (("firmware_sim.identity._check_layer", _nothing),),
+    "opened shards": (
+        ("inspector.inspection.shards._opened", lambda content, like, *_: MemoryCopy.from_bytes(content, like)),
+    ),
     # law 7: no host code in firmware
     "plain memory": (("firmware_sim.memory.check_plain", _nothing),),
     "snapshot of its own": (("firmware_sim.firmware._own", lambda event: event),),

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, Extent, search
+from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, SampleSizes, search
 from monitor.environment import processor
 
 __all__ = ["document", "run"]
 
 
-def document(plan: Extent | None = None) -> dict[str, Any]:
+def document(plan: SampleSizes | None = None) -> dict[str, Any]:
     """What the search found, with the hardware named."""
     started = time.perf_counter()
-    found = search(Extent() if plan is None else plan)
+    found = search(SampleSizes() if plan is None else plan)
     hardware = {"processor": processor(), "cores": torch.get_num_threads(), "torch": torch.__version__}
     return {**found, "hardware": hardware, "seconds": round(time.perf_counter() - started, 1)}
 

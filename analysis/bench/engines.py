@@ -21,11 +21,11 @@ from inspector.campaign import (
     Plan,
     Pool,
     RateBook,
-    Rule,
     Run,
     Site,
     Status,
     Strategy,
+    Threshold,
     clopper_pearson,
     honest_plan,
     make_plan,
@@ -35,7 +35,7 @@ from inspector.campaign import (
 from inspector.campaign.checks import whole
 from inspector.campaign.evidence import Books, Monitor, Observations, Sightings, Weighing
 from inspector.probability.alarms import posterior
-from inspector.probability.hidden import Finding
+from inspector.probability.hidden import FindingRate
 
 __all__ = ["FALSE_ALARM", "run", "table", "verdict", "write"]
 
@@ -68,7 +68,9 @@ _OBSERVED = Observations(
     each=(
         Monitor(name="meter", group="g", detection=0.7, evaded=0.3, false_alarm=0.04),
         Monitor(name="taps", group="g", detection=0.5, evaded=0.2, false_alarm=0.03),
-        Sightings(name="satellites", finding=Finding(per_year=1.0, reference=0.02), concealed=0.5, false_alarm=0.02),
+        Sightings(
+            name="satellites", finding=FindingRate(per_year=1.0, reference=0.02), concealed=0.5, false_alarm=0.02
+        ),
         Books(name="books", error=10.0, explained=0.5, false_alarm=0.02),
     ),
     shared=(("g", 0.4),),
@@ -177,7 +179,7 @@ def _plans(inspection: Inspection, chips: int, strategy: Strategy) -> tuple[Plan
     guilty = make_plan(
         fleet,
         [Run(name="run", lab="A", flop=flop, days=90.0)],
-        Rule(threshold_flop=0.8 * flop, evidence=Evidence.WHOLE_RUN),
+        Threshold(threshold_flop=0.8 * flop, evidence=Evidence.WHOLE_RUN),
         inspection,
         strategy,
         _RATES,

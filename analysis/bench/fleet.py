@@ -21,10 +21,10 @@ from inspector.campaign import (
     Plan,
     Pool,
     RateBook,
-    Rule,
     Run,
     Site,
     Strategy,
+    Threshold,
     make_plan,
     predict,
     simulate_agents,
@@ -72,7 +72,7 @@ def _year(chips: int, *, samples: int | None = None, rate: float = 1.0) -> Plan:
     return make_plan(
         Fleet(labs=(Lab(name="A", sites=(Site(name="s", pools=(Pool(kind=kind, count=chips),)),)),)),
         [Run(name="run", lab="A", flop=flop, days=YEAR)],
-        Rule(threshold_flop=flop / 2, evidence=Evidence.WHOLE_RUN),
+        Threshold(threshold_flop=flop / 2, evidence=Evidence.WHOLE_RUN),
         Inspection(
             period_days=YEAR / 12, samples=max(1, chips // 10_000) if samples is None else samples, snapshot_rate=0.1
         ),
@@ -88,7 +88,7 @@ def _rare() -> dict[str, Any]:
     plan = make_plan(
         Fleet(labs=(Lab(name="A", sites=(Site(name="s", pools=(Pool(kind=kind, count=1000),)),)),)),
         [Run(name="run", lab="A", flop=30 * YEAR, days=YEAR)],
-        Rule(threshold_flop=1.0, evidence=Evidence.WHOLE_RUN),
+        Threshold(threshold_flop=1.0, evidence=Evidence.WHOLE_RUN),
         Inspection(period_days=YEAR / 12, samples=58, snapshot_rate=0.1),
         Strategy(name="as planned"),
         RateBook(assumed={"undeclared-run": 1.0}),

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from typing import Any
 
+from analysis.public_data import Chip
 from firmware_sim.evidence import NO_RUN, LogRecord, RecordKind
+from firmware_sim.roofline import Roofline, intervals
 from firmware_sim.service import ChipView, EpochRow
 
 __all__ = ["log_json", "log_lines", "quote_json", "quote_lines", "show_json", "show_lines"]
@@ -53,8 +55,8 @@ _COMPARED = {
 """What each field of a quote was compared with; any other is what the chip says."""
 
 
-def show_json(name: str, view: ChipView) -> dict[str, Any]:
-    """Identity, firmware, time, counters, memory and schedule."""
+def show_json(name: str, view: ChipView, device: Chip | None = None) -> dict[str, Any]:
+    """Identity, firmware, time, counters, memory and schedule; with a device also its clock."""
     identity, counts, quotas, memory = view.identity, view.counts(), view.quotas, view.memory
     return {
         "chip": name,
@@ -70,6 +72,7 @@ def show_json(name: str, view: ChipView) -> dict[str, Any]:
         "tick": view.tick,
         "busy": view.busy,
         "work": asdict(view.work),
+        **({} if device is None else {"clock": _clock(view, device)}),
         "counter": view.counter,
         "log_size": view.log_size,
         "log_start": view.since.size,
@@ -93,9 +96,9 @@ def show_json(name: str, view: ChipView) -> dict[str, Any]:
     }
 
 
-def show_lines(name: str, view: ChipView) -> Iterator[str]:
+def show_lines(name: str, view: ChipView, device: Chip | None = None) -> Iterator[str]:
     """The same for a person."""
-    page = show_json(name, view)
+    page = show_json(name, view, device)
     firmware, counts = page["firmware"], view.counts()
     yield f"chip         {name}" + (
         "" if name == page["identity"] else f", which presents itself as {page['identity']}"
@@ -106,6 +109,13 @@ def show_lines(name: str, view: ChipView) -> Iterator[str]:
     yield f"             {firmware['measurement']}"
     yield f"time         boot {page['boot']}, tick {view.tick}, of which {view.busy} busy"
     yield f"meter        {view.work} in this boot"
+    if device is not None:
+        clock = page["clock"]
+        rates = f"{device.peak_dense_flops_bf16:.3g} FLOP/s and {device.memory_bandwidth_gbps:g} GB/s"
+        yield f"clock        at least {clock['busy_seconds']:.3g} s of work in this boot on {device.chip}, at {rates}"
+        for each in clock["intervals"][-_EPOCHS_SHOWN:]:
+            seconds, busy = each["stop"] - each["start"], each["busy_seconds"]
+            yield f"             {seconds} s from beacon {each['start']} on: work for at least {busy:.3g} s of them"
     yield f"counter      {view.counter} changes of the persistent state"
     yield f"log          {page['log_size']} records, head {page['log_head']}"
     held = [f"{kind.name} {count}" for kind, count in sorted(counts.items())]
@@ -126,6 +136,19 @@ def show_lines(name: str, view: ChipView) -> Iterator[str]:
     if len(view.epochs) > _EPOCHS_SHOWN:
         yield f"             and {len(view.epochs) - _EPOCHS_SHOWN} epochs before"
     yield f"problem      {view.problem or 'none'}"
+
+
+def _clock(view: ChipView, device: Chip) -> dict[str, Any]:
+    """The chip's meter as a clock, if it were such a device, and from beacon to beacon."""
+    roofline = Roofline(flop=device.peak_dense_flops_bf16, moved=device.memory_bandwidth_gbps * 1e9)
+    return {
+        "device": device.chip,
+        "busy_seconds": roofline.seconds(view.work),
+        "intervals": [
+            {"start": each.start, "stop": each.stop, "busy_seconds": each.busy, "idle_seconds": each.idle}
+            for each in intervals(view.records, roofline)
+        ],
+    }
 
 
 def log_json(name: str, view: ChipView) -> dict[str, Any]:

@@ -26,8 +26,9 @@ __all__ = ["register"]
 _PLACE = "run folder, RUN.lab, a folder of answers, or one chip's folder in any of them"
 _SHOW = (
     "JSON: a list of chip, identity, maker, certificate, firmware, boot, tick, busy, work (the meter's calls, flop and "
-    "moved bytes in this boot), counter, log_size, log_start (number of the first record that is there, behind a "
-    "checkpoint), checkpoint_signer (alleged, or null), log_head, records (used and quota of each kind), memory, "
+    "moved bytes in this boot), with --clock also clock (device, busy_seconds, and intervals between beacons: start, "
+    "stop, busy_seconds, idle_seconds), counter, log_size, log_start (number of the first record that is there, behind "
+    "a checkpoint), checkpoint_signer (alleged, or null), log_head, records (used and quota of each kind), memory, "
     "snapshot_rate, snapshot_algorithm, epochs (ticks, due and taken snapshots) and problem; exit code 1 where a chip "
     "would not boot, or its evidence does not hold together"
 )
@@ -59,6 +60,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         parser = actions.add_parser(name, help=help_, epilog=epilog)
         parser.add_argument("place", type=Path, metavar="RUN", help=_PLACE)
         parser.add_argument("--chip", metavar="ID", help="this chip only (default: all)")
+        if name == "show":
+            text = "how long the metered work takes at least on this device of chips.csv; an unknown name lists them"
+            parser.add_argument("--clock", metavar="DEVICE", help=text)
         add_json(parser)
         parser.set_defaults(handler=handler)
 
@@ -110,8 +114,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     from analysis.commands._chip_pages import show_json, show_lines
+    from analysis.public_data import chips
 
-    return _print(arguments, show_json, show_lines)
+    known = {each.chip: each for each in chips()}
+    if arguments.clock is not None and arguments.clock not in known:
+        raise CallerError(f"there is no device {arguments.clock!a:.100}; known: {', '.join(known)}")
+    device = known.get(arguments.clock)
+    return _print(arguments, partial(show_json, device=device), partial(show_lines, device=device))
 
 
 def _log(arguments: argparse.Namespace) -> int:
@@ -296,7 +305,7 @@ def _folders(place: Path) -> list[Path]:
 
 def _verify_log(arguments: argparse.Namespace) -> int:
     from firmware_sim.identity import read_chain
-    from inspector.inspection.answers import Source
+    from inspector.inspection.answers import EvidenceSource
     from inspector.inspection.chip_log import verify_log
     from inspector.inspection.trust import Trust
     from monitor.transcript.layout import CHIP_CHECKPOINT, MANIFEST
@@ -326,4 +335,4 @@ def _verify_log(arguments: argparse.Namespace) -> int:
 
     named = log.parent.name
     chip = arguments.chip or (named if named in trust.chips else read_chain(read("chain.pem")).chip_id)
-    return show_verdict(arguments, verify_log(chip, Source(name=named, read=read, nonce=nonce), trust))
+    return show_verdict(arguments, verify_log(chip, EvidenceSource(name=named, read=read, nonce=nonce), trust))

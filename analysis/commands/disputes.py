@@ -35,7 +35,7 @@ def _dispute(arguments: argparse.Namespace) -> int:
     from inspector.devices import enter
 
     enter(arguments.device)
-    from inspector.dispute.dispute import Claim, settle
+    from inspector.dispute.dispute import Disputant, settle
     from inspector.inspection.transcripts import open_run
     from inspector.inspection.trust import Trust
     from monitor.lab.prover import LabProver
@@ -45,7 +45,7 @@ def _dispute(arguments: argparse.Namespace) -> int:
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
     trust = Trust.load(arguments.trust, folders)
-    first, second = (Claim(run=open_run(folder, trust), prover=LabProver(folder)) for folder in folders)
+    first, second = (Disputant(run=open_run(folder, trust), prover=LabProver(folder)) for folder in folders)
     verdict = settle(first, second, trust)
     if arguments.json:
         print_json({**verdict.to_json(), **verdict.evidence})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from inspector.campaign import Scenario
     from inspector.campaign.evidence import Sightings
-    from inspector.probability.evidence import Rule, Sources
+    from inspector.probability.evidence import DecisionRule, Sources
 
 __all__ = ["register"]
 
@@ -193,7 +193,7 @@ def _source(each: Any) -> dict[str, Any]:
     }
 
 
-def _simulated(arguments: argparse.Namespace, sources: Sources, rule: Rule) -> dict[str, Any]:
+def _simulated(arguments: argparse.Namespace, sources: Sources, rule: DecisionRule) -> dict[str, Any]:
     """Return how often drawn alarms accuse, with intervals, beside what the closed form says."""
     import numpy as np
 
@@ -212,7 +212,7 @@ def _simulated(arguments: argparse.Namespace, sources: Sources, rule: Rule) -> d
     return found
 
 
-def _observed(arguments: argparse.Namespace, sources: Sources, rule: Rule) -> dict[str, Any] | None:
+def _observed(arguments: argparse.Namespace, sources: Sources, rule: DecisionRule) -> dict[str, Any] | None:
     """Return what the alarms that were seen say; sources that nobody spoke of are left out."""
     import numpy as np
 
@@ -314,12 +314,12 @@ def _observed_lines(found: dict[str, Any] | None) -> list[str]:
 
 def _site(arguments: argparse.Namespace) -> int:
     from inspector.campaign.evidence import Sightings
-    from inspector.probability.hidden import Finding, megawatts
+    from inspector.probability.hidden import FindingRate, megawatts
 
     if arguments.per_year is None:
         found = _opened(arguments.scenario).observations.each
     else:
-        rates = Finding(per_year=arguments.per_year, reference=arguments.at_megawatts, exponent=arguments.exponent)
+        rates = FindingRate(per_year=arguments.per_year, reference=arguments.at_megawatts, exponent=arguments.exponent)
         found = (Sightings(name="one source", finding=rates),)
     looking = [each for each in found if isinstance(each, Sightings)]
     if not looking:

@@ -148,14 +148,24 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="challenge the drawn chips of this simulated lab now (repeatable); no older quote of theirs counts, and "
         "of a run that goes on the committed steps can be accepted",
     )
+    parser.add_argument(
+        "--shards",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RUN.lab",
+        help="have this simulated lab open the drawn chips' snapshots that it stores (train --keep-snapshots; "
+        "repeatable): of one that no run explains, the first element that differs is named",
+    )
     add_now(parser)
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
-        "each violation's chance of escape is, as `chipwitness odds` says), replays, with --rules also rules: "
-        "digest, rules, require, found, results and labs, and with --checkpoints also checkpoints: the size of each "
-        "chip's log that was accepted)"
+        "each violation's chance of escape is, as `chipwitness odds` says), replays, with --shards also shards: "
+        "opened, not_kept and differences, each with chip, record, step, tensor, element, held and replayed, with "
+        "--rules also rules: digest, rules, require, found, results and labs, and with --checkpoints also "
+        "checkpoints: the size of each chip's log that was accepted)"
     )
     parser.set_defaults(handler=_inspect)
 
@@ -282,6 +292,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
     from inspector.rules.judging import apply_rules
     from inspector.rules.reading import read_rules
     from monitor.lab.evidence import LiveChips
+    from monitor.lab.shards import StoredShards
 
     now = parse_now(arguments.now)
     _require_runs(arguments.runs)
@@ -320,6 +331,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
             memory=memory,
             answers=arguments.answers,
             ask=ask,
+            open_shard=StoredShards(arguments.shards).open if arguments.shards else None,
             labs=trust.labs if arguments.every_lab else None,
             earlier=earlier,
             accepted=accepted_in(bundles, trust.inspectorates, settings_json(settings)),

@@ -64,6 +64,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("--checkpoint-every", type=int, default=4, metavar="K", help="steps between full states")
     parser.add_argument("--keep", type=int, metavar="N", help="newest states that stay, and sparser ones before: all")
     parser.add_argument("--snapshot-rate", default="1/4", metavar="P", help="snapshots per chip and step (default 1/4)")
+    parser.add_argument(
+        "--keep-snapshots",
+        type=int,
+        default=0,
+        metavar="N",
+        help="newest snapshots of each chip that RUN.lab stores: 0",
+    )
     parser.add_argument("--lab", default="lab-1", metavar="NAME", help="name of the simulated lab (default lab-1)")
     parser.add_argument("--lie", metavar="NAME", help="simulate this lie of a lab or chip; --lie list names them")
     parser.add_argument("--lie-step", type=int, metavar="T", help="step of the lie (default: the middle)")
@@ -187,6 +194,7 @@ def _lab(arguments: argparse.Namespace) -> LabConfig:
         chips=len(_shares(arguments) or ()) or arguments.chips,
         idle_chips=arguments.idle_chips,
         beacon_every=arguments.beacon_every,
+        keep_snapshots=arguments.keep_snapshots,
         inspectorate=None if arguments.inspectorate is None else load_public(arguments.inspectorate),
         lie=lie,
         lie_step=lie_step,

@@ -10,27 +10,27 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from inspector import Claim, Trust, Verdict, settle
+from inspector import Disputant, Trust, Verdict, settle
 from inspector.inspection.transcripts import open_run
 from monitor import LabProver, SimulatedLab, Task, new_lab_config, train
 
 STEPS, WRONG = 6, 4
 
 
-def claim(run: Path, *, lie: str | None = None) -> Claim:
-    """Train the task in a lab of its own; what it claims is a finished run, and somebody who answers for it."""
+def disputant(run: Path, *, lie: str | None = None) -> Disputant:
+    """Train the task in a lab of its own; a finished run, and somebody who answers for it."""
     task = Task.for_preset("digits-cnn", seed=7, steps=STEPS, checkpoint_every=3, shards=2, batch_size=8)
     config = new_lab_config(
         lab=run.name, seed=7, chips=2, lie=lie, lie_step=WRONG, started=datetime.now(UTC), duration=timedelta(hours=1)
     )
     train(task, run, config, device="native")
     trust = Trust.from_json(SimulatedLab.reference_values(config), "the simulated world")
-    return Claim(run=open_run(run, trust), prover=LabProver(run))
+    return Disputant(run=open_run(run, trust), prover=LabProver(run))
 
 
 def main(folder: Path) -> Verdict:
     """Let the labs meet before the referee; returns its verdict."""
-    verdict = settle(claim(folder / "right"), claim(folder / "wrong", lie="wrong-operator"))
+    verdict = settle(disputant(folder / "right"), disputant(folder / "wrong", lie="wrong-operator"))
     found = verdict.evidence
     print(f"{verdict.outcome.value}: {verdict.reasons[0].text}")
     print(f"{found['guilty']} is wrong in step {found['step']}, at {found['operator']}")

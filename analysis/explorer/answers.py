@@ -16,7 +16,7 @@ from numpy.random import Generator
 
 from inspector.probability import alarms
 from inspector.probability import detection as closed
-from inspector.probability.hidden import WATTS_PER_CHIP, Finding, megawatts
+from inspector.probability.hidden import WATTS_PER_CHIP, FindingRate, megawatts
 from inspector.probability.planning import Evasion, Problem, Site, Visits, best_response, tolerating
 from inspector.probability.timing import log_miss_by_day, time_to_detection
 
@@ -138,7 +138,7 @@ def answers(at: Mapping[str, float]) -> dict[str, float | None]:
 def _found(at: Mapping[str, float], working: float) -> float:
     """Return the chance that a hidden site with so many chips at work is found while the run lasts."""
     power = megawatts(working, WATTS_PER_CHIP)
-    return float(Finding(per_year=at["finds"]).found(power=power, days=at["days"]))
+    return float(FindingRate(per_year=at["finds"]).found(power=power, days=at["days"]))
 
 
 def _with_refusals(at: Mapping[str, float], hidden: float, draws: int, fits: bool) -> dict[str, float]:

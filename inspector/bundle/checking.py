@@ -28,7 +28,7 @@ from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.models import digest_of_files
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
-from inspector.inspection.answers import Source
+from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import OpenedCase, open_case
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
@@ -41,6 +41,7 @@ from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
 from inspector.replay.segment import segments_of
 from monitor.declaration.statement import Declaration
+from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata
@@ -264,7 +265,7 @@ def _chips(bundle: Bundle, trust: Trust) -> list[_Chip]:
     nonces = {each["chip"]: bytes.fromhex(each["nonce"]) for each in bundle.predicate["evidence"].get("chips", [])}
     for chip in sorted({path.split("/")[1] for path in bundle.items if path.startswith("chips/")}):
         findings = Findings(Settings(samples=0, seed=None, devices=()))
-        source = Source(name="bundle", read=_reader(bundle, chip), nonce=nonces.get(chip) or None)
+        source = EvidenceSource(name="bundle", read=_reader(bundle, chip), nonce=nonces.get(chip) or None)
         if not is_listed(chip, trust, findings):
             continue
         case = findings.read(partial(open_case, chip, source, trust, None))
@@ -433,7 +434,9 @@ def _inside(result: SignedReplay, run: _Run, chips: Iterable[_Chip]) -> str:
         for record in entry.case.records:
             if record.kind is not RecordKind.SNAPSHOT or record.run_id.hex() != run.run_id or not record.operators:
                 continue
-            state = states.get((record.step + 1, record.operators))
+            taken = run.opened.leaves.get(record.step + 1)
+            beside = 0 if taken is None else execution_of(taken[0]).beside.calls
+            state = states.get((record.step + 1, record.operators - beside))
             if state is not None and followed[record.counter] and state.shard(shard).value != record.digest:
                 where = f"chip {entry.chip}, record {record.counter}: its snapshot inside of step {record.step + 1}"
                 return f"{where} is not what shard {shard} then holds"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from inspector.campaign.agents import simulate_agents
 from inspector.campaign.bands import detection_bands
-from inspector.campaign.counts import CountsWorld, Outcome, simulate_counts
+from inspector.campaign.counts import CountsWorld, TrialResults, simulate_counts
 from inspector.campaign.fleet import (
     Evidence,
     Fleet,
@@ -17,11 +17,11 @@ from inspector.campaign.fleet import (
     Lab,
     LogSpan,
     Pool,
-    Rule,
     Run,
     Sampling,
     Site,
     Status,
+    Threshold,
 )
 from inspector.campaign.intervals import clopper_pearson, wilson
 from inspector.campaign.loading import load_regimes, load_scenario
@@ -48,13 +48,11 @@ __all__ = [
     "MeasuredRate",
     "MissingRate",
     "NoScheduleError",
-    "Outcome",
     "Plan",
     "Policy",
     "Pool",
     "Prediction",
     "RateBook",
-    "Rule",
     "Run",
     "Sampling",
     "Scenario",
@@ -63,6 +61,8 @@ __all__ = [
     "Sizing",
     "Status",
     "Strategy",
+    "Threshold",
+    "TrialResults",
     "clopper_pearson",
     "detection_bands",
     "honest_plan",

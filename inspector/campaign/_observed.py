@@ -10,7 +10,7 @@ from inspector.campaign._toml import Table
 from inspector.campaign.checks import probability
 from inspector.campaign.evidence import Books, Monitor, Observation, Observations, Sightings, Target
 from inspector.probability.alarms import FALSE_ALARMS
-from inspector.probability.hidden import Finding
+from inspector.probability.hidden import FindingRate
 
 __all__ = ["chosen_evidence", "evidence_of"]
 
@@ -73,8 +73,8 @@ def _observation(table: Table) -> Observation:
     return table.build(made)
 
 
-def _finding(table: Table) -> Finding:
-    return Finding(
+def _finding(table: Table) -> FindingRate:
+    return FindingRate(
         per_year=table.number("found_per_year"),
         reference=table.number("at_megawatts", 10.0),
         exponent=table.number("exponent", 0.5),

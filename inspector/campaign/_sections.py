@@ -18,11 +18,11 @@ from inspector.campaign.fleet import (
     Lab,
     LogSpan,
     Pool,
-    Rule,
     Run,
     Sampling,
     Site,
     Status,
+    Threshold,
 )
 from inspector.campaign.policies import Policy, Strategy, policy_from
 from inspector.campaign.rates import RateBook, load_rates
@@ -135,12 +135,12 @@ def _flop(table: Table, key: str, known: Catalogue) -> float:
     return known.models[model] * times
 
 
-def rule_of(table: Table, known: Catalogue) -> Rule:
+def rule_of(table: Table, known: Catalogue) -> Threshold:
     """Return the rule."""
     threshold = _flop(table, "threshold_flop", known)
     evidence = _choice(table, "evidence", Evidence, Evidence.AFTER_THRESHOLD)
     table.close()
-    return table.build(lambda: Rule(threshold_flop=threshold, evidence=evidence))
+    return table.build(lambda: Threshold(threshold_flop=threshold, evidence=evidence))
 
 
 def run_of(table: Table, known: Catalogue) -> Run:

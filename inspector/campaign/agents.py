@@ -14,7 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from inspector.campaign.checks import whole
-from inspector.campaign.counts import Outcome, overlap
+from inspector.campaign.counts import TrialResults, overlap
 from inspector.campaign.plan import Plan, Stratum, finished, forgets
 from inspector.campaign.reactions import Control, FloatArray, IntArray
 
@@ -33,7 +33,7 @@ def simulate_agents(
     *,
     stop_when_caught: bool = True,
     progress: Callable[[int], None] | None = None,
-) -> Outcome:
+) -> TrialResults:
     """Simulate ``trials`` independent campaigns chip by chip; ``progress`` is told the trials done.
 
     With ``stop_when_caught`` a batch ends once all its worlds were caught, which changes no detection.
@@ -48,7 +48,7 @@ def simulate_agents(
         done += worlds
         if progress is not None:
             progress(worlds)
-    return Outcome(
+    return TrialResults(
         caught_period=np.concatenate([outcome.caught_period for outcome in outcomes]),
         finished=np.concatenate([outcome.finished for outcome in outcomes]),
         period_days=plan.inspection.period_days,
@@ -81,7 +81,7 @@ class _Worlds:
             self.groups.append(_Group(stratum, used[stratum.urn], np.ones(shape, np.bool_), np.zeros(shape, np.bool_)))
             used[stratum.urn] += stratum.count
 
-    def run(self, stop_when_caught: bool) -> Outcome:
+    def run(self, stop_when_caught: bool) -> TrialResults:
         plan, control = self.plan, self.control
         caught_period = np.full(self.worlds, -1, np.int64)
         for period in range(plan.periods):
@@ -104,7 +104,7 @@ class _Worlds:
         if plan.weighing is not None:
             late = late | plan.weighing.accused(self.worlds, self.rng)
         caught_period[late & (caught_period < 0)] = plan.periods - 1
-        return Outcome(
+        return TrialResults(
             caught_period=caught_period, finished=finished(plan, control), period_days=plan.inspection.period_days
         )
 

@@ -16,7 +16,7 @@ from inspector.campaign.checks import whole
 from inspector.campaign.plan import Plan, Stratum, finished, forgets
 from inspector.campaign.reactions import Control, FloatArray, IntArray
 
-__all__ = ["CountsWorld", "Outcome", "simulate_counts"]
+__all__ = ["CountsWorld", "TrialResults", "simulate_counts"]
 
 # numpy's hypergeometric sampler refuses larger urns.
 LARGEST_URN = 999_999_999
@@ -24,7 +24,7 @@ _ACTIVE, _IDLE = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrialResults:
     """Results of all trials.
 
     Attributes:
@@ -252,7 +252,7 @@ class CountsWorld:
         return rng.binomial(test.chips, test.loss, self.caught.shape) + test.diverted > test.tolerated
 
 
-def simulate_counts(plan: Plan, trials: int, rng: Generator) -> Outcome:
+def simulate_counts(plan: Plan, trials: int, rng: Generator) -> TrialResults:
     """Simulate ``trials`` independent campaigns with aggregated counts.
 
     Raises:
@@ -271,6 +271,6 @@ def simulate_counts(plan: Plan, trials: int, rng: Generator) -> Outcome:
     if plan.weighing is not None:
         late = late | plan.weighing.accused(trials, rng)
     caught_period[late & (caught_period < 0)] = plan.periods - 1
-    return Outcome(
+    return TrialResults(
         caught_period=caught_period, finished=finished(plan, world.control), period_days=plan.inspection.period_days
     )

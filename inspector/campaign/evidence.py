@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from firmware_sim.errors import CallerError
 from inspector.campaign.checks import at_least, named, probability
-from inspector.probability.evidence import Rule, Source, Sources, best_rule
-from inspector.probability.hidden import Finding, accounting_alarm, megawatts
+from inspector.probability.evidence import AlarmSource, DecisionRule, Sources, best_rule
+from inspector.probability.hidden import FindingRate, accounting_alarm, megawatts
 
 __all__ = ["Books", "HiddenSite", "Monitor", "Observation", "Observations", "Sightings", "Target", "Weighing"]
 
@@ -60,12 +60,12 @@ class Observation(ABC):
         probability("evidence.false_alarm", self.false_alarm)
 
     @abstractmethod
-    def of(self, target: Target) -> Source:
+    def of(self, target: Target) -> AlarmSource:
         """Return its rates where the target is there to be seen."""
 
-    def _source(self, detection: float, evaded: float) -> Source:
+    def _source(self, detection: float, evaded: float) -> AlarmSource:
         """Return the source, which is never less likely to give an alarm where there is something to see."""
-        return Source(
+        return AlarmSource(
             name=self.name,
             detection=max(detection, self.false_alarm),
             evaded=min(evaded, max(detection, self.false_alarm)),
@@ -89,7 +89,7 @@ class Monitor(Observation):
         if self.evaded > self.detection:
             raise CallerError(f"evidence.evaded of {self.evaded:g} would raise the detection of {self.detection:g}")
 
-    def of(self, target: Target) -> Source:
+    def of(self, target: Target) -> AlarmSource:
         """Return its rates; a false alarm's where no declared site works on the run."""
         seen = (self.detection, self.evaded) if target.declared else (self.false_alarm, self.false_alarm)
         return self._source(*seen)
@@ -104,14 +104,14 @@ class Sightings(Observation):
         concealed: share of a site's power that an evasion hides.
     """
 
-    finding: Finding
+    finding: FindingRate
     concealed: float = 0.0
 
     def __post_init__(self) -> None:
         Observation.__post_init__(self)
         probability("evidence.concealed", self.concealed)
 
-    def of(self, target: Target) -> Source:
+    def of(self, target: Target) -> AlarmSource:
         """Return how likely one of the sites is found."""
         return self._source(self._found(target, 0.0), self._found(target, self.concealed))
 
@@ -140,7 +140,7 @@ class Books(Observation):
         at_least("evidence.error_chips", self.error, 1)
         probability("evidence.explained", self.explained)
 
-    def of(self, target: Target) -> Source:
+    def of(self, target: Target) -> AlarmSource:
         """Return how likely the books show what is missing."""
         alarms = accounting_alarm(
             missing=[target.missing, target.missing * (1.0 - self.explained)],
@@ -181,7 +181,7 @@ class Observations:
             each=tuple(each for each in self.each if each.name in chosen), shared=self.shared, cap=self.cap
         )
 
-    def rule(self, targets: Sequence[Target]) -> Rule:
+    def rule(self, targets: Sequence[Target]) -> DecisionRule:
         """Return the rule that weighs alarms, made for these ways to violate."""
         return best_rule([self.of(target) for target in targets], self.cap)
 
@@ -190,7 +190,7 @@ class Observations:
 class Weighing:
     """A rule, and what it is told: of a violation that evades some sources, or (None) of a world without any."""
 
-    rule: Rule
+    rule: DecisionRule
     sources: Sources
     evading: frozenset[str] | None = field(default_factory=frozenset)
 

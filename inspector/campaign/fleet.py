@@ -17,11 +17,11 @@ __all__ = [
     "Lab",
     "LogSpan",
     "Pool",
-    "Rule",
     "Run",
     "Sampling",
     "Site",
     "Status",
+    "Threshold",
 ]
 
 
@@ -172,7 +172,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Threshold:
     """The FLOP threshold H of a run that must be caught, and which of its snapshots incriminate."""
 
     threshold_flop: float

@@ -17,7 +17,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.lies import LabLie
 from inspector.campaign._allocate import Share, allocate
 from inspector.campaign.evidence import HiddenSite, Target, Weighing
-from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Rule, Run, Sampling, Site, Status
+from inspector.campaign.fleet import Evidence, Fleet, Inspection, LogSpan, Run, Sampling, Site, Status, Threshold
 from inspector.campaign.policies import Behaviour, Strategy
 from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.reactions import Control, Reaction
@@ -140,7 +140,7 @@ def honest_plan(fleet: Fleet, inspection: Inspection, *, days: float) -> Plan:
 def make_plan(
     fleet: Fleet,
     runs: Sequence[Run],
-    rule: Rule,
+    rule: Threshold,
     inspection: Inspection,
     strategy: Strategy,
     rates: RateBook,
@@ -275,7 +275,7 @@ class _Placed:
 def _place(
     fleet: Fleet,
     run: Run,
-    rule: Rule,
+    rule: Threshold,
     inspection: Inspection,
     behaviour: Behaviour,
     free: dict[tuple[str, str, int], int],

@@ -10,14 +10,14 @@ from firmware_sim.errors import CallerError
 from inspector.campaign._toml import ScenarioError
 from inspector.campaign.checks import at_least, fraction, named, positive, probability
 from inspector.campaign.evidence import Observations, Weighing
-from inspector.campaign.fleet import Fleet, Inspection, Kind, Rule, Run
+from inspector.campaign.fleet import Fleet, Inspection, Kind, Run, Threshold
 from inspector.campaign.plan import Plan, honest_plan, make_plan
 from inspector.campaign.policies import Strategy
 from inspector.campaign.rates import IntervalEnd, RateBook
 from inspector.campaign.sizing import Sizing, false_alarm, size
 from inspector.probability.alarms import FALSE_ALARMS
 from inspector.probability.detection import OutOfReachError
-from inspector.probability.evidence import Rule as AlarmRule
+from inspector.probability.evidence import DecisionRule
 from inspector.probability.uncertain import Distribution
 
 __all__ = ["Catalogue", "Cost", "NoScheduleError", "Scenario", "ScenarioError"]
@@ -70,7 +70,7 @@ class Scenario:
     days: float
     fleet: Fleet
     runs: tuple[Run, ...]
-    rule: Rule
+    rule: Threshold
     inspection: Inspection
     strategies: tuple[Strategy, ...]
     rates: RateBook
@@ -83,7 +83,7 @@ class Scenario:
     source: str = ""
     cost: Cost = Cost()
     observations: Observations = field(default_factory=Observations)
-    weighs: AlarmRule | None = None
+    weighs: DecisionRule | None = None
 
     def __post_init__(self) -> None:
         named("title", self.title)

@@ -24,7 +24,7 @@ from firmware_sim.errors import CallerError, DeviceError
 from inspector.devices import current_device, device
 from monitor.numerics.rounding.calibration import OPERATORS
 
-__all__ = ["DEVICES", "INPUTS", "Extent", "measure", "search"]
+__all__ = ["DEVICES", "INPUTS", "SampleSizes", "measure", "search"]
 
 DEVICES = ("native", "native-1", "avx2", "sse41", "mkl-compatible")
 INPUTS = ("gaussian", "relu", "uniform", "lognormal")
@@ -35,7 +35,7 @@ Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class SampleSizes:
     """Extent of the measurement: ``results`` elements at most for each device, operator, input and number of terms."""
 
     terms: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
@@ -88,7 +88,7 @@ def _errors(found: Any, left: Values, right: Values) -> float:
     return float((np.abs((found.near.values - exact[:, 0]) - exact[:, 1]) / found.near.betas).max())
 
 
-def _measured(operator: str, inputs: str, terms: int, plan: Extent) -> float:
+def _measured(operator: str, inputs: str, terms: int, plan: SampleSizes) -> float:
     """Largest error of one operator class on one distribution, with the engine that records and replays."""
     import torch
 
@@ -138,7 +138,7 @@ def _measured(operator: str, inputs: str, terms: int, plan: Extent) -> float:
     return _errors(found, left, right) * unit
 
 
-def measure(plan: Extent) -> dict[str, Any]:
+def measure(plan: SampleSizes) -> dict[str, Any]:
     """Largest errors on this process's device, by operator, input and terms."""
     return {
         operator: {
@@ -149,7 +149,7 @@ def measure(plan: Extent) -> dict[str, Any]:
     }
 
 
-def _on(name: str, plan: Extent, timeout: float) -> dict[str, Any]:
+def _on(name: str, plan: SampleSizes, timeout: float) -> dict[str, Any]:
     process = subprocess.run(
         [sys.executable, "-m", "inspector.devices.calibration"],
         input=json.dumps(asdict(plan)),
@@ -168,7 +168,11 @@ def _on(name: str, plan: Extent, timeout: float) -> dict[str, Any]:
 
 
 def search(
-    plan: Extent, devices: Sequence[str] = DEVICES, *, timeout: float = 3600, advance: Callable[[], None] = lambda: None
+    plan: SampleSizes,
+    devices: Sequence[str] = DEVICES,
+    *,
+    timeout: float = 3600,
+    advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Thresholds for each operator class: the largest error on any device and covered input, times the safety factor.
 
@@ -201,7 +205,7 @@ def main() -> int:
     from monitor.environment import fingerprint, settings, versions
 
     given = json.load(sys.stdin)
-    plan = Extent(**{**given, "terms": tuple(given["terms"])})
+    plan = SampleSizes(**{**given, "terms": tuple(given["terms"])})
     name = current_device()
     result = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}
     json.dump({**result, "errors": measure(plan)}, sys.stdout)

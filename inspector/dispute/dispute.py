@@ -40,21 +40,21 @@ from monitor.programs.trace import (
 from monitor.replay.tracing import ABSENT
 from monitor.transcript import Leaf, RunFolder
 
-__all__ = ["Claim", "settle"]
+__all__ = ["Disputant", "settle"]
 
 _AS_STRIDED = "aten.as_strided.default"
 """Reads its input's memory by absolute places, which the input's content does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Disputant:
     """One lab's finished run: the verified folder, and whoever answers for it."""
 
     run: RunFolder
     prover: Prover
 
 
-def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
+def settle(first: Disputant, second: Disputant, trust: Trust | None = None) -> Verdict:
     """Settle the dispute; the verdict's evidence holds step, operator, guilty, rounds, bytes, operators_executed.
 
     ACCEPT: they agree. REJECT: at least one is wrong, and named. INCONCLUSIVE: both acted within the rules, as two
@@ -68,9 +68,9 @@ def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
         EvidenceError: a run's own log is inconsistent.
     """
     traffic = Traffic()
-    names = [claim.run.folder.name for claim in (first, second)]
+    names = [disputant.run.folder.name for disputant in (first, second)]
     if names[0] == names[1]:
-        names = [str(claim.run.folder) for claim in (first, second)]
+        names = [str(disputant.run.folder) for disputant in (first, second)]
     outside = rule_on_declarations(names, (first.run, second.run), trust)
     if outside is not None:
         return _verdict(Outcome.REJECT, outside.text, 0, outside, traffic)
@@ -88,11 +88,11 @@ def settle(first: Claim, second: Claim, trust: Trust | None = None) -> Verdict:
     return _verdict(outcome, ruling.text, step, ruling, traffic)
 
 
-def _party(name: str, claim: Claim, task: Disputed, traffic: Traffic) -> CheckedProver:
-    leaves, tree = claim.run.load_steps()
+def _party(name: str, disputant: Disputant, task: Disputed, traffic: Traffic) -> CheckedProver:
+    leaves, tree = disputant.run.load_steps()
     if len(leaves) != task.steps + 1:
-        raise EvidenceError(f"{claim.run.folder.name} commits to {len(leaves) - 1} of {task.steps} steps")
-    return CheckedProver(name, claim.prover, size=tree.size, root=tree.root(), layout=task.layout, traffic=traffic)
+        raise EvidenceError(f"{disputant.run.folder.name} commits to {len(leaves) - 1} of {task.steps} steps")
+    return CheckedProver(name, disputant.prover, size=tree.size, root=tree.root(), layout=task.layout, traffic=traffic)
 
 
 def _first_difference(parties: tuple[CheckedProver, CheckedProver], task: Disputed, traffic: Traffic) -> int | None:

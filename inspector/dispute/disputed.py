@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.agreement import agreement_of, departures, unread_files
 from inspector.inspection.execution import check_numbers
@@ -72,9 +73,10 @@ class Disputed:
     def claim_of(self, leaf: Leaf) -> Leaf:
         """A leaf's claim, without what may differ between two labs that are both right, such as rounding logs.
 
-        Batches are compared by their content, as each lab salts its own.
+        Batches are compared by their content, as each lab salts its own. What a lab logs beside its steps is its own.
         """
-        return replace(leaf, log="", batch="")
+        taken = None if leaf.execution is None else replace(leaf.execution, beside=NO_WORK)
+        return replace(leaf, log="", batch="", execution=taken)
 
     def starts_right(self, leaf: Leaf) -> bool:
         """Whether step 0 holds a state from which this task may start."""

@@ -16,7 +16,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from monitor.transcript.layout import CHIP_FILES
 from monitor.transcript.lengths import CHIP_FILE_BYTES
 
-__all__ = ["Answers", "Ask", "Source"]
+__all__ = ["Answers", "Ask", "EvidenceSource"]
 
 Ask = Callable[[str, bytes, str], Mapping[str, bytes]]
 """Challenges a chip, with a nonce, in a verifier's name (`Chip.challenge`), and returns its files at once.
@@ -26,7 +26,7 @@ EvidenceError where it does not answer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class EvidenceSource:
     """Where a chip's evidence lies: a run of the chip's own lab or, under the name "", outside of any run.
 
     ``read`` returns one of the chip's files; EvidenceError where it cannot. ``nonce`` is what the quote must
@@ -60,7 +60,7 @@ class Answers:
             if not folder.is_dir():
                 raise CallerError(f"there is no folder {folder} with chips' answers")
         self._folders = tuple(folders)
-        self._live: dict[str, Source] = {}
+        self._live: dict[str, EvidenceSource] = {}
 
     def challenge(
         self, chips: Iterable[str], ask: Ask, verifier: str, nonces: Callable[[str], bytes] = lambda _: os.urandom(32)
@@ -72,12 +72,12 @@ class Answers:
                 read = partial(_file_of, chip, dict(ask(chip, nonce, verifier)))
             except EvidenceError as error:
                 read = partial(_refuse, chip, str(error))
-            self._live[chip] = Source(name="", read=read, nonce=nonce)
+            self._live[chip] = EvidenceSource(name="", read=read, nonce=nonce)
 
-    def sources(self, chip: str) -> list[Source]:
+    def sources(self, chip: str) -> list[EvidenceSource]:
         """Where evidence of the chip lies, a live answer first."""
         live = [self._live[chip]] if chip in self._live else []
-        return live + ([Source(name="", read=partial(self.read, chip))] if self.holds(chip) else [])
+        return live + ([EvidenceSource(name="", read=partial(self.read, chip))] if self.holds(chip) else [])
 
     def holds(self, chip: str) -> bool:
         """Tell whether the chip's answer lies in a folder."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from firmware_sim.evidence import LogCheckpoint, Standing
-    from inspector.inspection.answers import Source
+    from inspector.inspection.answers import EvidenceSource
     from inspector.inspection.transcripts import Transcript
 
 __all__ = ["CaseFile"]
@@ -32,7 +32,7 @@ class CaseFile:
     heads: list[bytes] = field(default_factory=list)
     earlier: list[bytes] = field(default_factory=list)
     transcripts: list[Transcript] = field(default_factory=list)
-    drawn: dict[str, list[Source]] = field(default_factory=dict)
+    drawn: dict[str, list[EvidenceSource]] = field(default_factory=dict)
     replays: list[dict[str, Any]] = field(default_factory=list)
     prunable: dict[str, tuple[LogCheckpoint, Standing]] = field(default_factory=dict)
     unseen: dict[str, list[str]] = field(default_factory=dict)

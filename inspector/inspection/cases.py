@@ -15,7 +15,7 @@ from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import NEWBORN, Standing, open_acceptance, parse_log
 from firmware_sim.identity import read_chain
 from inspector.inspection.admission import admitted
-from inspector.inspection.answers import Source
+from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.trust import Trust
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES
 
@@ -29,7 +29,7 @@ class OpenedCase(ChipCase):
     standing: Standing = NEWBORN
 
 
-def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None) -> OpenedCase:
+def open_case(chip: str, source: EvidenceSource, trust: Trust, last: LogPosition | None) -> OpenedCase:
     """Open a chip's evidence under the key that its own chain names; the guards decide whether that chain counts.
 
     Re-inspecting the same quote is allowed.
@@ -58,7 +58,7 @@ def open_case(chip: str, source: Source, trust: Trust, last: LogPosition | None)
     )
 
 
-def _begins(chip: str, first: int, source: Source, trust: Trust) -> tuple[LogCheckpoint, Standing]:
+def _begins(chip: str, first: int, source: EvidenceSource, trust: Trust) -> tuple[LogCheckpoint, Standing]:
     """What the records of a log that begins with record number `first` build on."""
     try:
         signed = source.read(CHIP_CHECKPOINT)

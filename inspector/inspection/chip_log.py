@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from inspector.inspection.answers import Source
+from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import open_case
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
@@ -19,7 +19,7 @@ __all__ = ["verify_log"]
 _SCOPE = "not covered: whether declared runs explain the log, and what the chip was not told"
 
 
-def verify_log(chip: str, source: Source, trust: Trust) -> Verdict:
+def verify_log(chip: str, source: EvidenceSource, trust: Trust) -> Verdict:
     """Check one chip's log, quote, certificates and epoch keys under the trust file, and nothing of a run."""
     findings = Findings(Settings(samples=0, seed=None, devices=()))
     evidence: dict[str, Any] = {"chip": chip}

@@ -167,16 +167,21 @@ class Needs:
         of: work of a committed step on all of them together.
         most: the highest counts of any program of the run.
         made: bytes of all results of a committed step on all of them together.
+        allowed: work on the state that no program explains, after the newest committed step.
     """
 
     share: tuple[int, int]
     of: Callable[[int], Work]
     most: Work
     made: Callable[[int], int]
+    allowed: Work = NO_WORK
 
 
 class MeteredWork:
-    """Between any two records a chip's meter counts what the steps committed between them need, no more and no less.
+    """Between any two commits a chip's meter counts what the step of the second one needs, no more and no less.
+
+    That is its program's work, and what the lab says that other operators did before it. Between a commit and another
+    record, such as a quote, there may have been some of these, of which the next commit would tell.
 
     Memory is attached when it holds the state of the step that is committed next, so that this one needs no more work
     of the chip: it is step 0, or one that the chip has heard of before. What the meter counts while the chip holds no
@@ -195,17 +200,20 @@ class MeteredWork:
         self._since_boot()
         needs, newest = runs.get(standing.attached), standing.newest
         self._before = Work.from_bytes(since.work) if needs is None else standing.before
-        self._share, self._most = ((1, 1), NO_WORK) if needs is None else (needs.share, needs.most)
+        self._take_over(needs)
         if needs is not None and newest is not None and standing.counted is not None:
             self._needed = sum(map(needs.of, range(standing.counted, newest + 1)), NO_WORK)
             self._is_first = False
 
     def _since_boot(self) -> None:
         self._before = self._needed = NO_WORK  # of the chip when its memory was attached; of the steps since then
-        self._share = (1, 1)
-        self._most = NO_WORK
+        self._take_over(None)
         self._is_first = True
         self._is_off = False
+
+    def _take_over(self, needs: Needs | None) -> None:
+        self._share = (1, 1) if needs is None else needs.share
+        self._most, self._allowed = (NO_WORK, NO_WORK) if needs is None else (needs.most, needs.allowed)
 
     def take(self, record: LogRecord) -> None:
         """Check one record; EvidenceError says how far the meter is from what was needed.
@@ -221,11 +229,14 @@ class MeteredWork:
             self._heard[record.run_id] = max(heard, record.step)
             self._is_first = False
         expected, found = self._before + self._needed.share(*self._share), record.work
-        was_off, self._is_off = self._is_off, found != expected
+        fits = found == expected
+        if not fits and record.kind is not RecordKind.COMMIT:
+            fits = expected <= found <= self._before + (self._needed + self._allowed).share(*self._share)
+        was_off, self._is_off = self._is_off, not fits
         if record.kind is RecordKind.REGIONS:
             self._before, self._needed, self._is_first, self._is_off = found, NO_WORK, True, False
-            self._share, self._most = ((1, 1), NO_WORK) if needs is None else (needs.share, needs.most)
-        if found == expected or was_off:
+            self._take_over(needs)
+        if fits or was_off:
             return
         if record.kind is RecordKind.POWER_GAP:
             self._after_gap(record, expected)
@@ -237,7 +248,7 @@ class MeteredWork:
 
     def _after_gap(self, record: LogRecord, expected: Work) -> None:
         """The step in which the power went was never committed: whatever it was, it needs no more than any other."""
-        if expected <= record.work <= self._before + (self._needed + self._most).share(*self._share):
+        if expected <= record.work <= self._before + (self._needed + self._most + self._allowed).share(*self._share):
             return
         raise Unaudited(
             f"chip {self._chip}, record {record.counter}: when the power went its meter had counted "

@@ -11,11 +11,11 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
-from firmware_sim import Work
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from inspector.inspection.agreement import Agreement
@@ -32,7 +32,7 @@ from monitor.programs.program import Program
 from monitor.recording.derivation import derive
 from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
-from monitor.transcript import Leaf, RunFolder
+from monitor.transcript import EVALUATION, Leaf, RunFolder
 
 __all__ = [
     "MOST_TEXT",
@@ -73,6 +73,8 @@ class ExecutionReport:
         paths: by which batches and constants reach the new state past every loss.
         governed: scalars of each program that the declared hyper-parameters give.
         works: what each program's calls are for a chip's meter; None where a program is not known.
+        evaluations: steps that are evaluations, which write nothing of the state.
+        beside: work on the state that the lab declares beside all programs.
         made: bytes of all results of each program's calls.
         most_flop: of all steps, however products are written in their programs; None where these are not known.
     """
@@ -91,6 +93,8 @@ class ExecutionReport:
     paths: PathReport = field(default_factory=dict)
     governed: dict[str, int] = field(default_factory=dict)
     works: dict[str, Work] | None = None
+    evaluations: int = 0
+    beside: Work = NO_WORK
     made: dict[str, int] = field(default_factory=dict)
     most_flop: int | None = None
 
@@ -109,6 +113,8 @@ class ExecutionReport:
             "not_bound": dict(sorted(self.unbound.items())),
             "idle_groups": self.idle,
             "updates": self.updates,
+            "evaluations": self.evaluations,
+            "beside_programs": asdict(self.beside),
             "direct_paths": self.paths,
             "governed_scalars": dict(self.governed),
             "most_flop": self.most_flop,
@@ -144,6 +150,9 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     if findings.read(lambda: _check_steps(run, leaves, programs), **where) is None:
         report.executable = False
         return report
+    report.evaluations = sum(_is_evaluation(leaf) for leaf in leaves)
+    report.beside = sum((execution_of(leaf).beside for leaf in leaves[1:]), NO_WORK)
+    findings.check(Guard.METER, lambda: _check_beside(run, leaves), **where)
     report.works = findings.read(lambda: {key: each.work for key, each in programs.items()}, **where)
     report.made = findings.read(lambda: {key: each.made for key, each in programs.items()}, **where) or {}
     report.paths = check_paths(programs, run.declared, agreed, findings, where)
@@ -239,12 +248,32 @@ def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Pro
     for leaf in leaves[1:]:
         execution = execution_of(leaf)
         scalars_of(programs[execution.program], execution)
+        if _is_evaluation(leaf):
+            _check_evaluation(leaf, programs[execution.program])
         if len(execution.hyper) != len(run.declared.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
         for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
             if not set(changes) <= set(declared):
                 raise EvidenceError(f"step {leaf.step} declares a hyper-parameter that the optimizer does not have")
     return True
+
+
+def _is_evaluation(leaf: Leaf) -> bool:
+    return leaf.execution is not None and leaf.execution.kind == EVALUATION
+
+
+def _check_evaluation(leaf: Leaf, program: Program) -> None:
+    if program.written:
+        raise EvidenceError(f"step {leaf.step} is declared as an evaluation, and writes {program.written[0]!a}")
+
+
+def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
+    """Between two steps no more is declared beside the programs than was agreed on before the first."""
+    allowed = run.declared.allowance
+    for leaf in leaves[1:]:
+        beside = execution_of(leaf).beside
+        if not beside <= allowed:
+            raise EvidenceError(f"step {leaf.step} declares {beside} beside its program, and {allowed} are allowed")
 
 
 def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:
@@ -274,9 +303,10 @@ def _follow(
     run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program], agreed: Agreement, report: ExecutionReport
 ) -> None:
     """Compare the numbers of every step; the first that is not as declared or explained is the finding."""
+    trained = [leaf for leaf in leaves[1:] if not _is_evaluation(leaf)]
     used = {
-        leaf.step: overlay(run.declared.groups, execution_of(leaf).hyper)
-        for leaf in leaves[1:]
+        step: overlay(run.declared.groups, execution_of(leaf).hyper)
+        for step, leaf in enumerate(trained, start=1)  # rates follow the steps that train
         if programs[execution_of(leaf).program].updates or any(execution_of(leaf).hyper)
     }
     rates = zip(*(_rates(groups, step) for step, groups in used.items()), strict=True)

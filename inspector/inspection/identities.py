@@ -17,7 +17,7 @@ from firmware_sim.checks import CloneError, check_distinct, check_log_chain, che
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, Quote, log_extent, logs_contradict
 from firmware_sim.identity import ChipIdentity, check_maker, read_chain
-from inspector.inspection.answers import Answers, Source
+from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
 from inspector.inspection.provenance import runs_of_owner, sources_of
@@ -32,7 +32,7 @@ class _Witness:
     """Evidence under the name of one chip, by an identity that a trusted maker vouches for."""
 
     chip: str
-    source: Source
+    source: EvidenceSource
     identity: ChipIdentity
     quote: Quote
 

@@ -29,6 +29,7 @@ from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
+from inspector.inspection.shards import OpenShard, examine_shards
 from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust
@@ -95,6 +96,7 @@ def inspect(
     memory: Mapping[str, LogPosition] | None = None,
     answers: Sequence[Path] = (),
     ask: Ask | None = None,
+    open_shard: OpenShard | None = None,
     labs: Collection[str] | None = None,
     heads: Collection[str] | None = None,
     earlier: Sequence[bytes] = (),
@@ -112,6 +114,7 @@ def inspect(
         answers: folders with the evidence of chips that take part in no run.
         ask: challenges drawn chips live, after the draw, and no older quote of theirs counts; None where the verdict
             goes by what was handed over.
+        open_shard: opens what drawn chips' snapshots cover, where a lab has stored it.
         labs: whose chips are drawn, of labs that declare nothing too; None for the labs whose runs are given.
         heads: SHA-256, in hex, of each manifest that labs handed over before the draw; None for those of the runs.
         earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
@@ -214,6 +217,8 @@ def inspect(
             since = " since the checkpoints that they were pruned by" if any(report.start for report in reports) else ""
             findings.doubt(f"the drawn chips hold no snapshot{since}, and none was due: there is nothing to match")
         case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})
+        if open_shard is not None:
+            evidence["shards"] = examine_shards(transcripts, reports, trust, open_shard, findings)
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
     not_said = scope(

@@ -19,7 +19,7 @@ from firmware_sim import (
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import LogCheckpoint, Standing, log_extent, logs_contradict
-from inspector.inspection.answers import Answers, Source
+from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import OpenedCase, accepted_part, open_case
 from inspector.inspection.commits import (
     Beacons,
@@ -84,6 +84,7 @@ class ChipReport:
         snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
             after so many operators of the step, or where that is 0 after the whole of it.
         inside: those of them that only a replay of the step can compare.
+        taken: every snapshot of a declared run, and whether the step after it was committed in the same boot.
         gaps: power gaps, as record numbers.
         boots: how often it was started.
         start: number of the first record that was looked at; what came before was accepted at an earlier inspection.
@@ -108,6 +109,7 @@ class ChipReport:
     extends: bool | None = None
     snapshots: list[tuple[str, int, int]] = field(default_factory=list)
     inside: list[InsideStep] = field(default_factory=list)
+    taken: list[tuple[LogRecord, bool]] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     boots: int = 0
@@ -242,10 +244,10 @@ def runs_of_owner(chip: str, transcripts: Sequence[Transcript], trust: Trust) ->
     return [item for item in transcripts if item.run.metadata.lab == trust.chips.get(chip)]
 
 
-def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[Source]:
+def sources_of(chip: str, transcripts: Sequence[Transcript], answers: Answers | None) -> list[EvidenceSource]:
     """Everywhere that evidence of the chip lies, in its lab's runs and outside of them."""
     sources = [
-        Source(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
+        EvidenceSource(name=item.run.folder.name, read=partial(_read_from_run, item, chip))
         for item in transcripts
         if chip_path(chip, CHIP_FILES[0]) in item.run.files
     ]
@@ -260,7 +262,7 @@ def _refused(chip: str) -> None:
     raise EvidenceError(f"chip {chip} was drawn, but no evidence of it was handed over: a refusal counts as a failure")
 
 
-def _latest(chip: str, sources: Sequence[Source]) -> Source:
+def _latest(chip: str, sources: Sequence[EvidenceSource]) -> EvidenceSource:
     """The answer to a live challenge, or else the source whose log goes furthest; every other log is part of its past.
 
     Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
@@ -449,6 +451,7 @@ def _match_snapshot(
     Args:
         committed: whether the step after the snapshot's was committed in the same boot.
     """
+    report.taken.append((record, committed))
     if record.operators:
         _match_inside(report, record, transcript, committed, findings)
     else:

@@ -57,7 +57,10 @@ class Transcript:
         known = works
 
         def of(step: int) -> Work:
-            return known[execution_of(self.leaves[step]).program] if 0 < step < len(self.leaves) else NO_WORK
+            if not 0 < step < len(self.leaves):
+                return NO_WORK
+            execution = execution_of(self.leaves[step])
+            return known[execution.program] + execution.beside
 
         def made(step: int) -> int:
             return self.execution.made[execution_of(self.leaves[step]).program] if 0 < step < len(self.leaves) else 0
@@ -68,6 +71,7 @@ class Transcript:
             of=of,
             made=made,
             most=Work(*map(max, counts)) if counts else NO_WORK,
+            allowed=self.run.declared.allowance,
         )
 
 

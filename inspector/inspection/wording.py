@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from firmware_sim import KEPT_BYTES
+from firmware_sim import KEPT_BYTES, NO_WORK, Work
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.lineage import lineage_text
@@ -25,6 +25,7 @@ _OLDER = (
 )
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
 _KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
+_BESIDE = "what operators beside the programs do with the state, up to {} bytes between two steps"
 _UNSEEN = "false steps in segments that were not replayed, but for the odds"
 _SILENT = "labs that declare nothing"
 
@@ -66,17 +67,28 @@ def acceptance(evidence: dict[str, Any]) -> str:
     if chips:
         gaps = sum(len(chip["power_gaps"]) for chip in chips)
         text += "; the chips' meters count the committed steps and nothing else"
+        text += _beside_text([run["execution"] for run in evidence["runs"]])
         text += f", but for up to a step before each of {gaps} power cuts" if gaps else ""
         text += f", and saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results held beside the state"
     challenged = sum(bool(chip["nonce"]) for chip in chips)
     if challenged:
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
+    if shards := evidence.get("shards"):
+        text += f"; {shards['opened']} of their snapshots were opened, and are what the chips hashed"
     text += f"; {evidence['chips_listed']}"
     text += numbers_text([run["execution"] for run in evidence["runs"]]) + lineage_text(evidence["lineages"])
     text += f"; {odds_text(evidence['odds'])}" if evidence.get("odds") else ""
     if evidence.get("draw", {}).get("simulated"):
         text += "; simulated draw: whoever knows the seed knew it beforehand"
     return text
+
+
+def _beside_text(reports: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about work that the lab declares beside its programs."""
+    beside = sum((Work(**report["beside_programs"]) for report in reports), NO_WORK)
+    text = "" if beside == NO_WORK else f" but {beside} beside the programs, as declared and allowed"
+    evaluations = sum(report["evaluations"] for report in reports)
+    return text + (f" ({evaluations} are evaluations)" if evaluations else "")
 
 
 def signed_text(transcripts: Sequence[Transcript]) -> str:
@@ -95,7 +107,16 @@ def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: boo
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
     silent = () if every else (_SILENT,)
-    parts = [_UNMETERED, _KEPT, *old, _UNSEEN, *silent, *(() if derived else NOT_REVIEWED)]
+    beside = max((transcript.run.declared.allowance.moved for transcript in transcripts), default=0)
+    parts = [
+        _UNMETERED,
+        _KEPT,
+        *([_BESIDE.format(beside)] if beside else []),
+        *old,
+        _UNSEEN,
+        *silent,
+        *(() if derived else NOT_REVIEWED),
+    ]
     return "not covered: " + "; ".join(parts)
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from firmware_sim.errors import CallerError
 from inspector.probability._logspace import Floats, reals
 
-__all__ = ["MOST_SOURCES", "Rule", "Source", "Sources", "best_rule"]
+__all__ = ["MOST_SOURCES", "AlarmSource", "DecisionRule", "Sources", "best_rule"]
 
 Alarms = NDArray[np.bool_]
 
@@ -35,7 +35,7 @@ MOST_SOURCES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class AlarmSource:
     """One source of alarms.
 
     Attributes:
@@ -77,7 +77,7 @@ class Sources:
         shared: by group, the share of its least misses, and of its least false alarms, that all of it has in common.
     """
 
-    each: tuple[Source, ...]
+    each: tuple[AlarmSource, ...]
     shared: Mapping[str, float]
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class DecisionRule:
     """Which patterns of alarms accuse.
 
     Attributes:
@@ -196,7 +196,7 @@ class Rule:
         return np.array(self.accuses)[alarms @ weights]
 
 
-def best_rule(alternatives: Sequence[Sources], cap: float) -> Rule:
+def best_rule(alternatives: Sequence[Sources], cap: float) -> DecisionRule:
     """Return a rule of high detection of a violator who evades everything, within a cap on false alarms.
 
     Patterns are taken by likelihood ratio, largest first, each with all patterns of more alarms; what would accuse the
@@ -228,4 +228,4 @@ def best_rule(alternatives: Sequence[Sources], cap: float) -> Rule:
         more = accuses | (places & pattern == pattern)
         if honest[more].sum() <= cap:
             accuses = more
-    return Rule(accuses=tuple(accuses.tolist()), false_alarm=float(honest[accuses].sum()))
+    return DecisionRule(accuses=tuple(accuses.tolist()), false_alarm=float(honest[accuses].sum()))

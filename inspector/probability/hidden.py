@@ -20,7 +20,7 @@ from inspector.probability.detection import DAYS_PER_YEAR, FLOP_PER_CHIP_DAY
 
 __all__ = [
     "WATTS_PER_CHIP",
-    "Finding",
+    "FindingRate",
     "accounting_alarm",
     "draw_linked",
     "linked",
@@ -43,7 +43,7 @@ def megawatts(chips: ArrayLike, watts: ArrayLike) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FindingRate:
     """How fast undeclared sites are found.
 
     Attributes:

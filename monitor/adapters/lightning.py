@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from torch.optim import Optimizer
 
 from firmware_sim.errors import CallerError
+from monitor.adapters.host import on_host
 from monitor.adapters.rates import at_full_rate, schedule_of
 from monitor.recording.recorder import Recorder
 
@@ -23,8 +25,9 @@ class RecordedFit(pl.Callback):
         trainer = Trainer(max_epochs=1, callbacks=[RecordedFit(out="RUN")])
         trainer.fit(module, loader)
 
-    Forward, backward, clipping and the optimizer's step of a batch are one step. What ``training_step`` logs is logged
-    when the step has ended. The factors of one ``LambdaLR`` that is stepped with every batch are declared as a table.
+    Forward, backward, clipping and the optimizer's step of a batch are one step, and ``validation_step`` of a batch is
+    an evaluation. What they log is logged when the step has ended; what is passed over after a kill logs nothing. The
+    factors of one ``LambdaLR`` that is stepped with every batch are declared as a table.
 
     Args:
         out: run folder, as for ``Recorder``.
@@ -44,7 +47,7 @@ class RecordedFit(pl.Callback):
     def __init__(self, *, out: str | Path, resume: bool = False, **options: Any) -> None:
         self._out, self._resume, self._options = Path(out), resume, options
         self._batch: Any = None
-        self._recorded = 0
+        self._recorded = self._evaluated = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Adopt module and optimizers as the trainer has prepared them."""
@@ -62,7 +65,7 @@ class RecordedFit(pl.Callback):
         optimizer: Any = trainer.optimizers[0]
         if self._resume:
             self.recorder = Recorder.resume(pl_module, optimizer, out=self._out, **self._options)
-            self._recorded = self.recorder.steps
+            self._recorded, self._evaluated = self.recorder.steps, len(self.recorder.evaluations)
             optimizer._opt_called = True  # or its scheduler would warn while nothing is computed
         else:
             configs = [each for each in trainer.lr_scheduler_configs if each.interval == "step" and each.frequency == 1]
@@ -71,6 +74,7 @@ class RecordedFit(pl.Callback):
             with at_full_rate(optimizer):
                 self.recorder = Recorder(pl_module, optimizer, out=self._out, **options)
         pl_module.optimizer_step = self._recorded_step(pl_module, trainer.precision_plugin, optimizer)
+        pl_module.validation_step = self._recorded_evaluation(pl_module, pl_module.validation_step)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
         """Note the batch, which the optimizer's step is not told."""
@@ -78,7 +82,7 @@ class RecordedFit(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Close the run, and give the module back."""
-        del pl_module.optimizer_step
+        del pl_module.optimizer_step, pl_module.validation_step
         self.recorder.finish()
 
     def _recorded_step(self, module: Any, plugin: Any, optimizer: Optimizer) -> Callable[..., None]:
@@ -89,18 +93,37 @@ class RecordedFit(pl.Callback):
                 self._recorded -= 1
                 closure._result = ClosureResult(closure_loss=None)
                 return
-            logged: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-            module.log = lambda *values, **options: logged.append((values, options))
-            try:
-                with self.recorder.step(self._batch) as recorded:
-                    recorded.commit(closure())
-                    plugin._after_closure(module, optimizer)
-                    optimizer.step()
-            finally:
-                del module.log
-            before, module._current_fx_name = module._current_fx_name, "training_step"
-            for values, options in logged:
-                module.log(*values, **options)
-            module._current_fx_name = before
+            with _logging_later(module, "training_step"), self.recorder.step(self._batch) as recorded:
+                recorded.commit(closure())
+                plugin._after_closure(module, optimizer)
+                optimizer.step()
 
         return step
+
+    def _recorded_evaluation(self, module: Any, validate: Callable[..., Any]) -> Callable[..., Any]:
+        """What a module's validation step does, within a recorded evaluation."""
+
+        def step(batch: Any, *numbers: Any) -> Any:
+            if self._evaluated:
+                self._evaluated -= 1
+                return None
+            with _logging_later(module, "validation_step"), self.recorder.evaluation(batch):
+                found = validate(batch, *numbers)
+            return on_host(found)
+
+        return step
+
+
+@contextmanager
+def _logging_later(module: Any, hook: str) -> Iterator[None]:
+    """What a module logs while it is open, it logs at the end: the numbers alone, which lie in no chip's memory."""
+    logged: list[tuple[Any, ...]] = []
+    module.log = lambda name, value, *values, **options: logged.append((name, value, values, options))
+    try:
+        yield
+    finally:
+        del module.log
+    before, module._current_fx_name = module._current_fx_name, hook
+    for name, value, values, options in logged:
+        module.log(name, on_host(value), *values, **options)
+    module._current_fx_name = before

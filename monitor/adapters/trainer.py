@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
 from firmware_sim.errors import CallerError
+from monitor.adapters.host import on_host
 from monitor.adapters.rates import at_full_rate, schedule_of
 from monitor.recording.recorder import Recorder
 
@@ -24,9 +25,9 @@ def record_trainer(trainer: Trainer, *, out: str | Path, resume: bool = False, *
         record_trainer(trainer, out="RUN")
         trainer.train()
 
-    Forward, backward, clipping and the optimizer's step, over all batches that are accumulated, are one step; what the
-    trainer counts, logs, evaluates and saves goes on between steps. The learning rates of a scheduler of factors
-    (``LambdaLR``, as most of the library's are) are declared as a table.
+    Forward, backward, clipping and the optimizer's step, over all batches that are accumulated, are one step; each
+    batch that the trainer evaluates is an evaluation. What it counts, logs and saves goes on between them. The learning
+    rates of a scheduler of factors (``LambdaLR``, as most of the library's are) are declared as a table.
 
     Args:
         trainer: not training yet, on one process, without automatic mixed precision.
@@ -74,11 +75,13 @@ class RecordedLoop(TrainerCallback):
         self._batches: list[Any] = []
         self._items: Any = None
         self._waiting = self._recorded = 0
+        self._evaluated: list[float | None] = []
         self._norm: Tensor | None = None
-        self._fetch, self._compute, self._clip = (
+        self._fetch, self._compute, self._clip, self._predict = (
             trainer.get_batch_samples,
             trainer.training_step,
             trainer._clip_grad_norm,
+            trainer.prediction_step,
         )
         self._optimizer: Any = None
 
@@ -88,20 +91,21 @@ class RecordedLoop(TrainerCallback):
         self._optimizer = trainer.optimizer
         if self._resume:
             self.recorder = Recorder.resume(trainer.model, self._optimizer, out=self._out, **self._options)
-            self._recorded = self.recorder.steps
+            self._recorded, self._evaluated = self.recorder.steps, list(self.recorder.evaluations)
             self._optimizer._opt_called = True  # or its scheduler would warn while nothing is computed
         else:
             options = {"schedule": schedule_of(trainer.lr_scheduler, state.max_steps), **self._options}
             with at_full_rate(self._optimizer):
                 self.recorder = Recorder(trainer.model, self._optimizer, out=self._out, **options)
         trainer.get_batch_samples, trainer.training_step = self._collect, self._take
+        trainer.prediction_step = self._evaluate
         trainer._clip_grad_norm = lambda model: self._norm
         trainer.optimizer = _Stepped(self._optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Close the run, and give the trainer back."""
         trainer, trainer.optimizer = self._trainer, self._optimizer
-        del trainer.get_batch_samples, trainer.training_step, trainer._clip_grad_norm
+        del trainer.get_batch_samples, trainer.training_step, trainer._clip_grad_norm, trainer.prediction_step
         trainer.remove_callback(self)
         self.recorder.finish()
 
@@ -126,8 +130,19 @@ class RecordedLoop(TrainerCallback):
             clips = self._trainer.args.max_grad_norm > 0
             norm = self._clip(model) if clips else None
             self._optimizer.step()
-        self._norm = None if norm is None else norm.detach().clone()
-        return loss.detach().clone()
+        self._norm = None if norm is None else on_host(norm)
+        return on_host(loss)  # type: ignore[no-any-return]
+
+    def _evaluate(self, model: nn.Module, inputs: Any, *options: Any, **named: Any) -> Any:
+        """Loss, outputs and labels of a batch; of one that was evaluated before the process died, the loss alone."""
+        if self._evaluated:
+            loss = self._evaluated.pop(0)
+            return (None if loss is None else torch.tensor(loss)), None, None
+        with self.recorder.evaluation(inputs) as evaluation:
+            predicted = self._predict(model, inputs, *options, **named)
+            if predicted[0] is not None:
+                evaluation.commit(predicted[0])
+        return on_host(predicted)
 
 
 class _Stepped:

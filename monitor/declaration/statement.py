@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from firmware_sim import REGION_KINDS, limits
+from firmware_sim import NO_WORK, REGION_KINDS, Work, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from monitor.declaration.origin import Origin
@@ -28,6 +28,7 @@ from monitor.presets.task import Task
 from monitor.sharding import Layout, ShardedMemory
 
 __all__ = [
+    "BESIDE",
     "Declaration",
     "StateEntry",
     "check_hyper",
@@ -45,8 +46,14 @@ _KEYS = {
     *("form", "numerics", "seed", "checkpoint_every", "shares", "optimizer", "groups", "parameters", "state"),
     *("schedule", "length", "recipe", "origin", "keep"),
 }
+_OPTIONAL_KEYS = {"beside"}
+BESIDE = 4
+"""How often other operators may read or write as much as the whole state between two steps, unless declared."""
+_BESIDE_BYTES = 1 << 20
+_BYTES_PER_FLOP = 4
 _MOST_GROUPS = 1 << 10
 _MOST_CHIPS = 1 << 12
+_MOST_BESIDE = 1 << 10
 _HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _STATE_NAME = re.compile(r"(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
 _SCALARS = (bool, int, float, str, type(None))
@@ -94,6 +101,7 @@ class Declaration:
         recipe: the preset's task that decides all of this but the origin, or None.
         origin: where the initial state comes from.
         keep: how many of the newest checkpoints stay on disk, beside sparser ones before (``retention``); None for all.
+        beside: how often operators of no program may read or write as much as the whole state between two steps.
         steps: ``length``, or how far a run with an open end came; no part of the declaration.
     """
 
@@ -110,6 +118,7 @@ class Declaration:
     recipe: Task | None = None
     origin: Origin = field(default_factory=Origin)
     keep: int | None = None
+    beside: int = BESIDE
     steps: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,6 +134,8 @@ class Declaration:
             raise CallerError(f"checkpoint_every is 1 … {limits.STEPS.most}, not {self.checkpoint_every!r}")
         if self.keep is not None and (type(self.keep) is not int or not 1 <= self.keep <= limits.STEPS.most):
             raise CallerError(f"keep is 1 … {limits.STEPS.most} checkpoints, not {self.keep!r}")
+        if type(self.beside) is not int or not 0 <= self.beside <= _MOST_BESIDE:
+            raise CallerError(f"beside is 0 … {_MOST_BESIDE} times the state, not {self.beside!r}")
         check_shares(self.shares)
         if self.recipe is not None and self.recipe.shards != len(self.shares):
             raise CallerError(f"the recipe is for {self.recipe.shards} chips, not {len(self.shares)}")
@@ -179,6 +190,18 @@ class Declaration:
         """Bytes of the whole state."""
         return sum(entry.byte_count for entry in self.state)
 
+    @property
+    def allowance(self) -> Work:
+        """What operators on the state that are of no program may do between two steps.
+
+        They may move ``beside`` times the bytes of the state and 1 MiB, in no more calls, with a quarter of that in
+        FLOP: enough to log norms, too little for products of matrices to learn from.
+        """
+        if not self.beside:
+            return NO_WORK
+        most = self.beside * self.byte_count + _BESIDE_BYTES
+        return Work(most, most // _BYTES_PER_FLOP, most)
+
     def retains(self, step: int, committed: int) -> bool:
         """Whether the checkpoint of a step has to be there once so many steps are committed."""
         return is_retained(step, committed, every=self.checkpoint_every, keep=self.keep)
@@ -228,17 +251,20 @@ class Declaration:
             "recipe": None if self.recipe is None else self.recipe.to_json(),
             "origin": self.origin.to_json(),
             "keep": self.keep,
+            **({} if self.beside == BESIDE else {"beside": self.beside}),
         }
 
     @classmethod
     def from_json(cls, data: object) -> Declaration:
         """Parse what ``to_json`` returned; EvidenceError on anything missing, extra or out of range."""
-        if not isinstance(data, dict) or set(data) != _KEYS or data["form"] != _FORM:
+        if not isinstance(data, dict) or set(data) - _OPTIONAL_KEYS != _KEYS or data["form"] != _FORM:
             raise EvidenceError("the declaration in the metadata has missing or extra keys")
         state, groups, parameters = data["state"], data["groups"], data["parameters"]
         lists = [data["shares"], state, groups, parameters, *(parameters if isinstance(parameters, list) else ())]
         if not all(isinstance(each, list) for each in lists):
             raise EvidenceError("the declared shares, state, groups or parameters in the metadata are no lists")
+        if data.get("beside") == BESIDE:
+            raise EvidenceError("the declaration in the metadata says what goes without saying")
         if not isinstance(data["optimizer"], str):
             raise EvidenceError("the declared optimizer in the metadata is no text")
         try:
@@ -259,6 +285,7 @@ class Declaration:
                 recipe=None if data["recipe"] is None else Task.from_json(data["recipe"]),
                 origin=Origin.from_json(data["origin"]),
                 keep=data["keep"],
+                beside=data.get("beside", BESIDE),
             )
         except (CallerError, TypeError, ValueError) as error:
             raise EvidenceError(f"the declaration in the metadata is invalid: {error}") from None

@@ -24,10 +24,10 @@ from monitor.distributed.reduction import Reduction, even_pieces, row_pieces
 from monitor.numerics.exact.accumulator import ExactSum
 from monitor.recording.micro_batches import gradient_missing
 
-__all__ = ["LAYOUTS", "Layout", "local", "whole"]
+__all__ = ["LAYOUTS", "RankLayout", "local", "whole"]
 
 
-class Layout(Protocol):
+class RankLayout(Protocol):
     """One rank's part of a job.
 
     Attributes:

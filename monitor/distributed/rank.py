@@ -14,7 +14,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.holding import held, owner, require_one_order
 from monitor.distributed.job import Job
-from monitor.distributed.layouts import LAYOUTS, Layout, local, whole
+from monitor.distributed.layouts import LAYOUTS, RankLayout, local, whole
 from monitor.distributed.metering import RankMeter
 from monitor.distributed.reduction import Chunk
 from monitor.distributed.session import rank_session
@@ -63,7 +63,7 @@ class Rank:
         self.work = NO_WORK
         model = initialised(job.model, seed=seed)
         self._buffers = dict(model.named_buffers())
-        self.layout: Layout = LAYOUTS[layout](job, model, self.rank, self.ranks)
+        self.layout: RankLayout = LAYOUTS[layout](job, model, self.rank, self.ranks)
         self.parameters = self.layout.parameters
         self.optimizer = job.optimizer(iter(self.parameters.values()))
         self.statements: Statements | None = None

@@ -73,6 +73,7 @@ class DistributedRecorder:
         if self.rank.rank == 0:
             model, optimizer = _whole(job, seed)
             self._recorder = Recorder(model, optimizer, out=out, numerics="exact", seed=seed, **options)
+            self._recorder.leave_to_others()
         self._begin(Path(out))
 
     @classmethod
@@ -109,6 +110,7 @@ class DistributedRecorder:
         if recorder.rank.rank == 0:
             model, optimizer = _whole(job, seed)
             recorder._recorder = Recorder.resume(model, optimizer, out=out, **options)
+            recorder._recorder.leave_to_others()
             reached = held(dict(model.named_parameters()), dict(model.named_buffers()), optimizer)
         recorder.rank.load(reached, 0 if recorder._recorder is None else recorder._recorder.steps)
         recorder._begin(Path(out), reached)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from monitor.lab.beacons import SimulatedBeacons
+from monitor.lab.shards import ShardStorage
 from monitor.replay.moment import Moment
 from monitor.sharding import ShardedMemory
 from monitor.transcript.leaf import Leaf
@@ -69,6 +70,7 @@ class Host:
         self._speaking = speaking
         self._run_id = run_id
         self._beacons = SimulatedBeacons(lab.config, lab.folder, lab.files)
+        self._shards = ShardStorage(lab.folder, lab.config.keep_snapshots, lab.files)
 
     def attach_memory(self, step: int) -> None:
         """Show every chip its shard of the memory, from a step on, and the time."""
@@ -109,6 +111,11 @@ class Host:
         self._beacons.after(step, (*self.lab.chips, *self.lab.idle))
         for chip in self.lab.idle:
             chip.idle(1)
+        self.store_shards()
+
+    def store_shards(self) -> None:
+        """Store what the chips have snapshotted, where the lab keeps any of it."""
+        self._shards.collect(self.lab.chips)
 
     def root(self, step: int) -> bytes:
         """Root of the log of steps that ends with ``step``."""

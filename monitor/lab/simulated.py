@@ -76,6 +76,7 @@ class LabConfig:
         beacon_every: steps from one beacon of the simulated inspectorate to the next; 0 for none.
         inspectorate: public key of the inspectorate that the chips are made to obey, 64 hex digits; None for the
             simulated one.
+        keep_snapshots: how many of the newest snapshots of each chip the lab stores with their bytes.
         number: of the run among those of its lab, so that each has salts of its own.
     """
 
@@ -95,6 +96,7 @@ class LabConfig:
     beacon_every: int = 0
     number: int = 0
     inspectorate: str | None = None
+    keep_snapshots: int = 0
 
     @property
     def nonce(self) -> bytes:
@@ -114,6 +116,7 @@ def new_lab_config(
     source: Path | None = None,
     beacon_every: int = 0,
     inspectorate: VerifyingKey | None = None,
+    keep_snapshots: int = 0,
     started: datetime,
     duration: timedelta,
 ) -> LabConfig:
@@ -128,6 +131,8 @@ def new_lab_config(
         raise CallerError("a clone needs another chip: take at least two")
     if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", lab) is None:
         raise CallerError(f"a lab's name is 1 to 32 small letters, digits and '-', not {lab!r}")
+    if type(keep_snapshots) is not int or not 0 <= keep_snapshots <= 1 << 20:
+        raise CallerError(f"a lab keeps 0 … {1 << 20} snapshots of each chip, not {keep_snapshots!r}")
     if beacon_every < 0:
         raise CallerError(f"beacons come every so many steps, not {beacon_every}")
     if beacon_every and inspectorate is not None:
@@ -141,6 +146,7 @@ def new_lab_config(
         chips=chips,
         idle_chips=idle_chips,
         beacon_every=beacon_every,
+        keep_snapshots=keep_snapshots,
         inspectorate=None if inspectorate is None else inspectorate.raw.hex(),
         lie=lie,
         lie_step=lie_step,

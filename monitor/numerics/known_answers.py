@@ -29,7 +29,7 @@ from monitor.numerics.rounding.formats import Bound, Formats
 from monitor.numerics.rounding.sums import order_free_sum
 from monitor.numerics.statistics import Statistics
 
-__all__ = ["ENGINES", "Engine", "require_engines"]
+__all__ = ["ENGINES", "TestedPart", "require_engines"]
 
 _PHILOX = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
 """Philox4x32-10 of counter 0 under key 0 (Salmon et al. 2011, Random123's test vectors)."""
@@ -38,7 +38,7 @@ _POINTS = (-87.25, -9.5, -1.0, -0.3125, -1.5e-5, 2.0**-140, 1.5e-5, 0.3125, 1.0,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class TestedPart:
     """Part of the arithmetic.
 
     Attributes:
@@ -165,22 +165,22 @@ _BOTH = frozenset(("exact", "rounded"))
 _EXACT = frozenset(("exact",))
 _ROUNDED = frozenset(("rounded",))
 
-ENGINES: tuple[Engine, ...] = (
-    Engine(name="int8 products", of=_EXACT, test=int8_gemm_is_exact, fallback="FP64 products"),
-    Engine(name="FP64 products", of=_BOTH, test=fp64_gemm_is_exact),
-    Engine(name="FP64 convolutions", of=_ROUNDED, test=fp64_convolution_is_exact),
-    Engine(name="FP64 functions", of=_ROUNDED, test=_library_functions),
-    Engine(name="order-free sums", of=_ROUNDED, test=_order_free_sums),
-    Engine(name="exact products", of=_EXACT, test=_exact_products),
-    Engine(name="exact sums", of=_EXACT, test=_exact_sums),
-    Engine(name="exact functions", of=_EXACT, test=_exact_functions),
-    Engine(name="exact convolutions", of=_EXACT, test=_exact_convolutions),
-    Engine(name="rounded convolutions", of=_ROUNDED, test=_rounded_convolutions),
-    Engine(name="random numbers", of=_BOTH, test=_philox),
+ENGINES: tuple[TestedPart, ...] = (
+    TestedPart(name="int8 products", of=_EXACT, test=int8_gemm_is_exact, fallback="FP64 products"),
+    TestedPart(name="FP64 products", of=_BOTH, test=fp64_gemm_is_exact),
+    TestedPart(name="FP64 convolutions", of=_ROUNDED, test=fp64_convolution_is_exact),
+    TestedPart(name="FP64 functions", of=_ROUNDED, test=_library_functions),
+    TestedPart(name="order-free sums", of=_ROUNDED, test=_order_free_sums),
+    TestedPart(name="exact products", of=_EXACT, test=_exact_products),
+    TestedPart(name="exact sums", of=_EXACT, test=_exact_sums),
+    TestedPart(name="exact functions", of=_EXACT, test=_exact_functions),
+    TestedPart(name="exact convolutions", of=_EXACT, test=_exact_convolutions),
+    TestedPart(name="rounded convolutions", of=_ROUNDED, test=_rounded_convolutions),
+    TestedPart(name="random numbers", of=_BOTH, test=_philox),
 )
 
 
-def _state(engine: Engine, device: torch.device) -> str:
+def _state(engine: TestedPart, device: torch.device) -> str:
     try:
         passed = engine.test(device)
     except DeviceError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,13 @@ from torch._ops import OpOverload
 from firmware_sim import Meter
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
+from monitor.numerics import Observer
 from monitor.programs.keys import RecordedKeys
+from monitor.programs.lists import charge_each, is_awaited_inside
 from monitor.programs.program import ITEM, Constant, Program, operator_of
-from monitor.programs.trace import COMMIT_STATE, Tracer, name_of
+from monitor.programs.trace import COMMIT_STATE, described, layout_of, name_of, result_tensors, written_arguments
 from monitor.programs.watching import WriteWatch
+from monitor.programs.wiring import Wiring
 from monitor.programs.work import call_work, makes
 
 __all__ = ["Capture", "digest_reads", "numbered", "read_value"]
@@ -33,51 +36,123 @@ def digest_reads(reads: list[str]) -> str:
     return str(digest_bytes("reads", canonical.encode(reads)))
 
 
-class Capture(Tracer):
-    """Observes one step.
+class Capture:
+    """Observes one step and makes its program.
 
     Attributes:
         reads: values that the body read with ``.item()``, ``bool()`` and the like.
         writes: the watch over memory that something else may write.
     """
 
-    def __init__(self, keys: RecordedKeys, watch: WriteWatch, inner: Any = None, *, meter: Meter | None = None) -> None:
-        """``inner`` is an observer that runs first, such as one that alters results; ``meter`` that of the memory."""
-        super().__init__(inner=inner)
+    def __init__(
+        self,
+        keys: RecordedKeys,
+        watch: WriteWatch,
+        inner: Observer | None = None,
+        *,
+        meter: Meter | None = None,
+        known: Iterable[Program] = (),
+    ) -> None:
+        """Make one for the step that draws from ``keys``.
+
+        Args:
+            inner: an observer that runs first, such as one that alters results.
+            meter: that of the memory.
+            known: programs that the step may run again; calls of theirs are taken over instead of made anew.
+        """
         self.writes = watch
+        self._inner = inner
         self._meter = Meter() if meter is None else meter
         self.reads: list[str] = []
+        self._before: list[Tensor] | None = None
         self._keys = keys
-        self._draws: list[list[int]] = []
+        self._known = list(known)
+        self._wiring = Wiring()
+        self._calls: list[Mapping[str, Any]] = []
+        self._scalars: list[str] = []
         self._constants: list[Constant] = []
         self._readers: list[str] = []
+        self._open: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
+        self._inputs: list[Tensor] = []
+
+    def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
+        """Say what exists before the step: the state and the batch, and nothing else."""
+        for kind, tensors in (("state", state), ("batch", batch)):
+            for name, tensor in tensors.items():
+                self._wiring.record(tensor, f"{kind}:{name}")
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        operator_of(name_of(func))
+        """Note the arguments of a call and where its inputs come from, before it can write them."""
+        name = name_of(func)
+        operator_of(name)
+        tensors: list[Tensor] = []
         try:
-            super().before(index, func, args, kwargs)
+            if self._inner is not None:
+                self._inner.before(index, func, args, kwargs)
+            arguments = {"args": described(args, tensors), "kwargs": described(kwargs, tensors)}
+            self._open = arguments, [self._source_of(tensor, name) for tensor in tensors]
         except EvidenceError as error:
             raise CallerError(f"this step cannot be recorded: {error}") from None
-        self.writes.before(func, self._inputs)
+        self._inputs = tensors
+        self.writes.before(func, tensors)
+        self._before = None
+        if is_awaited_inside(self._meter, func, args):
+            self._before = [tensor.clone() for tensor in written_arguments(func, args, kwargs)]
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
-        super().after(index, func, args, kwargs, out)
-        self._charge()
+        """Note what the call returned, wrote, drew and read."""
+        if self._inner is not None:
+            self._inner.after(index, func, args, kwargs, out)
+        assert self._open is not None
+        arguments, sources = self._open
+        written = written_arguments(func, args, kwargs)
+        results = result_tensors(out, written)
+        for slot, tensor in enumerate(written, len(results)):
+            self._wiring.record(tensor, f"node:{index}:{slot}")
+        for slot, tensor in enumerate(results):
+            if not self._wiring.knows(tensor):
+                self._wiring.record(tensor, f"node:{index}:{slot}")
+        call = {
+            "operator": name_of(func),
+            "arguments": {
+                "args": numbered(arguments["args"], self._scalars),
+                "kwargs": {name: numbered(value, self._scalars) for name, value in sorted(arguments["kwargs"].items())},
+            },
+            "sources": sources,
+            "results": [layout_of(tensor) for tensor in (*results, *written)],
+            "draws": self._keys.take(),
+        }
+        known = self._program_with(call)
+        self._calls.append(call if known is None else known.calls[len(self._calls)])
+        self._charge(known, written)
         if makes(func):
             self._meter.holdings.note(out)
-        self.writes.after(self._written)
-        self._draws.append(self._keys.take())
+        self.writes.after(written)
         if name_of(func) == ITEM:
             self.reads.append(read_value(out))
 
-    def _charge(self) -> None:
-        """Have the memory's meter count the call."""
-        self._meter.charge(call_work(self.nodes[-1].specification()))
+    def _program_with(self, call: Mapping[str, Any]) -> Program | None:
+        """A known program that makes the same call in the same place; it is asked first from now on."""
+        place = len(self._calls)
+        for number, program in enumerate(self._known):
+            if place < len(program.calls) and program.calls[place] == call:
+                if number:
+                    self._known.insert(0, self._known.pop(number))
+                return program
+        return None
+
+    def _charge(self, known: Program | None, written: list[Tensor]) -> None:
+        """Have the memory's meter count the last call, which ``known`` makes too, and which wrote some tensors."""
+        work = call_work(self._calls[-1]) if known is None else known.works[len(self._calls) - 1]
+        if self._before is None:
+            self._meter.charge(work)
+        else:
+            charge_each(self._meter, work, written, self._before)
 
     @property
     def taken(self) -> int:
         """Number of operators so far."""
-        return len(self.nodes)
+        return len(self._calls)
 
     def reader_of(self, constant: int) -> str:
         """The operator that read a constant first."""
@@ -91,14 +166,6 @@ class Capture(Tracer):
         loss: Tensor | None = None,
     ) -> Program:
         """Close the step with what each tensor of the state now is, None where it is absent, and with its loss."""
-        scalars: list[str] = []
-        calls = []
-        for node, draws in zip(self.nodes, self._draws, strict=True):
-            arguments = {
-                "args": numbered(node.arguments["args"], scalars),
-                "kwargs": {name: numbered(value, scalars) for name, value in sorted(node.arguments["kwargs"].items())},
-            }
-            calls.append({**node.specification(), "arguments": arguments, "draws": draws})
         known = len(self._constants)
         commit = {}
         for name, tensor in state.items():
@@ -109,8 +176,8 @@ class Capture(Tracer):
         if len(self._constants) > known:
             raise CallerError("the loss is a tensor that no operator, state or batch of this step produced")
         return Program(
-            calls=tuple(calls),
-            scalars=tuple(scalars),
+            calls=tuple(self._calls),
+            scalars=tuple(self._scalars),
             batch=batch,
             constants=tuple(self._constants),
             commit=commit,
@@ -118,8 +185,10 @@ class Capture(Tracer):
             loss=place,
         )
 
-    def _digest(self, tensor: Tensor) -> str:
-        return ""
+    def _source_of(self, tensor: Tensor, reader: str) -> dict[str, Any]:
+        if not self._wiring.knows(tensor):
+            self._stranger(tensor, reader)
+        return self._wiring.source_of(tensor, reader)
 
     def _stranger(self, tensor: Tensor, operator: str) -> None:
         """A tensor from nowhere is a constant: its whole storage, by value."""
@@ -133,7 +202,7 @@ class Capture(Tracer):
             )
         whole = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage)
         raw = whole.view(torch.uint8).cpu().numpy().tobytes() if whole.numel() else b""
-        self._record_write(whole, f"constant:{len(self._constants)}")
+        self._wiring.record(whole, f"constant:{len(self._constants)}")
         self._constants.append(Constant(dtype, raw))
         self._readers.append(operator)
 
@@ -144,7 +213,7 @@ def numbered(value: Any, scalars: list[str]) -> Any:
         return [numbered(item, scalars) for item in value]
     if not isinstance(value, dict):
         return value
-    if set(value) == {"$float"}:
+    if len(value) == 1 and "$float" in value:
         scalars.append(value["$float"])
         return {"$scalar": len(scalars) - 1}
     return value

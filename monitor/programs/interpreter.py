@@ -13,7 +13,8 @@ from monitor import numerics
 from monitor.numerics.session import MakesCall
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RepeatedKeys
-from monitor.programs.plan import Call, Cut, Plan, Registers, as_evidence
+from monitor.programs.lists import charge_each
+from monitor.programs.plan import Call, CallPlan, Cut, Registers, as_evidence
 from monitor.programs.program import Program
 from monitor.programs.trace import layout_of, result_tensors
 from monitor.sharding import ShardedMemory
@@ -87,7 +88,7 @@ class Prepared:
         return reads, loss
 
     def _run(
-        self, plan: Plan, registers: Registers, session: numerics.Session, keys: RepeatedKeys, watch: Watch | None
+        self, plan: CallPlan, registers: Registers, session: numerics.Session, keys: RepeatedKeys, watch: Watch | None
     ) -> list[str]:
         """Make all calls of the plan; returns what they read."""
         reads: list[str] = []
@@ -97,13 +98,18 @@ class Prepared:
         for call in plan.calls:
             if call.draws is not None:
                 keys.expect(call.draws)
+            work, before = works[call.number], None
+            if is_awaited and work.calls > 1 and meter.is_awaited(work.calls):
+                before = [_tensor(each, call, registers).clone() for each in call.written]
             if not _make(call, operators[call.operator], registers, reads, watch):
                 raise EvidenceError(
                     f"call {call.number} ({plan.operators[call.operator]}) returns tensors of another layout than its "
                     "program says"
                 )
-            if is_awaited:
-                meter.charge(works[call.number])
+            if before is not None:
+                charge_each(meter, work, [registers[each] for each in call.written], before)
+            elif is_awaited:
+                meter.charge(work)
             for register in call.spent:
                 registers[register] = None
         if not is_awaited:
@@ -112,7 +118,7 @@ class Prepared:
 
     def _ready(
         self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor], *, every: bool
-    ) -> tuple[Plan, Registers]:
+    ) -> tuple[CallPlan, Registers]:
         """The plan, and registers that hold all that exists before its first call."""
         plan, place = self.program.plan(self._memory.place, every=every), self._memory.place
         if every not in self._registers:
@@ -142,6 +148,13 @@ def _check_batch(program: Program, batch: Mapping[str, Tensor]) -> None:
     found = {name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)} for name, t in batch.items()}
     if found != {name: dict(layout) for name, layout in program.batch.items()}:
         raise EvidenceError("the batch does not have the tensors that the program reads")
+
+
+def _tensor(register: int, call: Call, registers: Registers) -> Tensor:
+    """What a call finds in a register, which it may be the first to cut out of its region."""
+    cut = next((each for each in call.cuts if each.register == register), None)
+    found: Tensor = registers[register] if cut is None else cut.of(registers[cut.region])
+    return found
 
 
 def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str], watch: Watch | None) -> bool:
@@ -181,7 +194,7 @@ def _placed(cut: Cut, registers: Registers) -> Tensor:
     return cut.of(registers[cut.region]) if found is None else found
 
 
-def _commit(plan: Plan, state: Mapping[str, Tensor], registers: Registers) -> None:
+def _commit(plan: CallPlan, state: Mapping[str, Tensor], registers: Registers) -> None:
     """Move every tensor of the new state to where the chips hold it."""
     moved: list[tuple[Tensor, Tensor | None]] = []
     for name, cut in plan.commit:

@@ -10,7 +10,7 @@ from firmware_sim.errors import EvidenceError
 from monitor.programs.calls import base_name, operator_of, tensor_slots
 from monitor.programs.memory import Access
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["Part", "is_list", "parts_of"]
 
 _LISTS = "_foreach_"
 
@@ -35,6 +35,11 @@ class Part:
     def read(self) -> tuple[int, ...]:
         """All tensor inputs."""
         return tuple(slot for slots in self.slots.values() for slot in slots)
+
+
+def is_list(operator: str) -> bool:
+    """Whether an operator, by its full name, takes lists of tensors and treats each by itself."""
+    return base_name(operator).startswith(_LISTS)
 
 
 def parts_of(access: Access) -> list[Part]:

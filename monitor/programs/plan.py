@@ -24,7 +24,7 @@ from monitor.programs.calls import ITEM, build_arguments, operator_of
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.trace import layout_of, result_tensors
 
-__all__ = ["Call", "Commit", "Cut", "Plan", "Registers", "Result", "as_evidence", "plan_of"]
+__all__ = ["Call", "CallPlan", "Commit", "Cut", "Registers", "Result", "as_evidence", "plan_of"]
 
 Registers = list[Any]
 _PROGRAM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -96,7 +96,7 @@ class Commit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CallPlan:
     """All calls of a program that do anything, ready to run.
 
     Attributes:
@@ -124,7 +124,7 @@ class _Register(int):
     """Stands for a register's content among arguments."""
 
 
-def plan_of(program: Form, place: torch.device, *, every: bool) -> Plan:
+def plan_of(program: Form, place: torch.device, *, every: bool) -> CallPlan:
     """Plan a program for a device.
 
     Args:
@@ -167,7 +167,7 @@ class _Planner:
         self._cuts: dict[tuple[Any, ...], Cut] = {}
         self._last: dict[int, int] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> CallPlan:
         operators: dict[OpOverload, int] = {}
         calls: list[Call] = []
         had_draws = False
@@ -189,7 +189,7 @@ class _Planner:
         regions = self._memory.regions
         first = {region.source: self._regions[i] for i, region in enumerate(regions) if not _is_made(region.source)}
         fixed = {regions[number].source for number in self._fixed_regions}
-        return Plan(
+        return CallPlan(
             registers=tuple(self._registers),
             scalars=len(self._program.scalars),
             regions=first,

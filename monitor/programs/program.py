@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
-from monitor.programs.plan import Plan, plan_of
-from monitor.programs.unread import first_writes, unread
+from monitor.programs.plan import CallPlan, plan_of
+from monitor.programs.unread import first_writes, unread, written_state
 from monitor.programs.work import call_work, made_bytes
 
 __all__ = [
@@ -162,25 +163,40 @@ class Program:
             raise EvidenceError("the program holds results of an impossible form") from None
 
     @cached_property
+    def written(self) -> tuple[str, ...]:
+        """The tensors of the state, ``kind/name``, that get a value of an operator's; EvidenceError as above."""
+        try:
+            return written_state(self)
+        except _MISFITS:
+            raise EvidenceError("the program holds results of an impossible form") from None
+
+    @cached_property
     def unread(self) -> frozenset[str]:
         """The tensors of the state, ``kind/name``, that it overwrites before it reads them; EvidenceError as above."""
         return unread(self)
 
     @cached_property
     def first_writes(self) -> dict[str, int]:
-        """The first call that writes each tensor of the state, ``kind/name``, in place; EvidenceError as above."""
-        return first_writes(self)
+        """How many counted operators have run once each tensor of the state, ``kind/name``, is first written in place.
+
+        EvidenceError as above.
+        """
+        ends = list(accumulate(work.calls for work in self.works))
+        return {name: ends[call] - left for name, (call, left) in first_writes(self).items()}
 
     @cached_property
     def counted(self) -> tuple[int, ...]:
-        """Numbers of the calls that a meter counts, in order: all but those that return views."""
-        return tuple(number for number, work in enumerate(self.works) if work.calls)
+        """Number of the call of each operator that a meter counts, in order.
+
+        Calls that return views are none, and those on lists are one for each tensor.
+        """
+        return tuple(number for number, work in enumerate(self.works) for _ in range(work.calls))
 
     @cached_property
-    def _plans(self) -> dict[tuple[torch.device, bool], Plan]:
+    def _plans(self) -> dict[tuple[torch.device, bool], CallPlan]:
         return {}
 
-    def plan(self, place: torch.device, *, every: bool) -> Plan:
+    def plan(self, place: torch.device, *, every: bool) -> CallPlan:
         """How to run it on a device, made once; ``every`` also makes the calls that nothing but an observer sees."""
         if (place, every) not in self._plans:
             self._plans[place, every] = plan_of(self, place, every=every)

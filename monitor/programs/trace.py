@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
@@ -28,7 +27,6 @@ __all__ = [
     "COMMIT_STATE",
     "DIGEST_LAYOUT",
     "Node",
-    "Tracer",
     "described",
     "gather",
     "layout_of",
@@ -44,6 +42,9 @@ __all__ = [
 
 COMMIT_STATE = "chipwitness.commit_state"
 """The last node of a step: the state digest over all tensors of the new state."""
+
+_SEQUENCES = (list, tuple)
+_AS_THEY_ARE = (bool, int, str)
 
 DIGEST_LAYOUT: dict[str, Any] = {"dtype": "digest", "shape": [], "stride": []}
 """What stands for the layout of that node's result."""
@@ -161,130 +162,6 @@ def reach(shape: list[int], stride: list[int]) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
-@dataclass(slots=True)
-class _Written:
-    """A stretch of a storage, in elements, and what wrote it last, with the element order of that writer."""
-
-    start: int
-    stop: int
-    source: str
-
-
-class Tracer:
-    """Observes one step and makes its nodes.
-
-    Args:
-        capture: index of the node whose input and output tensors are kept, or None.
-        inner: another observer that runs first, such as one that alters results.
-    """
-
-    def __init__(self, *, capture: int | None = None, inner: Any = None) -> None:
-        self.nodes: list[Node] = []
-        self.captured_inputs: list[Tensor] = []
-        self.captured_outputs: list[Tensor] = []
-        self._capture = capture
-        self._inner = inner
-        self._writers: dict[int, list[_Written]] = {}
-        self._known: list[StorageWeakRef] = []
-        self._open: tuple[Any, list[dict[str, Any]], list[str]] | None = None
-        self._inputs: list[Tensor] = []
-        self._written: list[Tensor] = []
-
-    def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
-        """Say what exists before the step: the state and the batch, and nothing else."""
-        for name, tensor in state.items():
-            self._record_write(tensor, f"state:{name}")
-        for name, tensor in batch.items():
-            self._record_write(tensor, f"batch:{name}")
-
-    def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note sources and digests of the inputs, before the call can write them."""
-        if self._inner is not None:
-            self._inner.before(index, func, args, kwargs)
-        tensors: list[Tensor] = []
-        arguments = {"args": described(args, tensors), "kwargs": described(kwargs, tensors)}
-        sources = [self._source_of(tensor, name_of(func)) for tensor in tensors]
-        if index == self._capture:
-            self.captured_inputs = [tensor.detach().clone() for tensor in tensors]
-        self._open = (arguments, sources, [self._digest(tensor) for tensor in tensors])
-        self._inputs = tensors
-
-    def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
-        """Note what the call wrote, and finish its node."""
-        if self._inner is not None:
-            self._inner.after(index, func, args, kwargs, out)
-        assert self._open is not None
-        arguments, sources, inputs = self._open
-        self._written = written = written_arguments(func, args, kwargs)
-        results = result_tensors(out, written)
-        for tensor in written:
-            self._record_write(tensor, f"node:{index}:{len(results) + _position(tensor, written)}")
-        for slot, tensor in enumerate(results):
-            if tensor.untyped_storage()._cdata not in self._writers:
-                self._record_write(tensor, f"node:{index}:{slot}")
-        outputs = [*results, *written]
-        if index == self._capture:
-            self.captured_outputs = [tensor.detach().clone() for tensor in outputs]
-        self.nodes.append(
-            Node(
-                index=index,
-                operator=name_of(func),
-                arguments=arguments,
-                sources=tuple(sources),
-                results=tuple(layout_of(tensor) for tensor in outputs),
-                inputs=tuple(inputs),
-                outputs=tuple(self._digest(tensor) for tensor in outputs),
-            )
-        )
-
-    def commit_state(self, state: Mapping[str, Tensor], root: str) -> None:
-        """Add the last node: the new state's tensors, and the digest that the step commits to."""
-        index = len(self.nodes)
-        sources = [self._source_of(tensor, COMMIT_STATE) for tensor in state.values()]
-        if index == self._capture:
-            self.captured_inputs = [tensor.detach().clone() for tensor in state.values()]
-        self.nodes.append(
-            Node(
-                index=index,
-                operator=COMMIT_STATE,
-                arguments={"names": list(state)},
-                sources=tuple(sources),
-                results=(DIGEST_LAYOUT,),
-                inputs=tuple(tensor_digest(tensor) for tensor in state.values()),
-                outputs=(root,),
-            )
-        )
-
-    def _digest(self, tensor: Tensor) -> str:
-        return tensor_digest(tensor)
-
-    def _stranger(self, tensor: Tensor, operator: str) -> None:
-        """Called on a tensor whose memory nothing known has written; may record a writer for it."""
-        raise EvidenceError(f"{operator} reads a tensor that no recorded operator, batch or state produced")
-
-    def _source_of(self, tensor: Tensor, operator: str) -> dict[str, Any]:
-        start, stop = _extent(tensor)
-        if tensor.untyped_storage()._cdata not in self._writers:
-            self._stranger(tensor, operator)
-        stretches = self._writers[tensor.untyped_storage()._cdata]
-        writer = next(
-            (w for w in reversed(stretches) if w.start < max(stop, start + 1) and start < max(w.stop, 1)), None
-        )
-        if writer is None:
-            raise EvidenceError(f"{operator} reads memory that nothing has written")
-        return {"source": writer.source, **layout_of(tensor), "offset": start - writer.start}
-
-    def _record_write(self, tensor: Tensor, source: str) -> None:
-        start, stop = _extent(tensor)
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._writers:
-            # A weak reference frees the memory but keeps its address from being given to another tensor.
-            self._known.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
-        stretches = self._writers.setdefault(storage._cdata, [])
-        stretches[:] = [w for w in stretches if not (start <= w.start and w.stop <= stop)]
-        stretches.append(_Written(start, stop, source))
-
-
 def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the arguments that the call writes, each once, in the order of the schema."""
     found: list[Tensor] = []
@@ -320,18 +197,11 @@ def _position(tensor: Tensor, tensors: list[Tensor]) -> int:
     return next(index for index, other in enumerate(tensors) if other is tensor)
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """First element of the storage that the tensor touches, and the one after the last."""
-    start = int(tensor.storage_offset())
-    size = tensor.numel() if tensor.is_contiguous() else reach(list(tensor.shape), list(tensor.stride()))
-    return start, start + size
-
-
 def tensors_in(value: object) -> Iterable[Tensor]:
     """The tensors among a call's arguments or results, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, _SEQUENCES):
         for item in value:
             yield from tensors_in(item)
 
@@ -341,14 +211,14 @@ def described(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"$tensor": len(tensors) - 1}
-    if isinstance(value, list | tuple):
+    if isinstance(value, _SEQUENCES):
         return [described(item, tensors) for item in value]
-    if isinstance(value, dict):
-        return {key: described(item, tensors) for key, item in value.items()}
     if isinstance(value, float):
         return {"$float": value.hex()}
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, _AS_THEY_ARE):
         return value
+    if isinstance(value, dict):
+        return {key: described(item, tensors) for key, item in value.items()}
     if isinstance(value, torch.device):
         return {"$device": "any"}
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):

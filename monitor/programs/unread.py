@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from firmware_sim.errors import EvidenceError
+from monitor.programs.calls import argument, written_slots
 from monitor.programs.memory import Access, Form, Memory
-from monitor.programs.parts import parts_of
+from monitor.programs.parts import is_list, parts_of
 
-__all__ = ["first_writes", "unread"]
+__all__ = ["first_writes", "unread", "written_state"]
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OVERWRITING = frozenset({"zero", "fill", "copy"})
@@ -28,19 +29,45 @@ def unread(program: Form) -> frozenset[str]:
         raise EvidenceError("a program's call has other arguments than its operator") from None
 
 
-def first_writes(program: Form) -> dict[str, int]:
-    """The first call that writes each tensor of the state, ``kind/name``, where it lies; raises as ``unread`` does."""
+def first_writes(program: Form) -> dict[str, tuple[int, int]]:
+    """The first call that writes each tensor of the state, ``kind/name``, where it lies; raises as ``unread`` does.
+
+    With it comes how many tensors it writes afterwards, where it writes one after another.
+    """
     try:
         memory = Memory(program)
-        found: dict[str, int] = {}
+        found: dict[str, tuple[int, int]] = {}
         for access in memory.accesses:
-            for slot in access.written:
+            for place, slot in enumerate(access.written, start=1):
                 source = memory.regions[access.inputs[slot].region].source
                 if source.startswith("state:"):
-                    found.setdefault(source.removeprefix("state:"), access.number)
+                    left = len(access.written) - place if is_list(access.operator) else 0
+                    found.setdefault(source.removeprefix("state:"), (access.number, left))
         return found
     except _MISFITS:
         raise EvidenceError("a program's call has other arguments than its operator") from None
+
+
+def written_state(program: Form) -> tuple[str, ...]:
+    """Names, ``kind/name``, of the tensors of the state whose new value is one that an operator gave them."""
+    return tuple(
+        name
+        for name, place in program.commit.items()
+        if place is not None and _origin(program, place["source"]) != f"state:{name}"
+    )
+
+
+def _origin(program: Form, source: str) -> str:
+    """What a tensor was before calls that are said to write it and do not: a normalisation by stored statistics."""
+    while source.startswith("node:"):
+        _, number, slot = source.split(":")
+        call = program.calls[int(number)]
+        written = written_slots(call)
+        returned = len(call["results"]) - len(written)
+        if "batch_norm" not in call["operator"] or argument(call, "training") is not False or int(slot) < returned:
+            break
+        source = call["sources"][written[int(slot) - returned]]["source"]
+    return source
 
 
 def _unread(program: Form, memory: Memory) -> frozenset[str]:

@@ -7,12 +7,14 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from torch import Tensor
 from torch._ops import OpOverload
 
-from firmware_sim import DTYPE_SIZES, NO_WORK, Work, work_of
+from firmware_sim import DTYPE_SIZES, NO_WORK, Operand, Work, work_of
 from monitor.programs.calls import argument, is_view, operator_of
+from monitor.programs.trace import name_of, result_tensors, tensors_in, written_arguments
 
-__all__ = ["call_work", "made_bytes", "makes"]
+__all__ = ["call_work", "live_work", "made_bytes", "makes"]
 
 
 def call_work(call: Mapping[str, Any]) -> Work:
@@ -24,6 +26,25 @@ def call_work(call: Mapping[str, Any]) -> Work:
     outputs = [(layout["dtype"], layout["shape"]) for layout in call["results"]]
     transposed = _may_be_transposed(operator) and argument(call, "transposed") is True
     return work_of(operator, inputs, outputs, transposed=transposed)
+
+
+def live_work(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: object) -> Work:
+    """The work of a call that has just been made; where its shapes fit no product, bytes alone count."""
+    if is_view(func):
+        return NO_WORK
+    inputs = [*tensors_in(args), *tensors_in(list(kwargs.values()))]
+    written = written_arguments(func, args, kwargs)
+    outputs = [*result_tensors(out, written), *written]
+    at = _place_of_transposed(func)
+    transposed = at is not None and len(args) > at and args[at] is True
+    try:
+        return work_of(name_of(func), _operands(inputs), _operands(outputs), transposed=transposed)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return Work(1, 0, sum(each.nbytes for each in (*inputs, *outputs)))
+
+
+def _operands(tensors: Iterable[Tensor]) -> list[Operand]:
+    return [(str(each.dtype).removeprefix("torch."), each.shape) for each in tensors]
 
 
 @lru_cache(maxsize=4096)
@@ -45,4 +66,10 @@ def _returns_views(operator: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _may_be_transposed(operator: str) -> bool:
-    return any(argument.name == "transposed" for argument in operator_of(operator)._schema.arguments)
+    return _place_of_transposed(operator_of(operator)) is not None
+
+
+@lru_cache(maxsize=4096)
+def _place_of_transposed(func: OpOverload) -> int | None:
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("transposed") if "transposed" in names else None

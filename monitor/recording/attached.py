@@ -24,6 +24,9 @@ from monitor.recording.updates import OptimizerUpdates
 
 __all__ = ["AttachedLoop"]
 
+_RECENT = 8
+"""Programs among which those of a step are looked for, call by call."""
+
 
 class AttachedLoop:
     """What a training loop computes with: its state lies in chip memory, and its writes are watched.
@@ -93,7 +96,8 @@ class AttachedLoop:
         observer, meter = self.conduct.observer(step), self.state.memory.meter
         if self.options.trusted and known:
             return Follower(next(iter(known.values())), keys, meter, observer)
-        capture = Capture(keys, watch, observer, meter=meter)
+        recent = list(known.values())[: -_RECENT - 1 : -1]
+        capture = Capture(keys, watch, observer, meter=meter, known=recent)
         present = {name: tensor for name, tensor in self.state.current().items() if tensor is not None}
         capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
         return capture

@@ -64,8 +64,8 @@ def derive(task: Task) -> Derived:
     capture = Capture(RecordedKeys(task.seed, 1), WriteWatch(1))
     updates: list[int] = []
     hooks = [
-        optimizer.register_step_pre_hook(lambda *_: updates.append(len(capture.nodes))),
-        optimizer.register_step_post_hook(lambda *_: updates.append(len(capture.nodes))),
+        optimizer.register_step_pre_hook(lambda *_: updates.append(capture.taken)),
+        optimizer.register_step_post_hook(lambda *_: updates.append(capture.taken)),
     ]
     capture.declare_inputs(_present(state.current()), batch)
     with numerics.recording("native", observer=capture):

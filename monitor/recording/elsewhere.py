@@ -50,7 +50,7 @@ def count_step(
 
     Where a chip waits for one of its operators, the memory goes through them one by one, as one process would.
     """
-    if memory.meter.is_awaited(len(program.calls)):
+    if memory.meter.is_awaited(program.work.calls):
         keys = RepeatedKeys(declared.seed, step)
         session = numerics.recording(declared.numerics, keys=keys)
         Prepared(program, memory).run(batch, scalars_of(program, execution), session, keys)

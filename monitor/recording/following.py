@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim import Meter
@@ -15,7 +16,9 @@ from firmware_sim.errors import CallerError
 from monitor.numerics import Observer
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RecordedKeys
+from monitor.programs.lists import charge_each, is_awaited_inside
 from monitor.programs.program import ITEM, Program
+from monitor.programs.trace import written_arguments
 from monitor.programs.work import makes
 
 __all__ = ["Follower"]
@@ -38,6 +41,7 @@ class Follower:
         self._meter = meter
         self._inner = inner
         self._changed: list[tuple[str, int]] = []
+        self._before: list[Tensor] | None = None
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The call must be the program's next."""
@@ -53,6 +57,9 @@ class Follower:
             text = float(value).hex()
             if text != self.program.scalars[number]:
                 self._changed.append((text, number))
+        self._before = None
+        if is_awaited_inside(self._meter, func, args):
+            self._before = [tensor.clone() for tensor in written_arguments(func, args, kwargs)]
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call read and drew."""
@@ -62,7 +69,11 @@ class Follower:
             raise CallerError(f"call {index} of the step ({func}) draws other random keys than its program")
         if self.program.calls[index]["operator"] == ITEM:
             self.reads.append(read_value(out))
-        self._meter.charge(self.program.works[index])
+        if self._before is None:
+            self._meter.charge(self.program.works[index])
+        else:
+            written = written_arguments(func, args, kwargs)
+            charge_each(self._meter, self.program.works[index], written, self._before)
         if makes(func):
             self._meter.holdings.note(out)
         self.taken = index + 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from firmware_sim import Work
+from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
 from monitor import numerics
 from monitor.declaration.origin import Origin, Parent
 from monitor.declaration.schedules import Schedule
-from monitor.declaration.statement import Declaration, members_of, optimizer_name
+from monitor.declaration.statement import BESIDE, Declaration, members_of, optimizer_name
 from monitor.files import Files
 from monitor.lab.lies import conduct
 from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path, new_lab_config, next_lab_config
@@ -30,6 +31,7 @@ from monitor.programs.interpreter import loss_bits, loss_of
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import Program
 from monitor.recording.attached import AttachedLoop
+from monitor.recording.between import Between
 from monitor.recording.elsewhere import TakenElsewhere, count_step
 from monitor.recording.initialising import start_again, with_start
 from monitor.recording.objects import named_objects, one_optimizer, original
@@ -43,7 +45,8 @@ from monitor.recording.sources import DeclaredSource, StreamSource, lab_salt
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
-from monitor.transcript import RunFolder, TranscriptWriter, encode_state
+from monitor.recording.step_programs import require_unwritten
+from monitor.transcript import EVALUATION, STEP, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.state import decode_state
 
 __all__ = ["Recorder"]
@@ -67,9 +70,8 @@ class Recorder:
     explain. Such a write to weights, buffers, optimizer state, a parameter's gradient once it is accumulated, or the
     batch is noticed in the step in which it happens, where these lie in the host's memory. One to anything else that a
     step computes with is noticed where the step is repeated from its program before it is committed. So are the first
-    step of each program, each step with a checkpoint, and of all others those that the run's seed picks as
-    ``check_writes`` says; ``finish`` repeats those after the last checkpoint. A step in which a write is noticed is
-    not committed.
+    step of each program, and of all others those that the run's seed picks as ``check_writes`` says; ``finish``
+    repeats those after the last checkpoint. A step in which a write is noticed is not committed.
 
     Args:
         model: any module, on the CPU or an accelerator; its parameters and buffers are adopted. Its values count as
@@ -85,8 +87,11 @@ class Recorder:
         shares: instead of ``chips``, how many equal parts of the state each chip holds, such as (3, 1, 2).
         idle_chips: registered chips of the lab that take no part; what they say is left in ``RUN.answers``.
         beacon_every: steps from one beacon of the simulated inspectorate, to the next; 0: none.
+        keep_snapshots: of how many of each chip's newest snapshots the lab stores the bytes, to open them on demand.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
+        beside: how often operators between two steps, such as those that log a norm, may read or write as much as the
+            whole state; whatever takes more of it is an ``evaluation``.
         lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
         snapshot_rate: how likely a chip takes a snapshot in a tick, a fraction.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
@@ -120,6 +125,7 @@ class Recorder:
     _run: Recording
     _step: RecordedStep | None = None
     _rehearsal: Rehearsal | None = None
+    _between: Between | None = None
 
     def __init__(
         self,
@@ -133,8 +139,10 @@ class Recorder:
         shares: Sequence[int] | None = None,
         idle_chips: int = 0,
         beacon_every: int = 0,
+        keep_snapshots: int = 0,
         checkpoint_every: int = 4,
         keep: int | None = None,
+        beside: int = BESIDE,
         schedule: Schedule | None = None,
         lab: str = "lab-1",
         snapshot_rate: Fraction = Fraction(1, 4),
@@ -182,6 +190,7 @@ class Recorder:
                 chips=chips if shares is None else len(shares),
                 idle_chips=idle_chips,
                 beacon_every=beacon_every,
+                keep_snapshots=keep_snapshots,
                 lie=lie,
                 lie_step=lie_step,
                 snapshot_rate=snapshot_rate,
@@ -204,12 +213,14 @@ class Recorder:
             schedule=schedule,
             origin=Origin(state=loop.root, parent=past),
             keep=keep,
+            beside=beside,
         )
         declared, start = (declared, None) if past else with_start(declared, model, loop.state.memory.place)
         host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), Files(sync=sync))
         self._run = Recording(loop, folder, config, start=start, host_state=host_state)
         with freeing(folder, config):
             self._run.begin(declared, StreamSource(lab_salt(config, declared.to_json()), folder), None)
+        self._meter_loop()
 
     @classmethod
     def of_recipe(
@@ -324,6 +335,7 @@ class Recorder:
             recorder._state = "quoted"
         elif host_state is not None:
             host_state.give_back(last)
+        recorder._meter_loop()
         return recorder
 
     @property
@@ -333,8 +345,15 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Number of steps that are recorded."""
-        return self._run.steps if self._rehearsal is None else self._rehearsal.steps
+        """Number of steps that are recorded, without evaluations."""
+        return self._run.steps - len(self._run.evaluations) if self._rehearsal is None else self._rehearsal.steps
+
+    @property
+    def evaluations(self) -> Sequence[float | None]:
+        """Loss of each evaluation that is recorded; None where it committed none."""
+        if self._rehearsal is not None:
+            return [None] * self._rehearsal.evaluations
+        return [float(loss_of(bits)) if bits else None for bits in self._run.evaluations]
 
     @property
     def refusals(self) -> Sequence[Refusal]:
@@ -352,12 +371,12 @@ class Recorder:
         if self._rehearsal is not None:
             return Shown("Recorder, dry run", {"step": self.steps, "refusals": len(self.refusals)})
         declared, loss, is_whole = self._run.declared, self._run.loss, self._state == "finished"
-        every = declared.checkpoint_every
+        every, last = declared.checkpoint_every, self._run.steps
         facts = {
             "lab": self._run.lab_name,
             "step": self.steps,
             "loss": f"{float(loss_of(loss)):.6g}" if loss else "none committed",
-            "last checkpoint": self.steps if is_whole else max(self.steps - 1, 0) // every * every,
+            "last checkpoint": last if is_whole else max(last - 1, 0) // every * every,
             "numerics": declared.numerics,
             "chips": len(declared.shares),
             "state": self._state,
@@ -382,7 +401,20 @@ class Recorder:
         """
         if self._rehearsal is not None:
             return self._rehearsal.step(batch)
-        return RecordedStep(functools.partial(self._open_step, batch), self._close_step)
+        return RecordedStep(functools.partial(self._open_step, batch, STEP), self._close_step)
+
+    def evaluation(self, batch: object) -> RecordedStep:
+        """Record the body of the ``with`` statement as an evaluation on ``batch``, which writes nothing of the state.
+
+            with recorder.evaluation(batch) as evaluation, torch.no_grad():
+                evaluation.commit(loss(model(batch)))
+
+        It is a program like that of a step, and committed, declared and inspected like one; the transcript counts it
+        among the steps, learning rates do not. A model with batch statistics has to be in ``eval()``.
+        """
+        if self._rehearsal is not None:
+            return self._rehearsal.step(batch, kind=EVALUATION)
+        return RecordedStep(functools.partial(self._open_step, batch, EVALUATION), self._close_step)
 
     def finish(self) -> str:
         """Close the run: last checkpoint, the chips' evidence. Returns the digest of the last state.
@@ -392,7 +424,8 @@ class Recorder:
         """
         if self._rehearsal is not None:
             return self._rehearsal.finish()
-        run, root = self._run, self._run.loop.root
+        with self._aside():
+            run, root = self._run, self._run.loop.root
         if self._state == "quoted":
             run.writer.finish({})
             self._state = "finished"
@@ -405,16 +438,24 @@ class Recorder:
                 if steps < 1
                 else f"{steps} of {declared.length} declared steps are recorded; the run is not finished"
             )
-        run.loop.held.require_untouched()
-        run.finish()
-        self._state = "finished"
-        run.publish()
+        with self._aside():
+            run.loop.held.require_untouched()
+            run.finish()
+            self._state = "finished"
+            run.publish()
         return root
 
     def answer(self) -> None:
         """Answer what an inspection has asked of the lab; each step does so, and a loop that waits for long may."""
         self._require_ready()
-        self._run.answer()
+        with self._aside():
+            self._run.answer()
+
+    def leave_to_others(self) -> None:
+        """All steps come from other processes, whose devices have meters of their own (``commit_elsewhere``)."""
+        if self._between is not None:
+            self._between.end()
+            self._between = None
 
     def commit_elsewhere(
         self,
@@ -470,6 +511,40 @@ class Recorder:
         self._state = "ready"
         return loop
 
+    def _meter_loop(self) -> None:
+        """From now on meter what the loop does with the state between steps; a recipe's loop does nothing there."""
+        run, state = self._run, self._run.loop.state
+        if run.loop.options.trusted or self._state != "ready":
+            return
+        self._between = Between(
+            self,
+            state.memory,
+            run.declared.allowance,
+            written=lambda recorder: recorder._run.loop.held.require_untouched(),
+            exceeded=Recorder._stop,
+        )
+        self._between.begin()
+
+    def _stop(self) -> None:
+        """The loop did more than is allowed; nothing but ``resume`` goes on."""
+        self._state = "failed"
+        self._run.lab.cut_power()
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """While it is open, the recorder's own operators run, on the host."""
+        if self._between is not None:
+            self._between.end()
+        try:
+            yield
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Let the loop's own operators run, if steps can follow."""
+        if self._between is not None and self._state == "ready":
+            self._between.begin()
+
     def _watch_gradient(self, name: str, gradient: Tensor) -> None:
         """Called when a gradient has been accumulated, also outside steps."""
         if self._step is not None:
@@ -487,9 +562,13 @@ class Recorder:
             }
             raise CallerError(reasons[self._state])
 
-    def _open_step(self, given: object, step: RecordedStep) -> OpenStep:
+    def _open_step(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         """Check that a step may begin, and look at whatever it will compute."""
         self._require_ready()
+        with self._aside():
+            return self._look_at(given, kind, step)
+
+    def _look_at(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise CallerError("autocast is on; switch it off, a recorded step computes in FP32")
         run, loop = self._run, self._run.loop
@@ -521,6 +600,7 @@ class Recorder:
             given=given,
             parameters=dict(loop.model.named_parameters()),
             keys=keys,
+            kind=kind,
         )
 
     def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:
@@ -532,6 +612,7 @@ class Recorder:
                 self._state = "ready"
         finally:
             self._run.loop.updates.end()
+            self._go_on()
             if self._state == "failed":
                 self._run.lab.cut_power()
                 is_refusal = isinstance(sys.exception(), CallerError)
@@ -543,8 +624,12 @@ class Recorder:
         run, batch = self._run, opened.batch
         state = run.loop.state
         program, execution = run.programs.explain(
-            run.steps + 1, opened.observed, run.loop.updates, state.current(), batch, taken.loss
+            self.steps + 1, opened.observed, run.loop.updates, state.current(), batch, taken.loss
         )
+        if opened.kind == EVALUATION:
+            require_unwritten(program)
+        beside = NO_WORK if self._between is None else self._between.take()
+        execution = replace(execution, kind=opened.kind, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss = None
         state.settle()

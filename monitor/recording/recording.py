@@ -24,12 +24,12 @@ from monitor.recording.attached import AttachedLoop
 from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.resuming import heard_beyond, repeat_committed, require_same, require_start
-from monitor.recording.sources import DeclaredSource, Source, StreamSource
+from monitor.recording.sources import BatchSource, DeclaredSource, StreamSource
 from monitor.recording.stateful import HostState
 from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
-from monitor.transcript import Execution, Leaf, Metadata, RunFolder, TranscriptWriter
+from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, TranscriptWriter
 from monitor.transcript.layout import SALT, log_path, program_path
 
 __all__ = ["Recording"]
@@ -45,6 +45,7 @@ class Recording:
         lab: the simulated lab, with its chips.
         run_id: 32 bytes.
         programs: those of the steps so far.
+        evaluations: bits of the loss of each committed evaluation; empty where it commits none.
         log_bytes: bytes of the rounding logs of all steps.
         loss: bits of the last committed loss; empty if none is.
     """
@@ -53,7 +54,7 @@ class Recording:
     lab: SimulatedLab
     run_id: bytes
     programs: StepPrograms
-    source: Source
+    source: BatchSource
     host: Host
     writer: TranscriptWriter
     _desk: Desk
@@ -71,6 +72,7 @@ class Recording:
         """``start`` is the program of the initial state, if one made it."""
         options = loop.options
         self.loop, self.folder, self.host_state = loop, folder, host_state
+        self.evaluations: list[str] = []
         self.log_bytes, self.loss = 0, ""
         self._config, self._start, self._conduct = config, start, loop.conduct
         self._files = Files(sync=options.sync)
@@ -91,7 +93,7 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """Number of committed steps."""
+        """Number of committed steps, evaluations among them."""
         return self.writer.steps
 
     @property
@@ -99,7 +101,7 @@ class Recording:
         """Whether a step that is taken again from its program must lead to the same bits."""
         return self.loop.is_checked and self.declared.numerics != "native"
 
-    def begin(self, declared: Declaration, source: Source, device: str | None) -> None:
+    def begin(self, declared: Declaration, source: BatchSource, device: str | None) -> None:
         """Make the lab's and the run folder, and commit the initial state.
 
         Args:
@@ -163,6 +165,8 @@ class Recording:
         for leaf in leaves[1:]:
             execution = execution_of(leaf)
             self.programs.recall(run.program(execution.program), execution)
+            if execution.kind == EVALUATION:
+                self.evaluations.append(leaf.loss)
             self.log_bytes += run.files[log_path(leaf.step)].length
             self.loss = leaf.loss
         self._agree()
@@ -234,9 +238,8 @@ class Recording:
                 execution=execution,
             )
         )
-        is_kept = step % self.declared.checkpoint_every == 0 or step == self.declared.length
         is_new = program.digest not in self.programs.known
-        is_due = is_new or is_kept or _is_picked(self.declared.seed, step, self.loop.options.one_in)
+        is_due = is_new or _is_picked(self.declared.seed, step, self.loop.options.one_in)
         if self.is_repeatable and is_due:
             held.repeat(self.declared, program, leaf, batch, root, log)
         files = {log_path(step): log, **self.source.step_files(step, content)}
@@ -249,6 +252,8 @@ class Recording:
             _require_let_go(memory.meter, step, program)
         held.remember()
         self._checkpoints.reached(step, program)
+        if execution.kind == EVALUATION:
+            self.evaluations.append(loss)
         self.log_bytes += len(log)
         self.loss = loss
         if self.host_state is not None:
@@ -271,6 +276,7 @@ class Recording:
         self._conduct.before_evidence(self.host)
         self.host.show_time(steps)
         evidence = chip_evidence(self.lab, self.host.hand_over)
+        self.host.store_shards()
         write_answers(self.lab, self.folder)
         self.writer.finish({**files, **evidence})
         self.lab.power_off()

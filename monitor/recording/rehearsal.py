@@ -35,9 +35,15 @@ from monitor.recording.options import Options, refusals_of_objects
 from monitor.recording.refusals import Line, Refusals, caller_line, shapes_of
 from monitor.recording.state import LoopState
 from monitor.recording.step import OpenStep, RecordedStep
-from monitor.recording.step_programs import StepPrograms, changed_constants, changed_number, differences
+from monitor.recording.step_programs import (
+    StepPrograms,
+    changed_constants,
+    changed_number,
+    differences,
+    require_unwritten,
+)
 from monitor.recording.updates import OptimizerUpdates
-from monitor.transcript import Execution, Leaf
+from monitor.transcript import EVALUATION, STEP, Execution, Leaf
 
 __all__ = ["EnoughSteps", "Rehearsal", "Rehearsals", "rehearsals"]
 
@@ -82,7 +88,8 @@ class Rehearsal:
 
     Attributes:
         refusals: so far.
-        steps: so far.
+        steps: so far, without evaluations.
+        evaluations: so far.
         programs: different programs so far.
     """
 
@@ -98,7 +105,7 @@ class Rehearsal:
         options: Options,
     ) -> None:
         self.refusals = Refusals()
-        self.steps = 0
+        self.steps = self.evaluations = 0
         self._is_clean = True
         self._all = _OPEN.get()
         if self._all is not None:
@@ -127,22 +134,22 @@ class Rehearsal:
         """Number of different programs so far."""
         return len(self._structures)
 
-    def step(self, batch: object) -> RecordedStep:
-        """As ``Recorder.step``.
+    def step(self, batch: object, kind: str = STEP) -> RecordedStep:
+        """As ``Recorder.step``, or ``Recorder.evaluation``.
 
         Raises:
             EnoughSteps: as many were taken as somebody wants to see.
         """
         if self._all is not None and self._all.most is not None and self.steps >= self._all.most:
             raise EnoughSteps
-        return RecordedStep(lambda step: self._open_step(batch), self._close_step)
+        return RecordedStep(lambda step: self._open_step(batch, kind), self._close_step)
 
     def finish(self) -> str:
         """Digest of the state that was reached; CallerError with all refusals where there are any, or with no step."""
         if self.refusals:
             count = len(self.refusals)
             raise CallerError(f"{count} refusal{'s' * (count > 1)}: " + " | ".join(map(str, self.refusals)))
-        if not self.steps or self._loop is None:
+        if not self.steps + self.evaluations or self._loop is None:
             raise CallerError("no step was taken; there is nothing to say about this loop")
         return str(self._loop.memory.digest().root)
 
@@ -189,8 +196,11 @@ class Rehearsal:
                 found[f"optimizer/{owner}/{key}"] = value if isinstance(value, Tensor) else None
         return found
 
-    def _open_step(self, given: object) -> OpenStep:
-        self.steps += 1
+    def _open_step(self, given: object, kind: str) -> OpenStep:
+        if kind == EVALUATION:
+            self.evaluations += 1
+        else:
+            self.steps += 1
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             self._refuse(CallerError("autocast is on; switch it off, a recorded step computes in FP32"))
         try:
@@ -235,6 +245,7 @@ class Rehearsal:
             given=given,
             parameters=dict(self._model.named_parameters()) if isinstance(self._model, nn.Module) else {},
             keys=keys,
+            kind=kind,
         )
 
     def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:
@@ -265,6 +276,11 @@ class Rehearsal:
             return
         finally:
             self._updates.end()
+        if opened.kind == EVALUATION:
+            try:
+                require_unwritten(program)
+            except CallerError as error:
+                self._refuse(error)
         known = self._alike(program)
         slots = differences(program, known)
         for number, refusal in changed_constants(program, known, observed):
@@ -352,7 +368,7 @@ class _Survey(Capture):
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.lines.append(caller_line())
-        self._open = {"args": [], "kwargs": {}}, [], []
+        self._open = {"args": [], "kwargs": {}}, []
         self._inputs = []
         try:
             super().before(index, func, args, kwargs)
@@ -360,7 +376,7 @@ class _Survey(Capture):
             self._note(index, error, func, args, kwargs)
         self._read_at += [self.lines[-1]] * (len(self._readers) - len(self._read_at))
 
-    def _charge(self) -> None:
+    def _charge(self, known: Program | None, written: list[Tensor]) -> None:
         """No chip takes part."""
 
     def line_of_constant(self, number: int) -> Line | None:
@@ -372,7 +388,7 @@ class _Survey(Capture):
         index = len(self.lines) - 1
         self._note(index, error, func, args, kwargs)
         out = func(*args, **kwargs)
-        if len(self.nodes) <= index:
+        if self.taken <= index:
             self.after(index, func, args, dict(kwargs), out)
         return out
 

@@ -14,7 +14,7 @@ from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
 from monitor.transcript.layout import SALT, batch_path
 
-__all__ = ["DeclaredSource", "Source", "StreamSource", "lab_salt"]
+__all__ = ["BatchSource", "DeclaredSource", "StreamSource", "lab_salt"]
 
 
 def lab_salt(config: LabConfig, *about: object) -> bytes:
@@ -27,7 +27,7 @@ def lab_salt(config: LabConfig, *about: object) -> bytes:
     return hashlib.sha256(b"chipwitness/salt/2" + own).digest()
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Source of a run's batches, with their commitments.
 
     Attributes:

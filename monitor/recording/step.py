@@ -19,6 +19,7 @@ from monitor.programs.keys import RecordedKeys
 from monitor.programs.watching import WriteWatch
 from monitor.recording.following import Follower
 from monitor.recording.micro_batches import micro_batches
+from monitor.transcript import STEP
 
 __all__ = ["OpenStep", "RecordedStep", "exchange"]
 
@@ -34,6 +35,7 @@ class OpenStep:
         given: the batch as the caller holds it.
         parameters: the model's, by name.
         keys: of the step's random operators.
+        kind: ``STEP`` or ``EVALUATION``.
     """
 
     observed: Capture | Follower
@@ -46,6 +48,7 @@ class OpenStep:
     given: object
     parameters: Mapping[str, nn.Parameter]
     keys: RecordedKeys
+    kind: str = STEP
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):

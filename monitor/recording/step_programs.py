@@ -21,7 +21,7 @@ from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
 from monitor.transcript import Execution
 
-__all__ = ["StepPrograms", "changed_constants", "changed_number", "differences"]
+__all__ = ["StepPrograms", "changed_constants", "changed_number", "differences", "require_unwritten"]
 
 Hyper = Mapping[str, Any]
 
@@ -169,6 +169,15 @@ class StepPrograms:
                     f"{schedule.rate(declared['lr'], step)}"
                 )
         return tuple(changes)
+
+
+def require_unwritten(program: Program) -> None:
+    """CallerError if the program of an evaluation writes the state."""
+    if program.written:
+        raise CallerError(
+            f"an evaluation wrote {program.written[0]}; put the model into eval(), and compute no gradients and no "
+            "update there, or record it as a step"
+        )
 
 
 def changed_number(operator: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -82,9 +83,7 @@ class ProgramTraining:
             log=str(digest_bytes("rounding-log", log)),
             loss=loss,
             flop=program.flop,
-            execution=Execution(
-                program=program.digest, slots=execution.slots, hyper=execution.hyper, reads=digest_reads(reads)
-            ),
+            execution=replace(execution, reads=digest_reads(reads)),
         )
         return leaf, session
 
@@ -116,8 +115,8 @@ class ProgramTraining:
         """
         if not 0 < operators <= len(program.counted):
             raise CallerError(f"a step of {len(program.counted)} operators cannot be looked at after {operators}")
-        last = program.counted[operators - 1]
-        absent = {name: held for name, held in self.absent.items() if program.first_writes.get(name, last + 1) > last}
+        first = program.first_writes
+        absent = {name: held for name, held in self.absent.items() if first.get(name, operators + 1) > operators}
         meter = self.memory.meter
         meter.wake(meter.total.calls + operators, lambda: found(self.memory.digest(absent)))
 

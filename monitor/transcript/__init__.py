@@ -2,7 +2,7 @@
 
 from monitor.transcript.batches import Batches, RecordedBatches
 from monitor.transcript.data import RunData, encode_arrays, to_batch
-from monitor.transcript.leaf import Execution, Leaf
+from monitor.transcript.leaf import EVALUATION, STEP, Execution, Leaf
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata, parse_time
 from monitor.transcript.reader import RunFolder, encode_state
@@ -10,6 +10,8 @@ from monitor.transcript.record import Entry
 from monitor.transcript.writer import TranscriptWriter
 
 __all__ = [
+    "EVALUATION",
+    "STEP",
     "Batches",
     "Entry",
     "Execution",

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
-from firmware_sim import limits
+from firmware_sim import NO_WORK, Work, limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import Digest, canonical
 from monitor.sharding import Layout, StateDigest
 
-__all__ = ["Execution", "Leaf"]
+__all__ = ["EVALUATION", "STEP", "Execution", "Leaf"]
+
+STEP, EVALUATION = "step", "evaluation"
+"""What an interval between two commits is for: an evaluation writes nothing of the state."""
 
 _BATCH = re.compile("[0-9a-f]{64}")
 _LOSS = re.compile("[0-9a-f]{8}")
 _KEYS = {"step", "batch", "state", "log", "loss", "flop", "execution"}
 _EXECUTION_KEYS = {"program", "slots", "hyper", "reads"}
+_OPTIONAL_KEYS = {"kind", "beside"}
+_MOST_WORK = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +35,32 @@ class Execution:
         slots: each value that differs from the program's own, as hexadecimal text, with the numbers of its scalars.
         hyper: for each parameter group, the hyper-parameters that differ from the declared ones.
         reads: digest of the values that the body read while the step ran.
+        kind: ``STEP`` or ``EVALUATION``.
+        beside: operators on the state that ran since the commit before and are no part of the program.
     """
 
     program: str
     slots: Mapping[str, tuple[int, ...]]
     hyper: tuple[Mapping[str, Any], ...]
     reads: str
+    kind: str = STEP
+    beside: Work = NO_WORK
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-able values."""
+        """Return JSON-able values; kind and beside only where they are not the default."""
         return {
             "program": self.program,
             "slots": {text: list(numbers) for text, numbers in self.slots.items()},
             "hyper": [dict(changes) for changes in self.hyper],
             "reads": self.reads,
+            **({} if self.kind == STEP else {"kind": self.kind}),
+            **({} if self.beside == NO_WORK else {"beside": list(astuple(self.beside))}),
         }
 
     @classmethod
     def from_json(cls, data: object) -> Execution:
         """Parse; EvidenceError on any other form."""
-        if not isinstance(data, dict) or set(data) != _EXECUTION_KEYS:
+        if not isinstance(data, dict) or set(data) - _OPTIONAL_KEYS != _EXECUTION_KEYS:
             raise EvidenceError("a step's execution has missing or extra keys")
         slots, hyper = data["slots"], data["hyper"]
         if not isinstance(data["program"], str) or _BATCH.fullmatch(data["program"]) is None:
@@ -64,12 +75,25 @@ class Execution:
             raise EvidenceError("a step's slots are malformed")
         if not all(isinstance(changes, dict) and all(map(_is_hyper, changes.values())) for changes in hyper):
             raise EvidenceError("a step's hyper-parameters are malformed")
+        if "kind" in data and data["kind"] != EVALUATION:
+            raise EvidenceError("a step is of no known kind")
         return cls(
             program=data["program"],
             slots={text: tuple(each) for text, each in slots.items()},
             hyper=tuple(hyper),
             reads=data["reads"],
+            kind=data.get("kind", STEP),
+            beside=_work(data["beside"]) if "beside" in data else NO_WORK,
         )
+
+
+def _work(data: object) -> Work:
+    """Parse calls, FLOP and bytes, not all of which are 0."""
+    if not isinstance(data, list) or len(data) != 3 or not any(data):
+        raise EvidenceError("the work beside a step is malformed")
+    if not all(type(count) is int and 0 <= count < _MOST_WORK for count in data):
+        raise EvidenceError("the work beside a step is malformed")
+    return Work(*data)
 
 
 def _is_hyper(value: object) -> bool:

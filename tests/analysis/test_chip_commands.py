@@ -57,6 +57,19 @@ def test_show_of_a_run_and_of_its_lab_agree(run, ask):
         assert given["problem"] is None
 
 
+def test_the_meter_as_a_clock_of_a_device(run, ask):
+    code, shown = ask("show", run, "--clock", "H100 SXM", "--json")
+    assert code == 0
+    for page in json.loads(shown):
+        assert page["clock"]["device"] == "H100 SXM"
+        assert 0 < page["clock"]["busy_seconds"] < 1
+        assert page["clock"]["busy_seconds"] >= page["work"]["flop"] / 9.9e14
+    assert " s of work in this boot on H100 SXM, at " in ask("show", run, "--clock", "H100 SXM")[1]
+    code, said = ask("show", run, "--clock", "abacus")
+    assert code == 2
+    assert "there is no device 'abacus'; known: V100" in said
+
+
 def test_show_says_what_a_person_asks(run, ask):
     code, shown = ask("show", run, "--chip", CHIP)
     assert code == 0

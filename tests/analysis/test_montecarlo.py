@@ -31,11 +31,11 @@ from inspector.campaign import (
     Plan,
     Pool,
     RateBook,
-    Rule,
     Run,
     Scenario,
     Site,
     Strategy,
+    Threshold,
     clopper_pearson,
     load_rates,
     make_plan,
@@ -65,7 +65,7 @@ def plan(
     return make_plan(
         fleet(chips),
         [Run(name="run", lab="A", flop=used * days, days=days)],
-        Rule(threshold_flop=1.0, evidence=Evidence.WHOLE_RUN),
+        Threshold(threshold_flop=1.0, evidence=Evidence.WHOLE_RUN),
         Inspection(**{"period_days": 30, "samples": 5, "snapshot_rate": 0.1, **regime}),  # type: ignore[arg-type]
         Strategy(name="s", policies=tuple(policy_from(name, p) for name, p in policies)),
         rates or RateBook(assumed={"undeclared-run": 1.0}),
@@ -196,7 +196,7 @@ def scenario(rates: RateBook, samples: int = 6) -> Scenario:
         days=120,
         fleet=fleet(1000),
         runs=(Run(name="r", lab="A", flop=50 * 120.0, days=120),),
-        rule=Rule(threshold_flop=1.0, evidence=Evidence.WHOLE_RUN),
+        rule=Threshold(threshold_flop=1.0, evidence=Evidence.WHOLE_RUN),
         inspection=Inspection(period_days=30, samples=samples, snapshot_rate=0.1),
         strategies=(
             Strategy(name="plain"),

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from firmware_sim.errors import CallerError
-from inspector.dispute.dispute import Claim, settle
+from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.memory import remember
@@ -67,8 +67,8 @@ def test_b7_a_party_that_never_answers_loses(make_run):
             return super().step(number)
 
     claims = [
-        Claim(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)),
-        Claim(run=open_run(other.run, other.trust), prover=Silent(other.run)),
+        Disputant(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)),
+        Disputant(run=open_run(other.run, other.trust), prover=Silent(other.run)),
     ]
     referee = threading.Thread(target=settle, args=claims, daemon=True)
     referee.start()
@@ -83,7 +83,7 @@ def test_b9_a_dispute_about_runs_with_another_learning_rate(make_run):
     claims = []
     for name, rate in (("one", 0.01), ("two", 0.02)):
         recorded = make_run(name, numerics="exact", learning_rate=rate)
-        claims.append(Claim(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)))
+        claims.append(Disputant(run=open_run(recorded.run, recorded.trust), prover=LabProver(recorded.run)))
     verdict = settle(*claims, recorded.trust)  # which the inspectorate countersigned for the second run alone
     assert verdict.outcome is Outcome.REJECT
     assert verdict.evidence["guilty"] == "one"

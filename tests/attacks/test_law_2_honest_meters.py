@@ -1,9 +1,10 @@
-"""Honest labs' meters: with self-checks, evaluation between steps, a crash in mid-step and resumption they add up."""
+"""Honest labs' meters add up: with self-checks, evaluations, logged norms, a crash in mid-step and resumption."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ from torch.nn import functional
 
 from firmware_sim import RecordKind, parse_log
 from inspector.inspection.judging import verify
+from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.inspection.wording import acceptance
 from monitor import Recorder
 from monitor.lab.simulated import new_lab_config
+from monitor.presets import initialise, preset
 from monitor.presets.task import Task
 from monitor.recording.recipes import begin, resume
 from tests.conftest import STARTED, Recorded
@@ -98,10 +101,27 @@ def encoder():
     return model, batch, lambda model, inputs: functional.mse_loss(model(inputs), inputs)
 
 
-@pytest.mark.parametrize("make", [gpt2, encoder])
-def test_models_of_others_that_check_themselves_evaluate_and_crash(tmp_path, make):
+def a_preset(name):
+    """A preset's model in a loop of one's own, on its first samples."""
+    known = preset(name)
+    model = known.build()
+    initialise(model, 3)
+    samples = {key: torch.from_numpy(values[:2].copy()) for key, values in known.samples(None).items()}
+    return model, samples, known.loss
+
+
+MODELS = {
+    "gpt2": gpt2,
+    "encoder": encoder,
+    **{name: partial(a_preset, name) for name in ("digits-cnn", "tiny-gpt", "llama-small")},
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_loops_that_check_themselves_log_evaluate_crash_and_go_on(tmp_path, make):
+    """The step before the crash is repeated without its checkpoint, and so is what the loop logged before it."""
     run = tmp_path / "run"
-    options = {"seed": 3, "chips": 3, "checkpoint_every": 2, "lab": "lab", "snapshot_rate": RARE}
+    options = {"seed": 3, "chips": 3, "checkpoint_every": 4, "lab": "lab", "snapshot_rate": RARE}
     options |= {"started": STARTED, "hours": 1.0}
 
     def build():
@@ -110,7 +130,7 @@ def test_models_of_others_that_check_themselves_evaluate_and_crash(tmp_path, mak
         return model, torch.optim.AdamW(model.parameters(), lr=1e-3), batch, loss
 
     def train(recorder, model, optimizer, batch, loss, killed_at=None):
-        for step in range(recorder.steps + 1, 5):
+        for step in range(recorder.steps + 1, 4):
             with recorder.step(batch):
                 optimizer.zero_grad()
                 value = loss(model, batch)
@@ -118,17 +138,24 @@ def test_models_of_others_that_check_themselves_evaluate_and_crash(tmp_path, mak
                     raise Killed
                 value.backward()
                 optimizer.step()
+            assert sum(float(weight.detach().norm()) for weight in model.parameters()) > 0
             model.eval()
-            with torch.no_grad():
-                loss(model, batch)
+            with recorder.evaluation(batch) as evaluation, torch.no_grad():
+                evaluation.commit(loss(model, batch))
             model.train()
 
     model, optimizer, batch, loss = build()
     recorder = Recorder(model, optimizer, out=run, check_writes="every", **options)
     with pytest.raises(Killed):
-        train(recorder, model, optimizer, batch, loss, killed_at=4)
+        train(recorder, model, optimizer, batch, loss, killed_at=3)
     model, optimizer, batch, loss = build()
     recorder = Recorder.resume(model, optimizer, out=run, check_writes="every")
+    assert (recorder.steps, len(recorder.evaluations)) == (2, 2)
     train(recorder, model, optimizer, batch, loss)
     recorder.finish()
-    check(Recorded(run, Trust.load([run.with_name("run.trust.json")], [run])), crashes=1)
+    trust = Trust.load([run.with_name("run.trust.json")], [run])
+    check(Recorded(run, trust), crashes=1)
+    leaves = open_run(run, trust).load_steps()[0]
+    assert [leaf.execution.kind for leaf in leaves[1:]] == ["step", "evaluation"] * 3
+    assert [bool(leaf.execution.beside.calls) for leaf in leaves[1:]] == [False, True] * 3
+    assert all(leaf.execution.beside.flop == 0 for leaf in leaves[1:])

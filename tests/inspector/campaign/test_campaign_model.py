@@ -24,12 +24,12 @@ from inspector.campaign import (
     Plan,
     Pool,
     RateBook,
-    Rule,
     Run,
     Sampling,
     Site,
     Status,
     Strategy,
+    Threshold,
     honest_plan,
     make_plan,
     policy_from,
@@ -68,7 +68,7 @@ def plan(
     return make_plan(
         fleet or Fleet(labs=(lab("A", registered(100)), lab("B", registered(300)))),
         [Run(name="run", lab="A", flop=used * days, days=days)],
-        Rule(threshold_flop=threshold or used * days / 2, evidence=evidence),
+        Threshold(threshold_flop=threshold or used * days / 2, evidence=evidence),
         Inspection(**{**REGIME, **regime}),
         Strategy(name="s", policies=tuple(policy_from(name, p) for name, p in policies)),
         rates,
@@ -95,7 +95,7 @@ NONSENSE: dict[str, tuple[Callable[[], object], str]] = {
     "negative start": (lambda: Run(name="r", lab="A", flop=1, days=1, start=-1), "run.start must be at least 0"),
     "utilisation 0": (lambda: Run(name="r", lab="A", flop=1, days=1, utilisation=0), "utilisation must be above 0"),
     "utilisation 2": (lambda: Run(name="r", lab="A", flop=1, days=1, utilisation=2), "between 0 and 1"),
-    "no threshold": (lambda: Rule(threshold_flop=0), "threshold_flop must be above 0"),
+    "no threshold": (lambda: Threshold(threshold_flop=0), "threshold_flop must be above 0"),
     "no period": (lambda: Inspection(**{**REGIME, "period_days": 0}), "period_days must be above 0"),
     "negative samples": (lambda: Inspection(**{**REGIME, "samples": -1}), "samples must be at least 0"),
     "negative rate": (lambda: Inspection(**{**REGIME, "snapshot_rate": -0.1}), "snapshot_rate must be at least 0"),
@@ -123,7 +123,7 @@ NONSENSE: dict[str, tuple[Callable[[], object], str]] = {
     "share of nothing": (lambda: plan(("divert", {"status": "undeclared", "share": 0.5})), "do at most 0 FLOP a day"),
     "no run": (
         lambda: make_plan(
-            Fleet(labs=(lab("A", registered(9)),)), [], Rule(threshold_flop=1), Inspection(**REGIME),
+            Fleet(labs=(lab("A", registered(9)),)), [], Threshold(threshold_flop=1), Inspection(**REGIME),
             Strategy(name="s"), RATES, days=30,
         ),
         "at least one run",
@@ -178,7 +178,7 @@ def test_the_chips_of_a_plan_do_the_work_and_hardly_more(
     made = make_plan(
         Fleet(labs=(lab("A", *pools),)),
         [Run(name="run", lab="A", flop=flop, days=days)],
-        Rule(threshold_flop=flop / 2),
+        Threshold(threshold_flop=flop / 2),
         Inspection(**REGIME),
         Strategy(name="s", policies=(policy_from("stretch", {"factor": factor}),)),
         RATES,
@@ -269,11 +269,13 @@ def test_samples_are_split_without_loss(samples: int, chips: list[int]) -> None:
 def test_two_runs_never_share_a_chip() -> None:
     runs = [Run(name=name, lab="A", flop=6000, days=100) for name in ("x", "y")]
     fleet = Fleet(labs=(lab("A", registered(120)),))
-    made = make_plan(fleet, runs, Rule(threshold_flop=100), Inspection(**REGIME), Strategy(name="s"), RATES, days=100)
+    made = make_plan(
+        fleet, runs, Threshold(threshold_flop=100), Inspection(**REGIME), Strategy(name="s"), RATES, days=100
+    )
     assert made.involved == 120
     with pytest.raises(CallerError, match="run 'y'"):
         make_plan(
-            Fleet(labs=(lab("A", registered(119)),)), runs, Rule(threshold_flop=100), Inspection(**REGIME),
+            Fleet(labs=(lab("A", registered(119)),)), runs, Threshold(threshold_flop=100), Inspection(**REGIME),
             Strategy(name="s"), RATES, days=100,
         )  # fmt: skip
 

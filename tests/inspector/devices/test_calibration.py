@@ -12,13 +12,13 @@ import torch
 
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import calibration, device
-from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, Extent, measure, search
+from inspector.devices.calibration import DEVICES, INPUTS, UNCOVERED, SampleSizes, measure, search
 from monitor.numerics import DECLARABLE, Bound, Formats, recording, replaying
 from monitor.numerics.rounding.calibration import OPERATORS, Calibration, committed
 from monitor.numerics.rounding.formats import BOUNDS, bound_named
 from monitor.presets.task import Task
 
-SMALL = Extent(terms=(16, 1024), products=1 << 17, results=1 << 10)
+SMALL = SampleSizes(terms=(16, 1024), products=1 << 17, results=1 << 10)
 
 
 def test_thresholds_cover_every_error_of_two_kernel_families() -> None:
@@ -39,7 +39,7 @@ def test_thresholds_cover_every_error_of_two_kernel_families() -> None:
 
 def test_errors_stay_below_the_worst_case() -> None:
     """γ_16 = 16 units; an error of 0 everywhere would mean that nothing was measured."""
-    errors = measure(Extent(terms=(16,), products=1 << 12, results=1 << 8))
+    errors = measure(SampleSizes(terms=(16,), products=1 << 12, results=1 << 8))
     for operator in OPERATORS:
         for inputs in INPUTS:
             assert 0 < errors[operator][inputs][0] < 16.1
@@ -59,7 +59,7 @@ def test_devices_that_compute_alike_calibrate_nothing(monkeypatch: pytest.Monkey
 )
 def test_plans_that_measure_nothing_are_the_callers_mistake(changes: dict[str, Any]) -> None:
     with pytest.raises(CallerError):
-        Extent(**changes)
+        SampleSizes(**changes)
 
 
 def test_committed_thresholds_are_what_their_errors_give() -> None:

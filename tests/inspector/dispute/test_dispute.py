@@ -10,7 +10,7 @@ import torch
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree
-from inspector.dispute.dispute import Claim, settle
+from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.verdict import Outcome
 from inspector.replay.pool import run_worker
@@ -20,9 +20,9 @@ STEPS = 5
 OPTIONS = {"steps": STEPS, "chips": 2, "checkpoint_every": 2, "batch_size": 8}
 
 
-def claim(recorded, prover=None) -> Claim:
+def claim(recorded, prover=None) -> Disputant:
     run = open_run(recorded.run, recorded.trust)
-    return Claim(run=run, prover=LabProver(recorded.run) if prover is None else prover)
+    return Disputant(run=run, prover=LabProver(recorded.run) if prover is None else prover)
 
 
 @pytest.fixture(scope="module", params=["exact", "rounded"])
@@ -168,7 +168,7 @@ def test_two_honest_labs_on_different_kernel_families_agree(right, tmp_path):
     other = open_run(tmp_path / "other", trust)
     assert other.metadata.device["fingerprint"] == run_worker("sse41", {"action": "fingerprint"})["fingerprint"]
     assert other.metadata.device["fingerprint"] != open_run(right.run, right.trust).metadata.device["fingerprint"]
-    verdict = settle(claim(right), Claim(run=other, prover=LabProver(tmp_path / "other")))
+    verdict = settle(claim(right), Disputant(run=other, prover=LabProver(tmp_path / "other")))
     assert verdict.outcome is Outcome.ACCEPT
     assert json.loads(done.stdout)["steps"] == STEPS
 

@@ -19,7 +19,7 @@ from firmware_sim import LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from inspector.devices import device
-from inspector.dispute.dispute import Claim, settle
+from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
@@ -63,7 +63,7 @@ class Labs:
         self._record_loop, self._numerics = record_loop, numerics
         self.trust: Trust | None = None
 
-    def record(self, name, *, data=None, change=None, start=0, schedule=None, agreed=True, **options) -> Claim:
+    def record(self, name, *, data=None, change=None, start=0, schedule=None, agreed=True, **options) -> Disputant:
         torch.manual_seed(start)
         model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -93,11 +93,11 @@ class Labs:
         self.trust = replace(self.trust, labs=labs, chips=chips, inspectorates=keys, countersigned=signed)
         return self.claim(recorded.run)
 
-    def claim(self, run: Path, prover=LabProver) -> Claim:
+    def claim(self, run: Path, prover=LabProver) -> Disputant:
         assert self.trust is not None
-        return Claim(run=open_run(run, self.trust), prover=prover(run))
+        return Disputant(run=open_run(run, self.trust), prover=prover(run))
 
-    def settle(self, first: Claim, second: Claim):
+    def settle(self, first: Disputant, second: Disputant):
         """The verdict, which is the same whoever is asked first."""
         verdict, other = settle(first, second, self.trust), settle(second, first, self.trust)
         same = ("step", "operator", "guilty", "case", "operators_executed")
@@ -135,7 +135,7 @@ def test_labs_with_other_kernels_agree(numerics, tmp_path):
     known = Trust.load(trust)
     runs = [open_run(tmp_path / name, known) for name in ("sse41", "emulated-split-k")]
     assert len({run.metadata.device["fingerprint"] for run in runs}) == 2
-    verdict = settle(*(Claim(run=run, prover=LabProver(run.folder)) for run in runs), known)
+    verdict = settle(*(Disputant(run=run, prover=LabProver(run.folder)) for run in runs), known)
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
 
@@ -400,7 +400,7 @@ def test_what_cannot_be_disputed_is_the_callers_mistake(exact_labs, record_loop)
         recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=folder, chips=3)
         recorder._run.writer.finish(chip_evidence(recorder._run.lab, lambda _, evidence: evidence))
         known = Trust.load([folder.with_name(f"{name}.trust.json")])
-        empty.append(Claim(run=open_run(folder, known), prover=LabProver(folder)))
+        empty.append(Disputant(run=open_run(folder, known), prover=LabProver(folder)))
     with pytest.raises(CallerError, match="f took no step"):
         settle(*empty, exact_labs.trust)
     with pytest.raises(CallerError, match="does not simulate"):

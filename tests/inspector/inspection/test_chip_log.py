@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.lies import ChipLie, LabLie
-from inspector.inspection.answers import Source
+from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.chip_log import verify_log
 from inspector.inspection.verdict import Outcome
 from tests.guards import off
@@ -18,7 +18,7 @@ def _verify(recorded, chip, **files):
             raise EvidenceError(f"there is no {name}")
         return files.get(name) or (folder / name).read_bytes()
 
-    return verify_log(chip, Source(name="run", read=read), recorded.trust)
+    return verify_log(chip, EvidenceSource(name="run", read=read), recorded.trust)
 
 
 def test_an_honest_log_is_accepted_and_summed_up(honest):

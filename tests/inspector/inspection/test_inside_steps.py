@@ -105,6 +105,26 @@ def test_every_snapshot_is_found_at_its_operator_and_behind_no_other_write(recor
     assert changes > len(inside)
 
 
+def test_operators_on_lists_are_boundaries_tensor_by_tensor(record_loop):
+    """Each tensor of an update in place is a write of its own, and its bits are the list's."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=True)
+    options = {"checkpoint_every": EVERY, "chips": CHIPS, "snapshot_rate": Fraction(1), "direct_paths": DIRECT}
+    run = opened(record_loop(model, optimizer, [torch.randn(5, 4)] * STEPS, body(False), **options))
+    program = run.program(execution_of(run.leaf(2)).program)
+    [(first, last)] = program.updates
+    update = [place for place, call in enumerate(program.counted) if first <= call < last]
+    count = len(list(model.parameters()))
+    assert len(update) == count, "one call on a list of all parameters"
+    states = states_inside(run, 2)
+    assert len({state.root for state in states[update[0] - 1 : update[-1] + 1]}) == 1 + count
+    first_writes = program.first_writes
+    assert sorted(first_writes[f"weight/{name}"] for name, _ in model.named_parameters()) == [at + 1 for at in update]
+    for shard, record in snapshots_of(run):
+        assert record.digest == states_inside(run, record.step + 1)[record.operators - 1].shard(shard).value
+
+
 def test_inspection_says_where_they_fell_and_how_many_were_replayed(recorded, devices):
     look = {"now": recorded.now, "worker": devices.run}
     settings = Settings(samples=CHIPS, seed="x", devices=("sse41",))
@@ -165,10 +185,10 @@ def test_the_step_around_a_snapshot_is_the_next_commit_of_its_boot(after, commit
 
 def test_a_tick_ends_early_behind_the_last_operator_only():
     forced = record(RecordKind.SNAPSHOT, 0, step=3, op=FORCED | 7)
-    check_ended(forced, 7)
+    check_ended(4, forced.operators, 7)
     for count in (6, 8, None):
         with pytest.raises(EvidenceError, match="after 7 operators of step 4"):
-            check_ended(forced, count)
+            check_ended(4, forced.operators, count)
 
 
 def test_verdict_as_json_names_step_and_operators(recorded, devices):

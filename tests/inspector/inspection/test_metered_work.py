@@ -51,8 +51,9 @@ class Chip:
             self.say(K.COMMIT, step, run)
             self.say(K.SNAPSHOT, step, run)
 
-    def findings(self):
-        law = MeteredWork("c", {RUN: Needs(share=self.share, of=needed, most=LAST, made=lambda step: 0)})
+    def findings(self, allowed=NO_WORK):
+        needs = Needs(share=self.share, of=needed, most=LAST, made=lambda step: 0, allowed=allowed)
+        law = MeteredWork("c", {RUN: needs})
         found = []
         for record in self.records:
             try:
@@ -96,6 +97,16 @@ def test_hidden_work_shows_at_the_next_record_and_once(chip):
     [(kind, _, text)] = chip.findings()
     assert kind is K.CLOSE_EPOCH
     assert "counts 4 calls, 334 FLOP, 1334 bytes more than the 6 calls, 666 FLOP, 2666 bytes" in text
+
+
+@pytest.mark.parametrize(("kind", "allowed", "count"), [(K.QUOTE, STEP, 0), (K.COMMIT, STEP, 1), (K.QUOTE, NO_WORK, 1)])
+def test_work_beside_the_programs_is_open_until_the_next_commit_tells_of_it(chip, kind, allowed, count):
+    chip.take(0, 2)
+    chip.run(STEP)
+    if kind is K.COMMIT:
+        chip.run(STEP)
+    chip.say(kind, 3, RUN)
+    assert len(chip.findings(allowed)) == count
 
 
 @pytest.mark.parametrize("when", [K.SNAPSHOT, K.COMMIT])

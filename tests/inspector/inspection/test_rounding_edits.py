@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from firmware_sim.errors import CallerError
-from inspector.dispute.dispute import Claim, settle
+from inspector.dispute.dispute import Disputant, settle
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.transcripts import open_run
@@ -310,7 +310,7 @@ def test_edited_log_loses_a_dispute(record, tmp_path):
     options = {**OPTIONS, "steps": 4}
     right = record(tmp_path / "right", lab="lab-a", **options)
     wrong = record(tmp_path / "wrong", lab="lab-b", lie="edited-rounding-log", lie_step=3, **options)
-    claims = [Claim(run=open_run(each.run, each.trust), prover=LabProver(each.run)) for each in (right, wrong)]
+    claims = [Disputant(run=open_run(each.run, each.trust), prover=LabProver(each.run)) for each in (right, wrong)]
     verdict = settle(*claims)
     assert verdict.outcome is Outcome.REJECT
     assert verdict.evidence["guilty"] == "wrong"

@@ -10,12 +10,12 @@ import pytest
 from scipy.stats import binomtest, norm
 
 from firmware_sim.errors import CallerError
-from inspector.probability.evidence import Source, Sources, best_rule
-from inspector.probability.hidden import Finding, accounting_alarm, draw_linked, linked, megawatts, parts_needed
+from inspector.probability.evidence import AlarmSource, Sources, best_rule
+from inspector.probability.hidden import FindingRate, accounting_alarm, draw_linked, linked, megawatts, parts_needed
 
 
-def source(name: str, detection: float, evaded: float, false_alarm: float, group: str = "") -> Source:
-    return Source(name=name, detection=detection, evaded=evaded, false_alarm=false_alarm, group=group)
+def source(name: str, detection: float, evaded: float, false_alarm: float, group: str = "") -> AlarmSource:
+    return AlarmSource(name=name, detection=detection, evaded=evaded, false_alarm=false_alarm, group=group)
 
 
 THREE = Sources(
@@ -126,7 +126,7 @@ def test_a_source_that_is_silent_without_a_violation_convicts_and_its_silence_ac
 
 
 def test_a_site_is_found_the_sooner_the_larger_the_older() -> None:
-    finding = Finding(per_year=0.5, reference=10, exponent=0.7, least=1)
+    finding = FindingRate(per_year=0.5, reference=10, exponent=0.7, least=1)
     assert megawatts(10_000, 1_400) == 14
     assert finding.found(power=10, days=365) == pytest.approx(1 - math.exp(-0.5))
     assert finding.found(power=40, days=365) > finding.found(power=10, days=365) > finding.found(power=2, days=365) > 0

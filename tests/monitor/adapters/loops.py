@@ -38,8 +38,9 @@ def trainer(out: Path, ended: Ended, *, resume: bool = False, recorded: bool = T
     size = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(**size, eos_token_id=0, loss_type="ForCausalLM"))
     data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (24, 8))]
-    settings = TrainingArguments(str(out) + ".library", disable_tqdm=True, **arguments)
-    made = Trainer(model, settings, train_dataset=data, callbacks=[_Watch(ended)])
+    often = {"eval_strategy": "epoch", "per_device_eval_batch_size": 2}
+    settings = TrainingArguments(str(out) + ".library", disable_tqdm=True, **often, **arguments)
+    made = Trainer(model, settings, train_dataset=data, eval_dataset=data[:4], callbacks=[_Watch(ended)])
     if recorded:
         record_trainer(made, out=out, resume=resume, **({} if resume else {"seed": SEED, "chips": 2}))
     made.train()
@@ -58,6 +59,10 @@ class Module(pl.LightningModule):
         loss = nn.functional.mse_loss(self.net(x), y)
         self.log("loss", loss, on_step=True, on_epoch=True)
         return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        x, y = batch
+        self.log("validation", nn.functional.mse_loss(self.net(x), y))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -87,7 +92,7 @@ def fit(out: Path, ended: Ended, *, resume: bool = False, **arguments: Any) -> p
         **quiet, accelerator="cpu", max_epochs=2, gradient_clip_val=1.0, enable_progress_bar=False,
         callbacks=[recorded, _End(ended)], **arguments,
     )  # fmt: skip
-    made.fit(Module(), batches())
+    made.fit(Module(), batches(), batches())
     return made
 
 

@@ -18,6 +18,7 @@ from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.adapters.rates import schedule_of
+from monitor.transcript import EVALUATION
 
 pytest.importorskip("accelerate")
 pytest.importorskip("lightning")
@@ -34,10 +35,18 @@ def judged(out, devices):
     return inspect([out], trust, settings, now=datetime.now(UTC), worker=devices.run)
 
 
-def states(out):
-    """Digest of the state after each step."""
+def leaves(out):
     trust = Trust.load([out.with_name(f"{out.name}.trust.json")], [out])
-    return [str(leaf.state.root) for leaf in open_run(out, trust).load_steps()[0]]
+    return open_run(out, trust).load_steps()[0]
+
+
+def is_evaluation(leaf):
+    return leaf.execution is not None and leaf.execution.kind == EVALUATION
+
+
+def states(out):
+    """Digest of the state after each step that trains."""
+    return [str(leaf.state.root) for leaf in leaves(out) if not is_evaluation(leaf)]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +99,13 @@ def test_the_trainer_counts_and_logs_what_it_would_without_a_recorder(folder, wh
     assert [group["lr"] for group in recorded.optimizer.param_groups] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(("kind", "count"), [("trainer", 3 * 2), ("lightning", 2 * 6), ("accelerate", 0)])
+def test_what_a_library_evaluates_is_recorded(folder, whole, kind, count):
+    recorded = leaves(folder / kind)
+    assert sum(map(is_evaluation, recorded)) == count
+    assert all(leaf.loss for leaf in recorded[1:] if kind == "trainer")
+
+
 def test_batches_that_the_trainer_accumulates_are_one_step(folder, devices):
     from tests.monitor.adapters.loops import trainer
 
@@ -102,7 +118,7 @@ def test_batches_that_the_trainer_accumulates_are_one_step(folder, devices):
 
 def test_lightning_logs_what_the_step_logged(whole):
     metrics = whole["lightning"].callback_metrics
-    assert {"loss", "loss_step", "loss_epoch"} <= set(metrics)
+    assert {"loss", "loss_step", "loss_epoch", "validation"} <= set(metrics)
     assert all(torch.isfinite(value) for value in metrics.values())
 
 

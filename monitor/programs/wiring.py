@@ -1,0 +1,119 @@
+"""Where each tensor of a step comes from: the last thing that wrote the memory that it lies in."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from firmware_sim.errors import EvidenceError
+from monitor.programs.trace import layout_of, reach
+
+__all__ = ["Stretches", "Wiring"]
+
+_start, _stop = attrgetter("start"), attrgetter("stop")
+
+
+class Wiring:
+    """All writes of a step so far, and of the state and the batch before it."""
+
+    def __init__(self) -> None:
+        self._writes: dict[int, Stretches] = {}
+        self._held: list[StorageWeakRef] = []
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether anything that is known wrote the memory that a tensor lies in."""
+        return tensor.untyped_storage()._cdata in self._writes
+
+    def record(self, tensor: Tensor, source: str) -> None:
+        """Note that ``source`` wrote a tensor, with the order of its elements."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._writes:
+            # A weak reference frees the memory but keeps its address from being given to another tensor.
+            self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+            self._writes[storage._cdata] = Stretches()
+        self._writes[storage._cdata].write(*_extent(tensor), source)
+
+    def source_of(self, tensor: Tensor, reader: str) -> dict[str, Any]:
+        """Source, dtype, shape, stride and offset of a tensor in known memory.
+
+        Raises:
+            EvidenceError: nothing wrote there; ``reader`` is named.
+        """
+        start, stop = _extent(tensor)
+        written = self._writes[tensor.untyped_storage()._cdata].newest(start, stop)
+        if written is None:
+            raise EvidenceError(f"{reader} reads memory that nothing has written")
+        return {"source": written.source, **layout_of(tensor), "offset": start - written.origin}
+
+
+class _Write(NamedTuple):
+    """A stretch of a storage, in elements, that still holds what one write left there.
+
+    Attributes:
+        origin: where that write began, from which its elements are counted.
+        number: how many writes of this storage came before it.
+    """
+
+    start: int
+    stop: int
+    origin: int
+    source: str
+    number: int
+
+
+class Stretches:
+    """The writes of one storage whose elements are still there, in the order in which they lie.
+
+    Where all state lies in one storage, as in a chip's memory, there are hundreds.
+    """
+
+    __slots__ = ("_count", "_writes")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._writes: list[_Write] = []
+
+    def write(self, start: int, stop: int, source: str) -> None:
+        """Note that ``source`` wrote the elements from ``start`` up to ``stop``; nothing, if these are none.
+
+        A storage without elements is written once, all the same.
+        """
+        if start == stop and self._writes:
+            return
+        stop = max(stop, start + 1)
+        first, end = self._touched(start, stop)
+        new = [_Write(start, stop, start, source, self._count)]
+        if first < end:
+            before, behind = self._writes[first], self._writes[end - 1]
+            if before.start < start:
+                new.insert(0, before._replace(stop=start))
+            if behind.stop > stop:
+                new.append(behind._replace(start=stop))
+        self._writes[first:end] = new
+        self._count += 1
+
+    def newest(self, start: int, stop: int) -> _Write | None:
+        """The last write of any element from ``start`` up to ``stop``, or at ``start`` if these are none."""
+        first, end = self._touched(start, max(stop, start + 1))
+        if end - first == 1:
+            return self._writes[first]
+        return max(self._writes[first:end], key=lambda each: each.number, default=None)
+
+    def _touched(self, start: int, stop: int) -> tuple[int, int]:
+        """Places of the writes that reach into a range, and the place after them."""
+        if len(self._writes) == 1:
+            [only] = self._writes
+            return (0, 1) if only.start < stop and start < only.stop else (0, 0) if stop <= only.start else (1, 1)
+        first = bisect_right(self._writes, start, key=_stop)
+        return first, bisect_left(self._writes, stop, lo=first, key=_start)
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First element of the storage that the tensor touches, and the one after the last."""
+    start = int(tensor.storage_offset())
+    size = tensor.numel() if tensor.is_contiguous() else reach(list(tensor.shape), list(tensor.stride()))
+    return start, start + size

@@ -1,0 +1,232 @@
+"""Law 2 between steps: what operators of no program do with the state is told, allowed beforehand, and little."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from firmware_sim import NO_WORK, Work
+from firmware_sim.errors import CallerError
+from inspector.dispute.disputed import Disputed
+from inspector.inspection.guards import Settings
+from inspector.inspection.judging import inspect
+from inspector.inspection.verdict import Outcome
+from monitor import Recorder
+from monitor.declaration.schedules import Schedule
+from monitor.recording import recorder as recorder_module
+from monitor.recording.between import Between
+from monitor.transcript import Execution, Leaf
+from tests.guards import off
+
+SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
+BATCH = torch.linspace(-1, 1, 96).view(12, 8)
+
+
+def model_of(width=16):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8))
+
+
+def body(model, optimizer, batch):
+    optimizer.zero_grad()
+    functional.mse_loss(model(batch), batch).backward()
+    optimizer.step()
+
+
+@pytest.fixture
+def loop(record_loop):
+    """Records five steps, before each of which `between(recorder, model)` runs, and returns the run."""
+
+    def call(between, *, width=16, **options):
+        model = model_of(width)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def before(recorder, step):
+            if step > 1:
+                between(recorder, model)
+
+        return record_loop(model, optimizer, [BATCH] * 5, body, before=before, **options)
+
+    return call
+
+
+@pytest.fixture
+def judge(devices):
+    def call(recorded, settings=SETTINGS):
+        return inspect([recorded.run], recorded.trust, settings, now=recorded.now, worker=devices.run)
+
+    return call
+
+
+def norms(recorder, model):
+    return [float(weight.detach().norm()) for weight in model.parameters()]
+
+
+def evaluate(recorder, model):
+    with recorder.evaluation(BATCH) as evaluation, torch.no_grad():
+        evaluation.commit(functional.mse_loss(model(BATCH), BATCH))
+
+
+def test_what_is_logged_and_evaluated_is_told_and_accepted(loop, judge):
+    """Also where a snapshot falls between or into these operators, and with learning rates that follow the steps."""
+
+    def between(recorder, model):
+        norms(recorder, model)
+        evaluate(recorder, model)
+        norms(recorder, model)
+
+    options = {"snapshot_rate": Fraction(9, 10), "chips": 2}
+    rates = {"schedule": Schedule.of("constant")}
+    verdict = judge(loop(between, **options, **rates), replace(SETTINGS, samples=2))
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    execution = verdict.evidence["runs"][0]["execution"]
+    assert execution["evaluations"] == 4
+    assert execution["beside_programs"]["calls"] == 8 * 4
+    accepted, missing = (reason.text for reason in verdict.reasons)
+    assert "but 32 calls, 0 FLOP" in accepted
+    assert "beside the programs, as declared and allowed (4 are evaluations)" in accepted
+    assert "what operators beside the programs do with the state, up to " in missing
+
+
+def test_evaluations_do_not_move_a_schedule(loop, judge):
+    rates = Schedule.of("step", every=2, factor=0.5)
+
+    def between(recorder, model):
+        evaluate(recorder, model)
+        for group in recorder._run.loop.optimizer.param_groups:
+            group["lr"] = rates.rate(1e-3, recorder.steps + 1)
+
+    assert judge(loop(between, schedule=rates)).outcome is Outcome.ACCEPT
+
+
+@pytest.mark.parametrize(
+    "work", [norms, lambda recorder, model: model(BATCH), lambda recorder, model: model[0].weight.grad.square()]
+)
+def test_a_recorder_refuses_more_than_is_allowed_and_goes_on_from_the_last_step(tmp_path, work):
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", beside=0)
+    with recorder.step(BATCH):
+        body(model, optimizer, BATCH)
+    with pytest.raises(CallerError, match=r"more on the state than is allowed between two steps: 1 calls.*evaluation"):
+        work(recorder, model)
+    with pytest.raises(CallerError, match=r"Recorder\.resume can"), recorder.step(BATCH):
+        pass
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder.resume(model, optimizer, out=tmp_path / "run")
+    with recorder.step(BATCH):
+        body(model, optimizer, BATCH)
+    recorder.finish()
+    assert recorder.steps == 2
+
+
+def test_numbers_views_and_what_lies_elsewhere_are_no_work(tmp_path):
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run", beside=0)
+    for _ in range(2):
+        with recorder.step(BATCH):
+            body(model, optimizer, BATCH)
+            kept = model[0].weight.sum()
+        assert kept.item() != 0
+        assert model[0].weight.detach().t().shape == (8, 16)
+        assert torch.ones(3).sum().item() == 3
+    recorder.finish()
+
+
+def test_a_write_that_is_taken_back_is_refused_where_it_is_made(tmp_path):
+    """A chip may take a snapshot in between."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(model, optimizer, out=tmp_path / "run")
+    with recorder.step(BATCH):
+        body(model, optimizer, BATCH)
+    with torch.no_grad(), pytest.raises(CallerError, match=r"weight/0\.bias was written between steps"):
+        model[0].bias.add_(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda model: model(BATCH).sum().backward(), "gradient/0"),
+        (lambda model: model[0].weight.detach().mul_(2), "weight/0.weight"),
+    ],
+)
+def test_an_evaluation_that_writes_is_refused(tmp_path, change, what):
+    model = model_of()
+    recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), out=tmp_path / "run")
+    with pytest.raises(CallerError, match=f"an evaluation wrote {what}"), recorder.evaluation(BATCH):
+        change(model)
+
+
+def test_an_evaluation_by_stored_statistics_writes_nothing(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    recorder = Recorder(model, None, out=tmp_path / "run")
+    model.eval()
+    with recorder.evaluation(BATCH), torch.no_grad():
+        model(BATCH)
+    model.train()
+    with pytest.raises(CallerError, match=r"wrote buffer/1\.running_mean; put"), recorder.evaluation(BATCH):
+        model(BATCH)
+
+
+def test_work_beside_the_programs_that_nobody_tells_of_shows_in_the_meters(loop, judge, monkeypatch):
+    take = Between.take
+    monkeypatch.setattr(Between, "take", lambda self: take(self) and NO_WORK)
+    recorded = loop(norms)
+    monkeypatch.undo()
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert {"meter"} <= {reason.guard for reason in verdict.reasons} <= {"meter", "snapshot"}
+    with off("metered work", "snapshots inside steps"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+def test_more_work_beside_the_programs_than_was_agreed_to_is_rejected(loop, judge, monkeypatch):
+    monkeypatch.setattr(Work, "__le__", lambda self, other: True)
+    recorded = loop(norms, beside=0)
+    monkeypatch.undo()
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert "beside its program, and " in verdict.reasons[0].text
+    with off("work beside programs"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+def test_training_that_calls_itself_an_evaluation_is_rejected(loop, judge, monkeypatch):
+    monkeypatch.setattr(recorder_module, "require_unwritten", lambda program: None)
+
+    def between(recorder, model):
+        with recorder.evaluation(BATCH):
+            body(model, recorder._run.loop.optimizer, BATCH)
+
+    recorded = loop(between)
+    monkeypatch.undo()
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert "is declared as an evaluation, and writes 'gradient/" in verdict.reasons[0].text
+    with off("evaluations write nothing"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+def test_an_operator_of_operators_on_the_state_is_refused_and_elsewhere_it_runs(tmp_path):
+    model = model_of()
+    recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), out=tmp_path / "run")
+    wrap = torch.ops.higher_order.wrap
+    assert wrap(lambda x: x + 1, torch.ones(2)).tolist() == [2.0, 2.0]
+    with pytest.raises(CallerError, match="is none that chips meter; run it in an evaluation"):
+        recorder._between.__torch_dispatch__(wrap, (), (lambda x: x + 1, model[0].weight.detach()))
+    assert not recorder.steps
+
+
+def test_two_labs_that_log_otherwise_claim_the_same():
+    execution = Execution(program="0" * 64, slots={}, hyper=(), reads="")
+    leaf = Leaf(step=1, batch="", state=None, log="", loss="", flop=0, execution=execution)
+    other = replace(leaf, execution=replace(execution, beside=Work(1, 0, 4)))
+    assert Disputed.claim_of(None, leaf) == Disputed.claim_of(None, other) != other
