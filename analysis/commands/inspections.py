@@ -49,13 +49,14 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     for name, whose in (("inspectorate", "verdict"), ("cluster", "replays")):
         text = f"of a bundle: a public key that may sign its {whose}, besides the trust file's {name}s (repeatable)"
         parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
+    parser.add_argument("--model", type=Path, metavar="PATH", help="of a bundle: it must be about this model")
     _add_answers(parser)
     add_now(parser)
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence. Of a bundle the outcome is its verdict's, or INCONCLUSIVE where it "
         "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
-        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips, odds and rules"
+        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips, odds, rules and model"
     )
     parser.set_defaults(handler=_verify)
 
@@ -92,6 +93,13 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="write the signed verdict and its evidence here")
     parser.add_argument("--key", type=Path, metavar="FILE", help="of --bundle: the inspectorate's private key")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="of --bundle: safetensors file, or folder of a model, with the weights that a run ended with; its digest "
+        "becomes a subject of the verdict",
+    )
     parser.add_argument(
         "--cluster-key", type=Path, metavar="FILE", help="of --bundle: the replay cluster's private one"
     )
@@ -195,6 +203,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     now = parse_now(arguments.now)
     if arguments.run.is_file():
         return _verify_bundle(arguments)
+    if arguments.model is not None:
+        raise CallerError("--model PATH is for a bundle")
     _require_runs([arguments.run])
     trust = Trust.load(arguments.trust, [arguments.run])
     return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
@@ -203,6 +213,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _verify_bundle(arguments: argparse.Namespace) -> int:
     from inspector.bundle.checking import check_bundle
     from inspector.bundle.contents import read_bundle
+    from inspector.bundle.models import model_digest
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_public
 
@@ -212,7 +223,8 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
         inspectorates=trust.inspectorates | frozenset(map(load_public, arguments.inspectorate)),
         clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
     )
-    return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust))
+    model = None if arguments.model is None else model_digest(arguments.model)[0]
+    return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust, model=model))
 
 
 _ALONE = (
@@ -221,6 +233,7 @@ _ALONE = (
     "bundle",
     "key",
     "cluster_key",
+    "model",
     "checkpoints",
     "prune_key",
     "earlier",
@@ -268,6 +281,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
     """One process plays all parties, by the trust file that is given."""
     from inspector.bundle.building import bundle_of, settings_json
     from inspector.bundle.contents import accepted_in, heads_in, read_bundle
+    from inspector.bundle.models import subject_of_model
     from inspector.bundle.replays import signing
     from inspector.inspection.casefile import CaseFile
     from inspector.inspection.checkpoints import sign_checkpoints
@@ -284,6 +298,8 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
     _require_runs(arguments.runs)
     if len({arguments.bundle is None, arguments.key is None, arguments.cluster_key is None}) > 1:
         raise CallerError("--bundle FILE, --key FILE and --cluster-key FILE are given together")
+    if arguments.model is not None and arguments.bundle is None:
+        raise CallerError("--model PATH is the subject of a --bundle FILE")
     if arguments.bundle is not None and arguments.bundle.exists():
         raise CallerError(f"{arguments.bundle}: exists already")
     if (arguments.checkpoints is None) != (arguments.prune_key is None):
@@ -323,6 +339,9 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         )
         if rules is not None:
             verdict = apply_rules(verdict, rules, case, trust, settings, worker=worker)
+        if arguments.model is not None:
+            model = subject_of_model(arguments.model, case.transcripts)
+            verdict = replace(verdict, evidence={**verdict.evidence, "model": model})
         if key is not None:
             write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
     if prune_key is not None:

@@ -13,7 +13,7 @@ Laws:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from inspector.bundle.checks import signed_check
 from inspector.bundle.clusters import of_cluster
 from inspector.bundle.contents import Bundle
 from inspector.bundle.examinations import check_rules, signed_examination
+from inspector.bundle.models import digest_of_files
 from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
 from inspector.inspection.answers import EvidenceSource
@@ -72,8 +73,11 @@ class _Chip:
     case: OpenedCase
 
 
-def check_bundle(data: bytes, trust: Trust) -> Verdict:
+def check_bundle(data: bytes, trust: Trust, *, model: str | None = None) -> Verdict:
     """Verify a bundle, and return the verdict that it shows.
+
+    Args:
+        model: digest of a model (``models.model_digest``) that the bundle has to be about.
 
     Returns:
         The bundle's own outcome, but INCONCLUSIVE for a REJECT that nobody else's word supports. A bundle that is not
@@ -88,6 +92,8 @@ def check_bundle(data: bytes, trust: Trust) -> Verdict:
     try:
         signer, bundle = _opened(data, trust)
         outcome, text, grounds = _check(bundle, trust, evidence)
+        if model is not None and model != evidence.get("model", {}).get("sha256"):
+            raise EvidenceError(f"it is about {'another model' if 'model' in evidence else 'no model'}")
     except (EvidenceError, CallerError) as error:
         return _only(Outcome.REJECT, f"the bundle does not verify: {error}", {"verifies": False})
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -132,6 +138,8 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
     evidence["runs"] = [{"run_id": run.run_id, "lab": run.lab, "head": run.head_digest} for run in runs]
     evidence["drawn_chips"], evidence["odds"] = told["evidence"].get("drawn_chips"), told["evidence"].get("odds")
     evidence["reasons"] = told["reasons"]
+    if "model" in told["evidence"]:
+        evidence["model"] = _model(told["evidence"]["model"], runs)
     grounds = [*_forks(bundle, runs, trust), *_chip_grounds(chips, runs)]
     chosen = _draws(told["evidence"], runs, chips, trust, settings)
     cluster, steps = "", 0
@@ -173,7 +181,20 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
     text += f"replays rest on cluster key {cluster}; " if cluster else ""
     text += f"on the inspectorate's word rests {_WORD}"
+    if "model" in evidence:
+        text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"
     return outcome, text, grounds
+
+
+def _model(told: Mapping[str, Any], runs: Sequence[_Run]) -> dict[str, Any]:
+    """What a verdict says of a model; EvidenceError if that is not about the end of a run of the bundle."""
+    if set(told) != {"name", "sha256", "files", "run_id"}:
+        raise EvidenceError("a model has missing or extra keys")
+    if not any(run.run_id == told["run_id"] and run.head.finished for run in runs):
+        raise EvidenceError("a model is said to be of a run that the bundle does not hold, or that goes on")
+    if told["sha256"] != digest_of_files(told["files"]):
+        raise EvidenceError("a model's digest is not that of its files")
+    return dict(told)
 
 
 def settings_from(data: Mapping[str, Any]) -> Settings:

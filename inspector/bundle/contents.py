@@ -76,7 +76,7 @@ class Bundle:
         """The bundle as a file: the predicate, with the items' digests, under the inspectorate's key."""
         digests = {path: hashlib.sha256(content).hexdigest() for path, content in sorted(items.items())}
         whole = {**predicate, "items": digests}
-        payload = statement(VERDICT_PREDICATE, _subjects(whole["challenge"], digests), whole)
+        payload = statement(VERDICT_PREDICATE, _subjects(whole, digests), whole)
         data = {
             "format": FORMAT,
             "verdict": canonical.decode(seal(VERDICT, payload, key)),
@@ -94,7 +94,7 @@ class Bundle:
         digests = {path: hashlib.sha256(content).hexdigest() for path, content in items.items()}
         if predicate["items"] != digests:
             raise EvidenceError("the bundle holds other items than its verdict names")
-        if subjects != _subjects(predicate["challenge"], digests):
+        if subjects != _subjects(predicate, digests):
             raise EvidenceError("the verdict is about other heads than the bundle holds")
         return cls(envelope=envelope, predicate=predicate, items=items)
 
@@ -152,11 +152,14 @@ def _parse(data: bytes) -> tuple[bytes, dict[str, bytes]]:
     return canonical.encode(parsed["verdict"]), {path: decode_base64(text) for path, text in parsed["items"].items()}
 
 
-def _subjects(challenge: object, digests: Mapping[str, str]) -> list[tuple[str, Digest]]:
-    """The challenge that was put, and each head that was judged."""
-    asked = Digest(SHA256, hashlib.sha256(canonical.encode(challenge)).digest())
-    heads = [(path, value) for path, value in sorted(digests.items()) if _is_head(path)]
-    return [("challenge", asked), *((path, Digest(SHA256, bytes.fromhex(value))) for path, value in heads)]
+def _subjects(predicate: Mapping[str, Any], digests: Mapping[str, str]) -> list[tuple[str, Digest]]:
+    """The challenge that was put, each head that was judged, and the model whose weights a run ended with, if named."""
+    asked = Digest(SHA256, hashlib.sha256(canonical.encode(predicate["challenge"])).digest())
+    named = [(path, value) for path, value in sorted(digests.items()) if _is_head(path)]
+    if "model" in predicate["evidence"]:
+        model = predicate["evidence"]["model"]
+        named.append((f"model/{model['name']}", model["sha256"]))
+    return [("challenge", asked), *((path, Digest(SHA256, bytes.fromhex(value))) for path, value in named)]
 
 
 def _is_head(path: str) -> bool:

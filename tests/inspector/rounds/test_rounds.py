@@ -142,6 +142,9 @@ def test_a_lab_that_reveals_only_some_of_its_runs(world, record, tmp_path, playe
     decided = played(world, one.now, hand=["one"])
     assert decided.verdict.outcome is Outcome.REJECT
     assert any("belongs to a run that was not declared" in each.text for each in decided.verdict.reasons)
+    with off("undeclared runs", "heads handed over again"):
+        hidden = played(world, one.now, hand=["one"])
+        assert hidden.verdict.outcome is Outcome.ACCEPT, hidden.verdict.reasons
     assert played(world, one.now).verdict.outcome is Outcome.ACCEPT
 
 
