@@ -241,6 +241,7 @@ _ALONE = (
     "every_lab",
     "answers",
     "live",
+    "shards",
 )
 """Options of an inspection by one process, all of whose parts the rounds of a world have in another form."""
 

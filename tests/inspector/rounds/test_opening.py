@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from firmware_sim import Work
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.bundle.checking import check_bundle
 from inspector.inspection.guards import Sampling, Settings
@@ -28,6 +29,7 @@ from monitor import Recorder
 from monitor.transcript import RunFolder
 from monitor.transcript.data import encode_arrays
 from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, SALT, batch_path, checkpoint_path, log_path
+from monitor.transcript.leaf import EVALUATION
 from tests.conftest import STARTED, Recorded
 from tests.guards import off
 
@@ -242,3 +244,14 @@ def test_words_of_a_device_are_left_out():
         told = without_words({kind: "weight 0.125", "signed": "{}"})
         assert "weight" not in json.dumps(told)
         assert set(told) == {kind, "signed"}
+
+
+def test_the_documented_form_knows_what_a_leaf_says(looped):
+    leaf = RunFolder(looped.run, looped.trust.labs["lab"]).leaf(1)
+    assert leaf.execution is not None
+    told = replace(leaf, execution=replace(leaf.execution, kind=EVALUATION, beside=Work(1, 2, 3))).to_json()
+    result = SCHEMA["$defs"]["results"]["properties"]["predicate"]["properties"]["results"]["items"]["properties"][
+        "result"
+    ]
+    leaves = result["properties"]["replays"]["items"]["properties"]["leaves"]
+    pytest.importorskip("jsonschema").validate([told, leaf.to_json()], leaves)
