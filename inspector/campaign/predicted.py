@@ -198,11 +198,12 @@ def _integrate(series: LogSeries, degree: int, part: Callable[[ComplexArray, flo
     radius = math.exp(_saddle(series, degree))
     # The integrand is a bump of width 1/deviation, and the deviation is at most the root of the degree (plus a floor).
     points = 1 << max(9, math.ceil(math.log2(40 * math.sqrt(degree + 1))))
-    angle = 2 * np.pi * np.arange(points) / points
+    angle = 2 * np.pi * np.arange(points // 2 + 1) / points  # below the real axis lie the conjugate values
     z = radius * np.exp(1j * angle)
     peak = series(np.array([radius + 0j]))[0].real
     relative = np.exp(series(z) - peak) if part is None else part(z, radius)
-    mean = float((relative * np.exp(-1j * degree * angle)).real.mean())
+    values = (relative * np.exp(-1j * degree * angle)).real
+    mean = float(2 * values.sum() - values[0] - values[-1]) / points
     return peak - degree * math.log(radius) + math.log(mean) if mean > 0 else -math.inf
 
 

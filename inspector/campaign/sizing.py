@@ -56,12 +56,13 @@ def size(
     evident = _evident(inspection, plan, most)
     if evident is not None and not alarms.within_cap(wanted - evident, cap):
         return _none(f"drawing all {most:,} chips finds evidence with {evident:.4g} only")
-    allowed = 0 if chooses else inspection.refusals_allowed
+    allowed, least = 0 if chooses else inspection.refusals_allowed, 1
     while True:
         regime = dataclasses.replace(inspection, refusals_allowed=allowed, capacity=None)
-        samples = _fewest_samples(regime, plan, most, wanted)
+        samples = _fewest_samples(regime, plan, least, most, wanted)
         if isinstance(samples, str):
             return _none(samples)
+        least = samples  # where more refusals are tolerated, no fewer samples are enough
         regime = dataclasses.replace(regime, samples=samples)
         alarm = false_alarm(honest(regime))
         if alarms.within_cap(alarm, cap):
@@ -107,18 +108,18 @@ def _none(reason: str) -> Sizing:
     return Sizing(samples=None, refusals_allowed=None, reason=reason)
 
 
-def _fewest_samples(inspection: Inspection, plan: PlanOf, most: int, wanted: float) -> int | str:
-    """Return the fewest samples that reach ``wanted``, or why none do."""
+def _fewest_samples(inspection: Inspection, plan: PlanOf, least: int, most: int, wanted: float) -> int | str:
+    """Return the fewest samples that reach ``wanted``, or why none do; fewer than ``least`` are known not to."""
 
     def detection(samples: int) -> float | str:
         found = predict(plan(dataclasses.replace(inspection, samples=samples)))
         return found.reason if found.detection is None else found.detection
 
-    low, high = 0, 1
+    low, high, more = least - 1, least, 1
     while not isinstance(found := detection(high), str) and found < wanted:
         if high == most:
             return f"drawing all {most:,} chips reaches {found:.4g} only"
-        low, high = high, min(2 * high, most)
+        low, high, more = high, min(high + more, most), 2 * more
     if isinstance(found, str):
         return found.replace("none: ", "no closed form: ")
     while high - low > 1:
