@@ -11,7 +11,8 @@ import pytest
 from scipy.stats import binom
 
 from firmware_sim.errors import CallerError
-from inspector.campaign import NoScheduleError, Scenario, ScenarioError, load_scenario, predict
+from inspector.campaign import NoScheduleError, Plan, Scenario, ScenarioError, load_scenario, predict
+from inspector.campaign.predicted import Prediction
 from inspector.campaign.sizing import false_alarm
 from inspector.probability.detection import log_miss_without_replacement
 
@@ -182,3 +183,21 @@ def test_the_honest_figure_is_that_of_a_world_without_violation(load: Callable[.
     scenario = load()
     with pytest.raises(ValueError, match="'plain' is no plan of a world without violation"):
         false_alarm(scenario.plan(scenario.strategies[0]))
+
+
+def test_sizing_goes_on_from_the_samples_that_were_not_enough(
+    load: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where honest chips are refused often, the tolerated refusals and the samples raise each other many times."""
+    asked: list[int] = []
+
+    def counting(plan: Plan) -> Prediction:
+        asked.append(plan.inspection.samples)
+        return predict(plan)
+
+    monkeypatch.setattr("inspector.campaign.sizing.predict", counting)
+    scenario = load(("honest_refusal_rate = 0.02", "honest_refusal_rate = 0.9"))
+    asked.clear()
+    found = scenario.sizing(scenario.strategies[0])
+    assert found.samples is not None
+    assert len(asked) < 600  # 763 where each search begins at one
