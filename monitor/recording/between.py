@@ -44,6 +44,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     supports_higher_order_operators = True
+    sees_arithmetic = False  # ``monitor.numerics.kernels.workers``
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.taken = NO_WORK
         self._owner = weakref.ref(owner)
+        weakref.finalize(owner, self._leave).atexit = False
         self._meter = memory.meter
         self._state = {each.untyped_storage()._cdata for each in memory.tensors.values() if type(each) in _PLAIN}
         self._allowed, self._written, self._exceeded = allowed, written, exceeded
@@ -74,6 +76,10 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def end(self) -> None:
         """From now on the recorder's operators run, or those of a step."""
         self._is_on = False
+        self._leave()
+
+    def _leave(self) -> None:
+        """See operators no more; they still pass through where another mode was entered since."""
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]

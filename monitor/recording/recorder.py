@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -507,7 +508,7 @@ class Recorder:
     ) -> AttachedLoop:
         """Take model and optimizer into chip memory; nothing is on disk yet."""
         loop = AttachedLoop(model, optimizer, shares, conduct(config.lie, config.lie_step), options, objects)
-        loop.watch_gradients(self._watch_gradient)
+        loop.watch_gradients(functools.partial(_watch_gradient, weakref.ref(self)))
         self._state = "ready"
         return loop
 
@@ -544,11 +545,6 @@ class Recorder:
         """Let the loop's own operators run, if steps can follow."""
         if self._between is not None and self._state == "ready":
             self._between.begin()
-
-    def _watch_gradient(self, name: str, gradient: Tensor) -> None:
-        """Called when a gradient has been accumulated, also outside steps."""
-        if self._step is not None:
-            self._step.watch(name, gradient)
 
     def _require_ready(self) -> None:
         if self._state != "ready":
@@ -634,3 +630,10 @@ class Recorder:
         taken.loss = None
         state.settle()
         run.commit(program, execution, batch, opened.content, opened.session.log, loss)
+
+
+def _watch_gradient(recorder: weakref.ref[Recorder], name: str, gradient: Tensor) -> None:
+    """Called when a gradient has been accumulated, also outside steps; a parameter's hook keeps no recorder alive."""
+    found = recorder()
+    if found is not None and found._step is not None:
+        found._step.watch(name, gradient)

@@ -106,8 +106,12 @@ def run_pieces(kernel: Callable[..., Any], rows: int, work: int, *arguments: Any
 
 
 def _is_watched() -> bool:
-    """Whether another dispatch mode must see the arithmetic, which none does in other threads."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    """Whether another dispatch mode must see the arithmetic, which none does in other threads.
+
+    One that only looks at what others compute has seen the operator before, and says ``sees_arithmetic = False``.
+    """
+    stack = range(torch._C._len_torch_dispatch_stack())
+    return any(getattr(torch._C._get_dispatch_stack_at(place), "sees_arithmetic", True) for place in stack)
 
 
 def workers(work: int) -> int:

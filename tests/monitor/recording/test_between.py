@@ -1,0 +1,44 @@
+"""A recorder looks at operators between steps, as long as there is one."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from monitor import Recorder
+from monitor.numerics.kernels.workers import workers
+
+
+def modes() -> int:
+    return torch._C._len_torch_dispatch_stack()
+
+
+@pytest.mark.parametrize("is_model_kept", [False, True])
+def test_a_recorder_that_nobody_holds_looks_no_more(tmp_path, is_model_kept):
+    gc.collect()
+    before, model = modes(), torch.nn.Linear(3, 2)
+    recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=tmp_path / "run")
+    with recorder.step(torch.ones(2, 3)):
+        model(torch.ones(2, 3)).sum().backward()
+    assert modes() == before + 1
+    kept = model if is_model_kept else None
+    del recorder, model
+    gc.collect()
+    assert modes() == before
+    del kept
+
+
+def test_looking_keeps_no_arithmetic_in_one_thread(tmp_path):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        model = torch.nn.Linear(3, 2)
+        recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=tmp_path / "run")
+        assert workers(1 << 40) == 2
+        with recorder.step(torch.ones(2, 3)):
+            model(torch.ones(2, 3)).sum().backward()
+        recorder.finish()
+    finally:
+        torch.set_num_threads(threads)
