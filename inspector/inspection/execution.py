@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -245,11 +246,11 @@ def _read_programs(
 
 def _check_steps(run: RunFolder, leaves: Sequence[Leaf], programs: dict[str, Program]) -> bool:
     """Each step's execution fits its program and the declared optimizer."""
-    for leaf in leaves[1:]:
+    for before, leaf in pairwise(leaves):
         execution = execution_of(leaf)
         scalars_of(programs[execution.program], execution)
         if _is_evaluation(leaf):
-            _check_evaluation(leaf, programs[execution.program])
+            _check_evaluation(before, leaf, programs)
         if len(execution.hyper) != len(run.declared.groups):
             raise EvidenceError(f"step {leaf.step} declares {len(execution.hyper)} parameter groups")
         for changes, declared in zip(execution.hyper, run.declared.groups, strict=True):
@@ -262,9 +263,16 @@ def _is_evaluation(leaf: Leaf) -> bool:
     return leaf.execution is not None and leaf.execution.kind == EVALUATION
 
 
-def _check_evaluation(leaf: Leaf, program: Program) -> None:
+def _check_evaluation(before: Leaf, leaf: Leaf, programs: Mapping[str, Program]) -> None:
+    """It gives no tensor another value, and drops none but gradients."""
+    program = programs[execution_of(leaf).program]
     if program.written:
         raise EvidenceError(f"step {leaf.step} is declared as an evaluation, and writes {program.written[0]!a}")
+    if before.state.root == leaf.state.root:
+        return
+    absent = programs[execution_of(before).program].absent if before.step else frozenset()
+    if dropped := sorted(program.absent - absent):
+        raise EvidenceError(f"step {leaf.step} is declared as an evaluation, and drops {dropped[0]!a}")
 
 
 def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:

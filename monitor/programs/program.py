@@ -30,7 +30,7 @@ from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
 from monitor.programs.plan import CallPlan, plan_of
-from monitor.programs.unread import first_writes, unread, written_state
+from monitor.programs.unread import absent_state, first_writes, unread, written_state
 from monitor.programs.work import call_work, made_bytes
 
 __all__ = [
@@ -164,11 +164,16 @@ class Program:
 
     @cached_property
     def written(self) -> tuple[str, ...]:
-        """The tensors of the state, ``kind/name``, that get a value of an operator's; EvidenceError as above."""
+        """The tensors of the state, ``kind/name``, that may get another value; EvidenceError as above."""
         try:
             return written_state(self)
         except _MISFITS:
             raise EvidenceError("the program holds results of an impossible form") from None
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The tensors of the state, ``kind/name``, but for gradients, that it leaves absent, which counts as zeros."""
+        return absent_state(self)
 
     @cached_property
     def unread(self) -> frozenset[str]:

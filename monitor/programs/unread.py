@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from firmware_sim.errors import EvidenceError
-from monitor.programs.calls import argument, written_slots
+from monitor.programs.calls import argument
 from monitor.programs.memory import Access, Form, Memory
 from monitor.programs.parts import is_list, parts_of
 
-__all__ = ["first_writes", "unread", "written_state"]
+__all__ = ["absent_state", "first_writes", "unread", "written_state"]
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OVERWRITING = frozenset({"zero", "fill", "copy"})
@@ -49,25 +53,55 @@ def first_writes(program: Form) -> dict[str, tuple[int, int]]:
 
 
 def written_state(program: Form) -> tuple[str, ...]:
-    """Names, ``kind/name``, of the tensors of the state whose new value is one that an operator gave them."""
-    return tuple(
-        name
-        for name, place in program.commit.items()
-        if place is not None and _origin(program, place["source"]) != f"state:{name}"
+    """Names, ``kind/name``, of the tensors of the state whose new value may be another than their old one.
+
+    Kept is what lies where it lay, as it lay there, in memory that no call writes; raises as ``unread`` does. Those
+    that are absent at the end are ``absent_state``.
+    """
+    try:
+        memory = Memory(program)
+        written = {access.inputs[slot].region for access in memory.accesses for slot in _written(access)}
+        return tuple(
+            name
+            for name, spot in memory.commit.items()
+            if spot is not None
+            and (
+                memory.regions[spot.region].source != f"state:{name}"
+                or spot.region in written
+                or spot.start != 0
+                or not _is_dense(program.commit[name] or {})
+            )
+        )
+    except _MISFITS:
+        raise EvidenceError("a program's call has other arguments than its operator") from None
+
+
+def absent_state(program: Form) -> frozenset[str]:
+    """Names, ``kind/name``, of the tensors of the state that a program leaves absent, which counts as zeros.
+
+    Gradients are none of them: clearing these changes nothing that is trained.
+    """
+    return frozenset(
+        name for name, place in program.commit.items() if place is None and not name.startswith("gradient/")
     )
 
 
-def _origin(program: Form, source: str) -> str:
-    """What a tensor was before calls that are said to write it and do not: a normalisation by stored statistics."""
-    while source.startswith("node:"):
-        _, number, slot = source.split(":")
-        call = program.calls[int(number)]
-        written = written_slots(call)
-        returned = len(call["results"]) - len(written)
-        if "batch_norm" not in call["operator"] or argument(call, "training") is not False or int(slot) < returned:
-            break
-        source = call["sources"][written[int(slot) - returned]]["source"]
-    return source
+def _written(access: Access) -> tuple[int, ...]:
+    """The inputs that a call writes: a normalisation by stored statistics is said to write them, and does not."""
+    keeps = "batch_norm" in access.operator and argument(access.call, "training") is False
+    return () if keeps else access.written
+
+
+def _is_dense(place: Mapping[str, Any]) -> bool:
+    """Whether the elements of a place lie in memory row by row."""
+    size = math.prod(place["shape"])
+    if not size:
+        return True
+    for count, step in zip(place["shape"], place["stride"], strict=True):
+        size //= count
+        if count > 1 and step != size:
+            return False
+    return True
 
 
 def _unread(program: Form, memory: Memory) -> frozenset[str]:

@@ -46,7 +46,6 @@ from monitor.recording.sources import DeclaredSource, StreamSource, lab_salt
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
-from monitor.recording.step_programs import require_unwritten
 from monitor.transcript import EVALUATION, STEP, RunFolder, TranscriptWriter, encode_state
 from monitor.transcript.state import decode_state
 
@@ -620,12 +619,10 @@ class Recorder:
         run, batch = self._run, opened.batch
         state = run.loop.state
         program, execution = run.programs.explain(
-            self.steps + 1, opened.observed, run.loop.updates, state.current(), batch, taken.loss
+            self.steps + 1, opened.observed, run.loop.updates, state.current(), batch, taken.loss, opened.kind
         )
-        if opened.kind == EVALUATION:
-            require_unwritten(program)
         beside = NO_WORK if self._between is None else self._between.take()
-        execution = replace(execution, kind=opened.kind, beside=beside)
+        execution = replace(execution, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss = None
         state.settle()

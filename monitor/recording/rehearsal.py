@@ -40,7 +40,6 @@ from monitor.recording.step_programs import (
     changed_constants,
     changed_number,
     differences,
-    require_unwritten,
 )
 from monitor.recording.updates import OptimizerUpdates
 from monitor.transcript import EVALUATION, STEP, Execution, Leaf
@@ -276,11 +275,10 @@ class Rehearsal:
             return
         finally:
             self._updates.end()
-        if opened.kind == EVALUATION:
-            try:
-                require_unwritten(program)
-            except CallerError as error:
-                self._refuse(error)
+        try:
+            self._programs.settle(program, opened.kind)
+        except CallerError as error:
+            self._refuse(error)
         known = self._alike(program)
         slots = differences(program, known)
         for number, refusal in changed_constants(program, known, observed):

@@ -19,7 +19,7 @@ from monitor.recording.following import Follower
 from monitor.recording.options import Options
 from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
-from monitor.transcript import Execution
+from monitor.transcript import EVALUATION, STEP, Execution
 
 __all__ = ["StepPrograms", "changed_constants", "changed_number", "differences", "require_unwritten"]
 
@@ -58,11 +58,13 @@ class StepPrograms:
         self._by_form: dict[tuple[Any, ...], list[Program]] = {}
         self._declared, self._groups, self._options = declared, groups, options
         self._rules = StepNumbers(declared, start) if checked else None
+        self._absent = frozenset(name for name, tensor in start.items() if not tensor.any())
 
     def recall(self, program: Program, execution: Execution) -> None:
         """Take note of a step that was recorded before."""
         self.know(program)
         program = self.known[execution.program]
+        self._absent = program.absent
         if self._rules is not None:
             self._rules.take(program, execution.slots, execution.hyper)
 
@@ -74,11 +76,13 @@ class StepPrograms:
         state: Mapping[str, Tensor | None],
         batch: Mapping[str, Tensor],
         loss: Tensor | None,
+        kind: str = STEP,
     ) -> tuple[Program, Execution]:
         """The program that a step ran, an earlier one if there is one of its structure, and the step's values.
 
         Raises:
-            CallerError: a number or a tensor of the step is not explained by the declaration.
+            CallerError: a number or a tensor of the step is not explained by the declaration, or an evaluation writes
+                the state.
         """
         changes = self.changes(step, updates)
         if isinstance(observed, Follower):
@@ -89,8 +93,15 @@ class StepPrograms:
             slots = differences(captured, program)
         if self._rules is not None:
             self._require_bound(self._rules, program, slots, changes)
+        self.settle(program, kind)
         reads = digest_reads(observed.reads)
-        return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads)
+        return program, Execution(program=program.digest, slots=slots, hyper=changes, reads=reads, kind=kind)
+
+    def settle(self, program: Program, kind: str) -> None:
+        """Take note of what a step leaves absent; CallerError if it is an evaluation and changes the state."""
+        if kind == EVALUATION:
+            require_unwritten(program, self._absent)
+        self._absent = program.absent
 
     def _require_bound(
         self,
@@ -171,13 +182,15 @@ class StepPrograms:
         return tuple(changes)
 
 
-def require_unwritten(program: Program) -> None:
-    """CallerError if the program of an evaluation writes the state."""
+def require_unwritten(program: Program, absent: frozenset[str]) -> None:
+    """CallerError if the program of an evaluation writes the state, or drops a tensor that was not ``absent``."""
     if program.written:
         raise CallerError(
             f"an evaluation wrote {program.written[0]}; put the model into eval(), and compute no gradients and no "
             "update there, or record it as a step"
         )
+    if dropped := sorted(program.absent - absent):
+        raise CallerError(f"{dropped[0]} was dropped before or in an evaluation; drop it in a step")
 
 
 def changed_number(operator: str) -> str:

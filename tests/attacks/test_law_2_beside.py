@@ -18,7 +18,7 @@ from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.declaration.schedules import Schedule
-from monitor.recording import recorder as recorder_module
+from monitor.recording import step_programs
 from monitor.recording.between import Between
 from monitor.transcript import Execution, Leaf
 from tests.guards import off
@@ -200,7 +200,7 @@ def test_more_work_beside_the_programs_than_was_agreed_to_is_rejected(loop, judg
 
 
 def test_training_that_calls_itself_an_evaluation_is_rejected(loop, judge, monkeypatch):
-    monkeypatch.setattr(recorder_module, "require_unwritten", lambda program: None)
+    monkeypatch.setattr(step_programs, "require_unwritten", lambda program, absent: None)
 
     def between(recorder, model):
         with recorder.evaluation(BATCH):
@@ -213,6 +213,35 @@ def test_training_that_calls_itself_an_evaluation_is_rejected(loop, judge, monke
     assert "is declared as an evaluation, and writes 'gradient/" in verdict.reasons[0].text
     with off("evaluations write nothing"):
         assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+def drop_optimizer_state(recorder, model):
+    recorder._run.loop.optimizer.state.clear()
+    evaluate(recorder, model)
+
+
+def test_an_evaluation_that_drops_optimizer_state_is_refused(loop):
+    with pytest.raises(CallerError, match=r"optimizer/.* was dropped before or in an evaluation; drop it in a step"):
+        loop(drop_optimizer_state)
+
+
+def test_an_evaluation_that_drops_optimizer_state_is_rejected(loop, judge, monkeypatch):
+    monkeypatch.setattr(step_programs, "require_unwritten", lambda program, absent: None)
+    recorded = loop(drop_optimizer_state)
+    monkeypatch.undo()
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert "is declared as an evaluation, and drops 'optimizer/" in verdict.reasons[0].text
+    with off("evaluations write nothing"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
+
+
+def test_gradients_may_be_cleared_before_an_evaluation(loop, judge):
+    def between(recorder, model):
+        recorder._run.loop.optimizer.zero_grad()
+        evaluate(recorder, model)
+
+    assert judge(loop(between)).outcome is Outcome.ACCEPT
 
 
 def test_an_operator_of_operators_on_the_state_is_refused_and_elsewhere_it_runs(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,8 +12,10 @@ from firmware_sim.errors import EvidenceError
 from monitor.numerics import replaying
 from monitor.programs.interpreter import Prepared
 from monitor.programs.keys import RepeatedKeys
+from monitor.programs.program import Program
 from monitor.replay.replaying import ProgramTraining, scalars_of
 from monitor.transcript import RunFolder
+from tests.monitor.programs.tracing import trace
 
 
 class Net(nn.Module):
@@ -147,3 +151,34 @@ def test_a_program_that_reads_what_is_left_out_is_not_run(record):
     execution = run.leaf(2).execution
     with pytest.raises(EvidenceError, match=r"step 1 reads 'gradient/first.bias', which the checkpoint of step 0 leav"):
         training.take_step(run.program(execution.program), execution, {}, b"", b"")
+
+
+def evaluated() -> Program:
+    """A step that reads a square weight and writes none, with a momentum that it leaves as it is."""
+    state = {"weight/w": torch.arange(4.0).view(2, 2), "optimizer/w/m": torch.ones(2, 2), "gradient/w": torch.ones(2)}
+    return trace(lambda state, batch: state["weight/w"] @ batch["x"], state, {"x": torch.ones(2)})
+
+
+def test_what_only_reads_writes_nothing():
+    program = evaluated()
+    assert (program.written, program.absent) == ((), frozenset())
+    assert replace(program, commit=dict.fromkeys(program.commit)).absent == {"weight/w", "optimizer/w/m"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"stride": [1, 2]}, {"stride": [0, 1]}, {"source": "optimizer/w/m"}],
+    ids=["transposed", "repeated", "swapped"],
+)
+def test_a_tensor_that_is_kept_in_another_place_is_written(other):
+    program = evaluated()
+    source = {"source": f"state:{other['source']}"} if "source" in other else {}
+    place = {**program.commit["weight/w"], **other, **source}
+    assert replace(program, commit={**program.commit, "weight/w": place}).written == ("weight/w",)
+
+
+def test_a_tensor_that_is_said_to_be_the_old_one_and_was_written_in_place_is_written():
+    state = {"weight/w": torch.ones(2)}
+    program = trace(lambda state, batch: state["weight/w"].view(2, 1).add_(1), state, {"x": torch.ones(2)})
+    place = {**program.commit["weight/w"], "source": "state:weight/w"}
+    assert replace(program, commit={"weight/w": place}).written == ("weight/w",)
