@@ -7,53 +7,31 @@ that are declared step by step may differ between two labs without either being 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 from torch import Tensor
 
 from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError, EvidenceError
+from inspector.dispute.operators import Ruling, StepTask, compare
 from inspector.inspection.agreement import agreement_of, departures, unread_files
 from inspector.inspection.execution import check_numbers
 from inspector.inspection.trust import Trust
 from monitor.programs.bits import same_bytes
-from monitor.programs.keys import RepeatedKeys
-from monitor.programs.program import Program
 from monitor.replay.replaying import scalars_of
 from monitor.replay.steps import execution_of
-from monitor.replay.tracing import specification
-from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.layout import ORDER, SAMPLES, batch_path
 
-__all__ = ["Disputed", "Ruling", "compare", "rule_on_declarations"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ruling:
-    """Who is wrong, about which operator, and in which of the decision cases; nobody where nothing decides."""
-
-    guilty: tuple[str, ...]
-    operator: str | None
-    text: str
-    case: str
-    executed: int = 0
-
-
-def compare(right: Mapping[str, bool], operator: str, what: str) -> Ruling:
-    """Rule against each party that is not right about ``what``."""
-    guilty = tuple(name for name, is_right in right.items() if not is_right)
-    text = f"{', '.join(guilty) or 'nobody'} states another {what} of {operator} than the task gives"
-    return Ruling(guilty=guilty, operator=operator, text=text, case=what)
+__all__ = ["Disputed", "rule_on_declarations"]
 
 
 class Disputed:
     """The task of two finished runs.
 
     Attributes:
-        steps, layout, numerics: as both declare them.
+        steps, layout: as both declare them.
 
     Raises:
         CallerError: the runs are not of one task that can be disputed.
@@ -63,7 +41,7 @@ class Disputed:
     def __init__(self, first: RunFolder, second: RunFolder, trust: Trust | None) -> None:
         _require_one_task(first, second)
         self._declared = first.declared
-        self.steps, self.layout, self.numerics = first.declared.steps, first.layout, first.declared.numerics
+        self.steps, self.layout = first.declared.steps, first.layout
         self._runs = (first, second)
         self._agreed = agreement_of(first, trust, of_any_lab=True)
         self._program = lru_cache(maxsize=64)(first.program)
@@ -109,32 +87,18 @@ class Disputed:
             return _undecided("take different numbers, each in accord with its hyper-parameters", "numbers")
         return None
 
-    def specification(self, step: int) -> list[dict[str, Any]]:
-        """Specification of a step's operators, equal for all honest provers."""
-        return specification(self._program_of(step), self._declared, execution_of(self._runs[0].leaf(step)))
-
-    def state_digest(self, state: Mapping[str, Tensor]) -> StateDigest:
-        """Digest of a full state; EvidenceError unless it has the declared tensors."""
-        keyed = {(name.partition("/")[0], name.partition("/")[2]): tensor for name, tensor in state.items()}
-        self._declared.check_state(state)
-        return ShardedMemory(keyed, self.layout).digest()
-
-    def source(self, step: int, kind: str, name: str) -> Tensor:
-        """A tensor that a step reads and no operator made: of the batch, or a constant."""
-        if kind == "batch":
-            return self._runs[0].batches().batch(step)[name]
-        if kind == "constant":
-            return self._program_of(step).constants[int(name)].tensor()
-        raise EvidenceError(f"a step reads no {kind}")
-
-    def keys(self, step: int, index: int) -> RepeatedKeys:
-        """Keys for a random operator of a step."""
-        keys = RepeatedKeys(self._declared.seed, step)
-        keys.expect(self._program_of(step).calls[index]["draws"])
-        return keys
-
-    def _program_of(self, step: int) -> Program:
-        return self._program(execution_of(self._runs[0].leaf(step)).program)
+    def at(self, step: int) -> StepTask:
+        """One step of the task."""
+        run = self._runs[0]
+        execution = execution_of(run.leaf(step))
+        return StepTask(
+            step=step,
+            declared=self._declared,
+            layout=self.layout,
+            program=self._program(execution.program),
+            execution=execution,
+            batch=lambda: run.batches().batch(step),
+        )
 
     def _check_batch(self, run: RunFolder, leaf: Leaf) -> bool:
         unread = unread_files(run, [leaf], self._agreed)  # longer than its program reads, it is not read either
