@@ -1,0 +1,271 @@
+"""Phase 2 of a dispute: the first operator of one step at which two provers part, and who is wrong about it.
+
+What both took the step from is agreed: the state before it, its batch and its program. The referee executes at most one
+operator (Arun et al. 2025, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from firmware_sim.errors import ChipwitnessError, EvidenceError
+from firmware_sim.evidence import canonical
+from inspector.dispute.messages import CheckedProver, Failure, Traffic
+from monitor import numerics
+from monitor.declaration.statement import Declaration
+from monitor.numerics.operators import row_named
+from monitor.programs.keys import RepeatedKeys
+from monitor.programs.program import Program, operator_of
+from monitor.programs.trace import (
+    COMMIT_STATE,
+    Node,
+    gather,
+    layout_of,
+    restore_arguments,
+    tensor_digest,
+    written_arguments,
+)
+from monitor.replay.tracing import ABSENT, specification
+from monitor.sharding import Layout, ShardedMemory, StateDigest
+from monitor.transcript import Execution
+
+__all__ = ["Ruling", "StepTask", "compare", "settle_operators"]
+
+_AS_STRIDED = "aten.as_strided.default"
+"""Reads its input's memory by absolute places, which the input's content does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """Who is wrong, about which operator, and in which of the decision cases; nobody where nothing decides."""
+
+    guilty: tuple[str, ...]
+    operator: str | None
+    text: str
+    case: str
+    executed: int = 0
+
+
+def compare(right: Mapping[str, bool], operator: str, what: str) -> Ruling:
+    """Rule against each party that is not right about ``what``."""
+    guilty = tuple(name for name, is_right in right.items() if not is_right)
+    text = f"{', '.join(guilty) or 'nobody'} states another {what} of {operator} than the task gives"
+    return Ruling(guilty=guilty, operator=operator, text=text, case=what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTask:
+    """One step as both parties were to take it.
+
+    Attributes:
+        batch: opens the step's batch; EvidenceError where nobody shows it.
+    """
+
+    step: int
+    declared: Declaration
+    layout: Layout
+    program: Program
+    execution: Execution
+    batch: Callable[[], Mapping[str, Tensor]]
+
+    def specification(self) -> list[dict[str, Any]]:
+        """Specification of the step's operators, equal for all honest provers."""
+        return specification(self.program, self.declared, self.execution)
+
+    def state_digest(self, state: Mapping[str, Tensor]) -> StateDigest:
+        """Digest of a full state; EvidenceError unless it has the declared tensors."""
+        self.declared.check_state(state)
+        keyed = {(name.partition("/")[0], name.partition("/")[2]): tensor for name, tensor in state.items()}
+        return ShardedMemory(keyed, self.layout).digest()
+
+    def source(self, kind: str, name: str) -> Tensor:
+        """A tensor that the step reads and no operator made: of the batch, or a constant."""
+        if kind == "batch":
+            return self.batch()[name]
+        if kind == "constant":
+            return self.program.constants[int(name)].tensor()
+        raise EvidenceError(f"a step reads no {kind}")
+
+    def keys(self, index: int) -> RepeatedKeys:
+        """Keys for a random operator."""
+        keys = RepeatedKeys(self.declared.seed, self.step)
+        keys.expect(self.program.calls[index]["draws"])
+        return keys
+
+
+def settle_operators(parties: tuple[CheckedProver, CheckedProver], task: StepTask, traffic: Traffic) -> Ruling:
+    """Find the first operator about which the parties differ, and rule on it.
+
+    Raises:
+        Failure: a party gives no valid answer, and has lost.
+        EvidenceError: neither shows what has to be known.
+    """
+    expected = task.specification()
+    for party in parties:
+        _check_trace(party, task.step, len(expected))
+    index = _first_operator(parties, task.step, len(expected), traffic)
+    if index is None:
+        text = "the labs agree on every operator and on the state; at least one states a loss or another value that it "
+        text += "did not compute"
+        return Ruling(guilty=(), operator=None, text=text, case="loss")
+    traffic.rounds += 1
+    return _settle_operator(parties, index, task, expected[index])
+
+
+def _check_trace(party: CheckedProver, step: int, size: int) -> None:
+    """The trace has as many operators as the program and ends with the state that the step commits to."""
+    if party.trace(step).size != size:
+        raise Failure(party.name, f"its step {step} has {party.trace(step).size} operators; the program has {size}")
+    last = party.node(step, size - 1)
+    if last.operator != COMMIT_STATE or last.outputs != (str(party.leaf(step).state.root),):
+        raise Failure(party.name, f"its operators of step {step} do not end with the state that it commits to")
+
+
+def _first_operator(parties: tuple[CheckedProver, CheckedProver], step: int, size: int, traffic: Traffic) -> int | None:
+    """Bisect over prefix roots, which differ from the first different operator on."""
+    same, different = 0, size
+    if parties[0].trace(step).root == parties[1].trace(step).root:
+        return None
+    while different - same > 1:
+        middle = (same + different) // 2
+        traffic.rounds += 1
+        agree = parties[0].prefix(step, middle) == parties[1].prefix(step, middle)
+        traffic.search.append(("operator", middle, size, agree))
+        if agree:
+            same = middle
+        else:
+            different = middle
+    return different - 1
+
+
+def _settle_operator(
+    parties: tuple[CheckedProver, CheckedProver], index: int, task: StepTask, expected: dict[str, Any]
+) -> Ruling:
+    nodes = {party.name: party.node(task.step, index) for party in parties}
+    operator = str(expected["operator"])
+    first, second = nodes.values()
+    # Compared as bytes, since 1 and 1.0 are equal in Python.
+    specifications = {name: canonical.encode(node.specification()) for name, node in nodes.items()}
+    wanted = canonical.encode(expected)
+    if len(set(specifications.values())) > 1:
+        right = {name: stated == wanted for name, stated in specifications.items()}
+        return compare(right, operator, "specification")
+    if wanted not in specifications.values():
+        names = tuple(party.name for party in parties)
+        return Ruling(guilty=names, operator=operator, text="both left the program", case="specification")
+    for slot, (mine, theirs) in enumerate(zip(first.inputs, second.inputs, strict=True)):
+        if mine != theirs:
+            true = _true_input(parties, first.sources[slot], task)
+            return compare({name: node.inputs[slot] == true for name, node in nodes.items()}, operator, "input")
+    return _execute(parties, nodes, task)
+
+
+def _true_input(parties: tuple[CheckedProver, CheckedProver], place: dict[str, Any], task: StepTask) -> str:
+    """Digest of an input whose source both agree on."""
+    kind, _, name = str(place["source"]).partition(":")
+    if kind == ABSENT:
+        return tensor_digest(torch.zeros(place["shape"], dtype=getattr(torch, place["dtype"])))
+    if kind != "node":
+        source = _agreed_state(parties, task)[name] if kind == "state" else task.source(kind, name)
+        return tensor_digest(gather(source, layout_of(source), place))
+    index, slot = (int(part) for part in name.split(":"))
+    node = parties[0].node(task.step, index)
+    for party in parties:
+        try:
+            _, outputs = party.tensors(task.step, index)
+            if len(outputs) == len(node.outputs) and tensor_digest(outputs[slot]) == node.outputs[slot]:
+                return tensor_digest(gather(outputs[slot], node.results[slot], place))
+        except ChipwitnessError:
+            continue
+    raise EvidenceError(f"neither lab opens the agreed output of operator {index}")
+
+
+def _agreed_state(parties: tuple[CheckedProver, CheckedProver], task: StepTask) -> dict[str, Tensor]:
+    """The state before the step, which both committed to, from whoever can show it."""
+    step = task.step - 1
+    for party in parties:
+        leaf = party.leaf(step)
+        try:
+            state = party.state(step)
+            if task.state_digest(state) == leaf.state:
+                return state
+        except ChipwitnessError:
+            continue
+    raise EvidenceError(f"neither lab opens the agreed state after step {step}")
+
+
+def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node], task: StepTask) -> Ruling:
+    """Case 3: equal inputs, different outputs. Each party's own rounding entries are honoured if they are lawful."""
+    first = nodes[parties[0].name]
+    if first.operator == _AS_STRIDED:
+        text = (
+            f"{_AS_STRIDED} reads memory that its input does not show, so nobody can execute it here: inspect both runs"
+        )
+        return Ruling(guilty=(), operator=first.operator, text=text, case="output")
+    inputs = _agreed_inputs(parties, task.step, first)
+    if first.operator == COMMIT_STATE:
+        state = dict(zip(first.arguments["names"], inputs, strict=True))
+        right = str(task.state_digest(state).root)
+        stated = {name: node.outputs == (right,) for name, node in nodes.items()}
+        return replace(compare(stated, first.operator, "output"), executed=1)
+    rounded = task.declared.numerics.startswith("rounded")
+    guilty: list[str] = []
+    reached: dict[str, tuple[str, ...]] = {}
+    reasons = []
+    for party in parties:
+        entries = party.rounding_entries(task.step, first.index) if rounded else None
+        try:
+            reached[party.name] = _outputs(first, inputs, task, entries)
+        except EvidenceError as error:
+            reasons.append(str(error))
+        if reached.get(party.name) != nodes[party.name].outputs:
+            guilty.append(party.name)
+    text = f"executing {first.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
+    if not guilty:
+        text = (
+            f"both roundings of {first.operator} are lawful, so the labs recorded independently and this dispute "
+            "decides nothing about later steps: inspect both runs"
+        )
+    return Ruling(
+        guilty=tuple(guilty),
+        operator=first.operator,
+        text="; ".join([text, *reasons]),
+        case="output",
+        executed=1,
+    )
+
+
+def _agreed_inputs(parties: tuple[CheckedProver, CheckedProver], step: int, node: Node) -> list[Tensor]:
+    for party in parties:
+        try:
+            inputs, _ = party.tensors(step, node.index)
+            if tuple(tensor_digest(tensor) for tensor in inputs) == node.inputs:
+                return inputs
+        except ChipwitnessError:
+            continue
+    raise EvidenceError(f"neither lab opens the agreed inputs of operator {node.index}")
+
+
+def _outputs(node: Node, inputs: list[Tensor], task: StepTask, entries: bytes | None) -> tuple[str, ...]:
+    """Execute one operator and return the digests of its results and of the arguments that it wrote."""
+    copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
+    args, kwargs = restore_arguments(node.arguments, copies)
+    func = operator_of(node.operator)
+    keys = task.keys(node.index)
+    out = numerics.execute(task.declared.numerics, func, args, kwargs, entries=entries, keys=keys)
+    if row_named(node.operator).unset:
+        out.zero_()
+    written = written_arguments(func, args, kwargs)
+    results = [tensor for tensor in _flat(out) if not any(tensor is other for other in written)]
+    return tuple(tensor_digest(tensor) for tensor in (*results, *written))
+
+
+def _flat(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _flat(item)] if isinstance(value, list | tuple) else []
