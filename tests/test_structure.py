@@ -82,8 +82,8 @@ INSPECTOR = (
     {"devices", "probability", "registry", "storage"},
     {"campaign", "replay"},
     {"inspection"},
-    {"rules"},
-    {"bundle", "dispute"},
+    {"rules", "dispute"},
+    {"bundle"},
     {"rounds"},
 )
 ANALYSIS = (

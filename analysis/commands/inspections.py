@@ -50,13 +50,16 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         text = f"of a bundle: a public key that may sign its {whose}, besides the trust file's {name}s (repeatable)"
         parser.add_argument(f"--{name}", type=Path, action="append", default=[], metavar="FILE", help=text)
     parser.add_argument("--model", type=Path, metavar="PATH", help="of a bundle: it must be about this model")
+    text = "of a bundle: what lab and cluster say of a step about which they differ (`world contest`; repeatable)"
+    parser.add_argument("--contest", type=Path, action="append", default=[], metavar="FILE", help=text)
     _add_answers(parser)
     add_now(parser)
     add_json(parser)
     parser.epilog = (
         "JSON keys: outcome, reasons, evidence. Of a bundle the outcome is its verdict's, or INCONCLUSIVE where it "
         "rejects on the inspectorate's word alone; evidence has verifies (false: the bundle is not sound, and says "
-        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips, odds, rules and model"
+        "nothing of the lab), verdict, inspectorate, grounds, reasons, runs, drawn_chips, odds, rules, model and "
+        "decided (of each contest: run, step, guilty and text)"
     )
     parser.set_defaults(handler=_verify)
 
@@ -203,8 +206,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     now = parse_now(arguments.now)
     if arguments.run.is_file():
         return _verify_bundle(arguments)
-    if arguments.model is not None:
-        raise CallerError("--model PATH is for a bundle")
+    if arguments.model is not None or arguments.contest:
+        raise CallerError("--model PATH and --contest FILE are for a bundle")
     _require_runs([arguments.run])
     trust = Trust.load(arguments.trust, [arguments.run])
     return show_verdict(arguments, verify(arguments.run, trust, now=now, answers=arguments.answers))
@@ -213,6 +216,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _verify_bundle(arguments: argparse.Namespace) -> int:
     from inspector.bundle.checking import check_bundle
     from inspector.bundle.contents import read_bundle
+    from inspector.bundle.contests import read_contest
     from inspector.bundle.models import model_digest
     from inspector.inspection.trust import Trust
     from inspector.registry.keyfiles import load_public
@@ -224,7 +228,8 @@ def _verify_bundle(arguments: argparse.Namespace) -> int:
         clusters=trust.clusters | frozenset(map(load_public, arguments.cluster)),
     )
     model = None if arguments.model is None else model_digest(arguments.model)[0]
-    return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust, model=model))
+    contests = [read_contest(path) for path in arguments.contest]
+    return show_verdict(arguments, check_bundle(read_bundle(arguments.run), trust, model=model, contests=contests))
 
 
 _ALONE = (

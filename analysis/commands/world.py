@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands._common import add_json, add_now, finish, parse_now, plural, show_verdict
+from analysis.commands._common import add_json, add_now, finish, parse_now, plural, show_verdict, write_new
 from analysis.commands._inspecting import add_executor, add_settings, executor, settings_of
 from analysis.commands.rules import add_rules
 from firmware_sim.errors import CallerError
@@ -60,6 +60,10 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
                 "--run", action="append", metavar="NAME", help="only these runs (a lab that hides others)"
             )
             parser.add_argument("--none", action="store_true", help="sign that there is no run")
+    text = "lab and cluster answer for a step about which they differ, and sign: `verify BUNDLE --contest FILE` decides"
+    parser = actions.add_parser("contest", help=text, description=text)
+    _finish(parser, _contest, "JSON keys: contest (the file)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="it opens one operator of the training")
     parser = actions.add_parser("show", help="the messages of all rounds on a time line")
     _finish(parser, _show, "JSON: a list of round, time, kind, sender and to")
 
@@ -178,6 +182,14 @@ def _announce(arguments: argparse.Namespace, world: World, now: datetime) -> Non
         now=now,
         rules=arguments.rules,
     )
+
+
+def _contest(arguments: argparse.Namespace) -> int:
+    from inspector.rounds.contest import contest
+    from inspector.rounds.world import World
+
+    write_new(arguments.out, contest(World(arguments.world)).encoded())
+    return finish(arguments, {"contest": str(arguments.out)}, [f"lab and cluster signed {arguments.out}"])
 
 
 def _show(arguments: argparse.Namespace) -> int:

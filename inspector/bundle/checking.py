@@ -7,7 +7,9 @@ Laws:
        that a known cluster signed and that reaches the leaves under the lab's head.
     4. A REJECT needs a ground that its inspectorate cannot make up: two heads that the lab signed and that contradict
        each other, a record that a chip signed and the head contradicts, or a replay that a known cluster signed.
-       Where there is none, it rests on the inspectorate's word, and is INCONCLUSIVE for everybody else.
+       Where there is none, it rests on the inspectorate's word, and is INCONCLUSIVE for everybody else. A step about
+       which lab and cluster differ is contested until one opened operator decides (``contests``): a cluster that is
+       wrong there counts for nothing any more.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_
 from inspector.bundle.checks import signed_check
 from inspector.bundle.clusters import of_cluster
 from inspector.bundle.contents import Bundle
+from inspector.bundle.contests import CLUSTER, LAB, Contest, Contested, Decision, decide, departure
 from inspector.bundle.examinations import check_rules, signed_examination
 from inspector.bundle.models import digest_of_files
 from inspector.bundle.replays import SignedReplay, state_digest
@@ -46,8 +49,9 @@ from monitor.sharding import StateDigest
 from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata
 
-__all__ = ["check_bundle", "settings_from"]
+__all__ = ["check_bundle", "contested_in", "settings_from"]
 
+_CONTESTED = ": contested, rests on cluster key "
 _WORD = "that files, programs, numbers, data and meters are as they were declared"
 
 
@@ -63,6 +67,10 @@ class _Run:
     declared: Declaration
     opened: Opened
 
+    def contested(self) -> Contested:
+        """As lab and cluster may differ about it."""
+        return Contested(lab=self.lab, head=self.head_digest, declared=self.declared, leaves=self.opened.leaves)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chip:
@@ -73,10 +81,11 @@ class _Chip:
     case: OpenedCase
 
 
-def check_bundle(data: bytes, trust: Trust, *, model: str | None = None) -> Verdict:
+def check_bundle(data: bytes, trust: Trust, *, model: str | None = None, contests: Sequence[Contest] = ()) -> Verdict:
     """Verify a bundle, and return the verdict that it shows.
 
     Args:
+        contests: what lab and cluster say of steps about which they differ; the wrong one of them is named.
         model: digest of a model (``models.model_digest``) that the bundle has to be about.
 
     Returns:
@@ -91,7 +100,7 @@ def check_bundle(data: bytes, trust: Trust, *, model: str | None = None) -> Verd
     evidence: dict[str, Any] = {"verifies": False}
     try:
         signer, bundle = _opened(data, trust)
-        outcome, text, grounds = _check(bundle, trust, evidence)
+        outcome, text, grounds = _check(bundle, trust, evidence, contests)
         if model is not None and model != evidence.get("model", {}).get("sha256"):
             raise EvidenceError(f"it is about {'another model' if 'model' in evidence else 'no model'}")
     except (EvidenceError, CallerError) as error:
@@ -102,7 +111,9 @@ def check_bundle(data: bytes, trust: Trust, *, model: str | None = None) -> Verd
     said = f"inspectorate key {signer.key_id} says {outcome.value}"
     evidence |= {"verifies": True, "verdict": outcome.value, "inspectorate": signer.key_id, "grounds": grounds}
     if outcome is Outcome.REJECT and not grounds:
-        text = f"{said} on its word alone: nothing in the bundle shows it"
+        wrong = [each["text"] for each in evidence.get("decided", []) if CLUSTER in each["guilty"]]
+        text = f"{said} on the word of a cluster that is wrong: {'; '.join(wrong)}"
+        text = text if wrong else f"{said} on its word alone: nothing in the bundle shows it"
         return _only(Outcome.INCONCLUSIVE, text, evidence)
     return _only(outcome, f"{said}: {text}", evidence)
 
@@ -122,7 +133,23 @@ def _opened(data: bytes, trust: Trust) -> tuple[VerifyingKey, Bundle]:
     raise error
 
 
-def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outcome, str, list[str]]:
+def contested_in(data: bytes, trust: Trust) -> list[tuple[Contested, int]]:
+    """Runs of a bundle, each with a step that a cluster's replay reaches otherwise than the lab signed it.
+
+    Raises:
+        EvidenceError: no inspectorate of the trust file signed the bundle, or a part of it is malformed.
+    """
+    _, bundle = _opened(data, trust)
+    trust = replace(trust, countersigned=trust.countersigned | _named(bundle, "declarations/"))
+    runs = {run.head_digest: run.contested() for run in _runs(bundle, trust)}
+    results = [signed_replay(content, trust)[1] for content in sorted(_named(bundle, "replays/"))]
+    found = [(runs[each.head], departure(each, runs[each.head])) for each in results if each.head in runs]
+    return [(run, place[0]) for run, place in found if place is not None]
+
+
+def _check(
+    bundle: Bundle, trust: Trust, evidence: dict[str, Any], contests: Sequence[Contest]
+) -> tuple[Outcome, str, list[str]]:
     told = bundle.predicate
     outcome, settings = Outcome(told["outcome"]), settings_from(told["settings"])
     challenge = told["challenge"]
@@ -142,6 +169,12 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         evidence["model"] = _model(told["evidence"]["model"], runs)
     grounds = [*_forks(bundle, runs, trust), *_chip_grounds(chips, runs)]
     chosen = _draws(told["evidence"], runs, chips, trust, settings)
+    judged = [run.contested() for run in runs]
+    decisions = [decide(each, judged, [result for _, result in replays], trust) for each in contests]
+    evidence["decided"] = [
+        {"run": each.head, "step": each.step, "guilty": list(each.ruling.guilty), "text": each.text}
+        for each in decisions
+    ]
     cluster, steps = "", 0
     for key, result in replays:
         run = next((each for each in runs if each.head_digest == result.head), None)
@@ -151,7 +184,8 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         steps += sum(len(each.leaves) for each in result.replays)
         cluster = key.key_id
         if found:
-            grounds.append(f"{found} on {result.device}: contested, rests on cluster key {key.key_id}")
+            text = _decided(decisions, run, departure(result, run.contested()))
+            grounds.append(text or f"{found} on {result.device}{_CONTESTED}{key.key_id}")
     accepts = outcome is Outcome.ACCEPT
     heads = {_digest(bundle, path) for path in bundle.items if path.endswith("/head.json")}
     for key, check in (signed_check(content, trust) for content in sorted(_named(bundle, "checks/"))):
@@ -159,7 +193,7 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
             raise EvidenceError("a check is about a run that the bundle does not hold")
         if accepts and check.checked.open:
             raise EvidenceError("it accepts, and the cluster could not decide everything")
-        grounds += [f"{check.text}: contested, rests on cluster key {key.key_id}"] if check.text else []
+        grounds += [f"{check.text}{_CONTESTED}{key.key_id}"] if check.text else []
     examined = [signed_examination(content, trust) for content in sorted(_named(bundle, "examinations/"))]
     if not {each.head for _, each in examined} <= {run.head_digest for run in runs}:
         raise EvidenceError("an examination is about a run that the bundle does not hold")
@@ -167,6 +201,8 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
         evidence["rules"] = told["evidence"]["rules"]
         mine = [(run.run_id, run.lab, run.head_digest) for run in runs]
         grounds += check_rules(evidence["rules"], mine, examined, settings, accepts=accepts)
+    wrong = [each.key.key_id for each in decisions if CLUSTER in each.ruling.guilty]
+    grounds = [each for each in grounds if not any(each.endswith(f"{_CONTESTED}{key}") for key in wrong)]
     if outcome is Outcome.REJECT:
         return outcome, "; ".join(grounds), grounds
     if grounds:
@@ -184,6 +220,12 @@ def _check(bundle: Bundle, trust: Trust, evidence: dict[str, Any]) -> tuple[Outc
     if "model" in evidence:
         text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"
     return outcome, text, grounds
+
+
+def _decided(decisions: Iterable[Decision], run: _Run, place: tuple[int, bytes] | None) -> str:
+    """The decision against the lab about the step at which a replay departs, in words; empty where there is none."""
+    about = [each for each in decisions if place is not None and (each.head, each.step) == (run.head_digest, place[0])]
+    return next((each.text for each in about if LAB in each.ruling.guilty), "")
 
 
 def _model(told: Mapping[str, Any], runs: Sequence[_Run]) -> dict[str, Any]:

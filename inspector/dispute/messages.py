@@ -16,6 +16,7 @@ from monitor.lab.prover import Opening, Prover, TraceHead
 from monitor.programs.trace import Node
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
+from monitor.transcript.data import BatchOpening
 
 __all__ = ["CheckedProver", "Failure", "Traffic"]
 
@@ -108,6 +109,19 @@ class CheckedProver:
         state = self._ask(lambda: _checked_state(self._prover.state(step)))
         self._count(list(state.values()))
         return state
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The batch that the leaf of a step commits to."""
+
+        def opened() -> dict[str, Tensor]:
+            opening = self._prover.batch(step)
+            if type(opening) is not BatchOpening or opening.root().hex() != self.leaf(step).batch:
+                raise EvidenceError(f"it opens another batch than that of step {step}")
+            return opening.tensors()
+
+        batch = self._ask(opened)
+        self._count(list(batch.values()))
+        return batch
 
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""

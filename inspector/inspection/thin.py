@@ -20,6 +20,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
 from inspector.inspection.guards import Guard
 from monitor.transcript import RunFolder
+from monitor.transcript.data import BatchOpening
 from monitor.transcript.layout import CHIP_FILES, JOURNAL, MANIFEST, METADATA, chip_path
 
 __all__ = ["Checked", "ThinRun", "thin_copy"]
@@ -123,6 +124,10 @@ class Withheld:
         raise CallerError(f"the batch of step {step} is not shown to an inspectorate")
 
     def batch_root(self, step: int) -> bytes:
+        """CallerError."""
+        raise CallerError(f"the batch of step {step} is not shown to an inspectorate")
+
+    def opening(self, step: int) -> BatchOpening:
         """CallerError."""
         raise CallerError(f"the batch of step {step} is not shown to an inspectorate")
 

@@ -1,4 +1,4 @@
-"""A lab's side of a dispute: opens its commitments, and runs one step again to commit to its operators (Verde)."""
+"""A party's side of a dispute: opens its commitments, and runs one step again to commit to its operators (Verde)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree
+from monitor.lab.conduct import Conduct
 from monitor.lab.lies import conduct
 from monitor.lab.reexecution import Reexecution, TracedStep
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.programs.trace import Node
-from monitor.transcript import RunFolder
+from monitor.transcript import Leaf, RunFolder
+from monitor.transcript.data import BatchOpening
 
-__all__ = ["LabProver", "Opening", "Prover", "TraceHead"]
+__all__ = ["LabProver", "Opening", "Prover", "RunProver", "TraceHead"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,35 +65,46 @@ class Prover(ABC):
         """Full state after a step."""
 
     @abstractmethod
+    def batch(self, step: int) -> BatchOpening:
+        """The batch of a step, with the salts of its commitment."""
+
+    @abstractmethod
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""
 
 
-class LabProver(Prover):
-    """A lab in this process: its run folder, and its private side for running steps again as it did."""
+class RunProver(Prover):
+    """Whoever can run the steps of a run again: a lab, or a cluster to which they were opened.
 
-    def __init__(self, folder: Path) -> None:
-        config = SimulatedLab.read_config(lab_path(folder))
-        self.folder = folder
-        self._run = RunFolder(folder, SimulatedLab.lab_key(config).verifying)
-        self._leaves, self._tree = self._run.load_steps()
-        self._reexecution = Reexecution(self._run, conduct(config.lie, config.lie_step))
-        self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
+    Args:
+        run: its states, batches and logs are there as far as they are asked for.
+        behaviour: how this party runs them.
+    """
+
+    def __init__(self, run: RunFolder, behaviour: Conduct) -> None:
+        self._run = run
+        self._leaves, self._tree = run.load_steps()
+        self._reexecution = Reexecution(run, behaviour)
+        self._traces: dict[int, tuple[list[Node], MerkleTree, Leaf]] = {}
+
+    def reached(self, step: int) -> Leaf:
+        """What a step leads to as this party runs it."""
+        return self._trace(step)[2]
 
     def step(self, number: int) -> Opening:
         proof = self._tree.inclusion_proof(number, self._tree.size)
         return Opening(leaf=self._leaves[number].encoded(), proof=tuple(proof))
 
     def trace(self, step: int) -> TraceHead:
-        _, tree = self._trace(step)
+        _, tree, _ = self._trace(step)
         return TraceHead(size=tree.size, root=tree.root())
 
     def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
-        _, tree = self._trace(step)
+        _, tree, _ = self._trace(step)
         return tree.root(size), tuple(tree.consistency_proof(size, tree.size))
 
     def node(self, step: int, index: int) -> Opening:
-        nodes, tree = self._trace(step)
+        nodes, tree, _ = self._trace(step)
         return Opening(leaf=nodes[index].encoded(), proof=tuple(tree.inclusion_proof(index, tree.size)))
 
     def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -101,17 +114,33 @@ class LabProver(Prover):
     def state(self, step: int) -> dict[str, Tensor]:
         return {name: tensor.to("cpu", copy=True) for name, tensor in self._reexecution.state(step).export().items()}
 
+    def batch(self, step: int) -> BatchOpening:
+        return self._run.batches().opening(step)
+
     def rounding_entries(self, step: int, index: int) -> bytes:
         return self._execute(step, capture=None).session.entries_of(index)
 
-    def _trace(self, step: int) -> tuple[list[Node], MerkleTree]:
+    def _trace(self, step: int) -> tuple[list[Node], MerkleTree, Leaf]:
         if step not in self._traces:
-            nodes = self._execute(step, capture=None).nodes
-            self._traces[step] = (nodes, MerkleTree(node.encoded() for node in nodes))
+            traced = self._execute(step, capture=None)
+            self._traces[step] = (traced.nodes, MerkleTree(node.encoded() for node in traced.nodes), traced.leaf)
         return self._traces[step]
 
     def _execute(self, step: int, *, capture: int | None) -> TracedStep:
-        traced = self._reexecution.trace(step, capture)
+        return self._reexecution.trace(step, capture)
+
+
+class LabProver(RunProver):
+    """A lab in this process: its run folder, and its private side for running steps again as it did."""
+
+    def __init__(self, folder: Path) -> None:
+        config = SimulatedLab.read_config(lab_path(folder))
+        self.folder = folder
+        run = RunFolder(folder, SimulatedLab.lab_key(config).verifying)
+        super().__init__(run, conduct(config.lie, config.lie_step))
+
+    def _execute(self, step: int, *, capture: int | None) -> TracedStep:
+        traced = super()._execute(step, capture=capture)
         if traced.leaf != self._leaves[step]:
             raise EvidenceError(f"step {step} does not run again to its committed state")
         return traced

@@ -18,17 +18,26 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import DTYPE_SIZES, MerkleTree, digest_bytes
 from monitor.programs.trace import reach
 
-__all__ = ["batch_layout", "batch_root", "flatten_batch"]
+__all__ = ["batch_layout", "batch_root", "flatten_batch", "salted_digest", "step_salt"]
 
 _MOST_SPREAD = 4
 
 
 def batch_root(salt: bytes, step: int, content: bytes) -> bytes:
     """RFC 9162 root over the salted digest of a step's batch file: 32 bytes."""
-    own = hmac.digest(salt, b"batch" + struct.pack("<Q", step), "sha256")
     tree = MerkleTree()
-    tree.append(digest_bytes("batch", own + content).value)
+    tree.append(salted_digest(step_salt(salt, step), content))
     return tree.root()
+
+
+def step_salt(salt: bytes, step: int) -> bytes:
+    """A step's own salt, which tells nothing of those of others: 32 bytes."""
+    return hmac.digest(salt, b"batch" + struct.pack("<Q", step), "sha256")
+
+
+def salted_digest(own: bytes, content: bytes) -> bytes:
+    """Digest of a step's batch file under the step's own salt: 32 bytes."""
+    return digest_bytes("batch", own + content).value
 
 
 def batch_layout(batch: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import digest_bytes
-from monitor.programs.batches import batch_root
+from monitor.programs.batches import batch_root, step_salt
+from monitor.transcript.data import BatchOpening
 from monitor.transcript.layout import batch_path
 from monitor.transcript.state import decode_state
 
@@ -31,6 +32,9 @@ class Batches(Protocol):
 
     def batch_root(self, step: int) -> bytes:
         """Root that the step's leaf commits to, 32 bytes."""
+
+    def opening(self, step: int) -> BatchOpening:
+        """The batch of a step, opened to somebody who holds its leaf."""
 
     def describe(self, step: int) -> str:
         """The declared samples of a step, in words."""
@@ -65,6 +69,10 @@ class RecordedBatches:
     def batch_root(self, step: int) -> bytes:
         """RFC 9162 root over the salted digest of the step's file: 32 bytes."""
         return batch_root(self._salt, step, self._read(batch_path(step)))
+
+    def opening(self, step: int) -> BatchOpening:
+        """The step's file, opened to somebody who holds its leaf."""
+        return BatchOpening([(step_salt(self._salt, step), self._read(batch_path(step)))], is_file=True)
 
     def describe(self, step: int) -> str:
         """The declared samples of a step, in words."""

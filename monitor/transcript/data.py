@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,14 +18,17 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, digest_bytes
 from firmware_sim.evidence.merkle import leaf_hash, root_of_hashes
 from monitor.environment import accelerator
+from monitor.programs.batches import salted_digest
 from monitor.transcript.header import check_header
 from monitor.transcript.layout import ORDER, SAMPLES
+from monitor.transcript.state import decode_state
 
-__all__ = ["RunData", "decode_arrays", "encode_arrays", "to_batch"]
+__all__ = ["BatchOpening", "RunData", "decode_arrays", "encode_arrays", "to_batch"]
 
 
 def to_batch(samples: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, Tensor]:
@@ -107,8 +110,18 @@ class RunData:
 
     def sample_digest(self, row: int) -> bytes:
         """Salted digest of one sample: 32 bytes."""
-        salt = hmac.new(self.salt, struct.pack("<Q", row), hashlib.sha256).digest()
-        return sample_digest(salt, {name: values[row] for name, values in self.samples.items()})
+        return sample_digest(self._salt_of(row), {name: values[row] for name, values in self.samples.items()})
+
+    def _salt_of(self, row: int) -> bytes:
+        return hmac.new(self.salt, struct.pack("<Q", row), hashlib.sha256).digest()
+
+    def opening(self, step: int) -> BatchOpening:
+        """The samples of a step, opened to somebody who holds its leaf."""
+
+        def part(row: int) -> tuple[bytes, bytes]:
+            return self._salt_of(row), encode_arrays({name: each[row : row + 1] for name, each in self.samples.items()})
+
+        return BatchOpening([part(int(row)) for row in self.order[step - 1]], is_file=False)
 
     def batch_root(self, step: int) -> bytes:
         """RFC 9162 root over the sample digests of the batch of step 1, 2, …: 32 bytes."""
@@ -141,3 +154,49 @@ def sample_digest(salt: bytes, sample: Mapping[str, np.ndarray]) -> bytes:
         body = np.ascontiguousarray(value).tobytes()
         parts += [struct.pack("<QQ", len(header), len(body)), header, body]
     return digest_bytes("sample", b"".join(parts)).value
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOpening:
+    """A batch with the salts under which it was committed to.
+
+    Attributes:
+        parts: salt and content of the step's file, or of each of its samples, an array of one sample by each name.
+        is_file: it is a file.
+    """
+
+    parts: Sequence[tuple[bytes, bytes]]
+    is_file: bool
+
+    def root(self) -> bytes:
+        """What a leaf commits to that holds this batch: 32 bytes; EvidenceError if it is none."""
+        if self.is_file:
+            digests = [salted_digest(salt, content) for salt, content in self.parts]
+        else:
+            salts = [salt for salt, _ in self.parts]
+            digests = [
+                sample_digest(salt, {name: values[0] for name, values in sample.items()})
+                for salt, sample in zip(salts, self._samples(), strict=True)
+            ]
+        return root_of_hashes(list(map(leaf_hash, digests)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the step trains on; EvidenceError if it is no batch."""
+        if self.is_file:
+            if len(self.parts) != 1:
+                raise EvidenceError("an opened batch is more than one file")
+            return decode_state(self.parts[0][1], "an opened batch")
+        samples = self._samples()
+        joined = {name: np.concatenate([each[name] for each in samples]) for name in samples[0]}
+        return to_batch(joined, np.arange(len(samples)))
+
+    def _samples(self) -> list[dict[str, np.ndarray]]:
+        """Arrays of one sample each, of the same names and forms; EvidenceError if they are none."""
+        limits.TENSORS.check(len(self.parts))
+        samples = [decode_arrays(content, "a sample") for _, content in self.parts]
+        forms = [{name: (values.dtype, values.shape) for name, values in each.items()} for each in samples]
+        if not samples or not forms[0] or any(each != forms[0] for each in forms):
+            raise EvidenceError("an opened batch holds samples of different forms")
+        if any(shape[:1] != (1,) for _, shape in forms[0].values()):
+            raise EvidenceError("an opened batch holds no single samples")
+        return samples

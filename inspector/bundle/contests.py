@@ -1,0 +1,247 @@
+"""A contested step, decided by one operator: what lab and cluster say of the step, each under its own signature.
+
+Where a replay cluster says that a step leads elsewhere, the lab and the cluster both commit to all operators of the
+step, and the first one about which they differ is opened: its inputs, nothing else. Whoever holds the bundle executes
+it, and knows who is wrong without trusting either (Arun et al. 2025, section 3).
+
+    {"format": "chipwitness/contest/1", "program": base64, "lab": DSSE envelope, "cluster": DSSE envelope}
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from firmware_sim import limits
+from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.evidence import SignatureError, SigningKey, VerifyingKey, canonical, decode_base64, leaf_hash
+from inspector.bundle.clusters import of_cluster
+from inspector.bundle.replays import SignedReplay
+from inspector.dispute.answers import Answers, Heard, Said
+from inspector.dispute.messages import CheckedProver, Failure, Traffic
+from inspector.dispute.operators import Ruling, StepTask, settle_operators
+from inspector.inspection.trust import Trust
+from monitor.declaration.statement import Declaration
+from monitor.lab.prover import Prover, RunProver
+from monitor.programs.program import Program
+from monitor.replay.steps import execution_of
+from monitor.sharding import Layout
+from monitor.transcript import Leaf
+
+__all__ = ["CLUSTER", "LAB", "Contest", "Contested", "Decision", "decide", "departure", "hold", "read_contest"]
+
+FORMAT = "chipwitness/contest/1"
+LAB, CLUSTER = "lab", "cluster"
+_KEYS = {"format", "program", LAB, CLUSTER}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contested:
+    """A run of which a bundle opens steps, as its lab signed it.
+
+    Attributes:
+        head: SHA-256, in hex, of the lab's head.
+        leaves: opened leaves by step, with their bytes.
+    """
+
+    lab: str
+    head: str
+    declared: Declaration
+    leaves: Mapping[int, tuple[Leaf, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """What lab and cluster say of a step: two envelopes, and the step's program."""
+
+    program: bytes
+    lab: bytes
+    cluster: bytes
+
+    def encoded(self) -> bytes:
+        """The file's bytes."""
+        parts = {LAB: canonical.decode(self.lab, most=limits.BUNDLE_BYTES)}
+        parts[CLUSTER] = canonical.decode(self.cluster, most=limits.BUNDLE_BYTES)
+        return canonical.encode({"format": FORMAT, "program": base64.b64encode(self.program).decode(), **parts})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Contest:
+        """Parse; EvidenceError on another form."""
+        parsed = canonical.decode(data, most=limits.BUNDLE_BYTES)
+        if not isinstance(parsed, dict) or set(parsed) != _KEYS or parsed["format"] != FORMAT:
+            raise EvidenceError(f"not a contest of the form {FORMAT}")
+        lab, cluster = (canonical.encode(parsed[name]) for name in (LAB, CLUSTER))
+        return cls(program=decode_base64(parsed["program"]), lab=lab, cluster=cluster)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Who is wrong about a step: ``lab``, ``cluster``, both, or nobody where nothing decides.
+
+    Attributes:
+        head: of the run, SHA-256 in hex.
+        key: the cluster's.
+    """
+
+    head: str
+    step: int
+    key: VerifyingKey
+    ruling: Ruling
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        opened = "" if self.ruling.operator is None else f" by opened operator {self.ruling.operator}"
+        how = f"decided{opened}" if self.ruling.guilty else "not decided"
+        return f"step {self.step}: {how}: {self.ruling.text}"
+
+
+def read_contest(path: Path) -> Contest:
+    """A file of ``world contest``; CallerError if it cannot be read, EvidenceError if it is none."""
+    try:
+        return Contest.decode(limits.read_file(path, limits.BUNDLE_BYTES))
+    except OSError as error:
+        raise CallerError(f"cannot read {path}: {error.strerror}") from None
+
+
+def hold(
+    run: Contested,
+    step: int,
+    program: bytes,
+    *,
+    lab: RunProver,
+    lab_key: SigningKey,
+    cluster: RunProver,
+    cluster_key: SigningKey,
+) -> Contest:
+    """Let both parties answer for a step, and sign.
+
+    Raises:
+        EvidenceError: the bundle does not open the step, or a party cannot run it again.
+    """
+    heads = {LAB: lab.trace(step), CLUSTER: cluster.trace(step)}
+    leaves = {LAB: _opened(run, step)[1], CLUSTER: cluster.reached(step).encoded()}
+    heard = {LAB: Heard(lab), CLUSTER: Heard(cluster)}
+    _rule(run, step, Program.decode(program), leaves[CLUSTER], heard)
+
+    def signed(mine: str, other: str, key: SigningKey) -> bytes:
+        return Answers(
+            head=run.head,
+            step=step,
+            leaf=leaves[mine],
+            trace=heads[mine],
+            against=heads[other],
+            answers=heard[mine].answers,
+        ).sign(key)
+
+    return Contest(program=program, lab=signed(LAB, CLUSTER, lab_key), cluster=signed(CLUSTER, LAB, cluster_key))
+
+
+def decide(contest: Contest, runs: Sequence[Contested], replays: Sequence[SignedReplay], trust: Trust) -> Decision:
+    """Decide a contest by what is signed in it.
+
+    Args:
+        replays: of the bundle, each with the cluster's signature verified.
+
+    Raises:
+        EvidenceError: it is not about a step of these runs of which a cluster signed that it leads elsewhere; or it
+            puts together what was not said in one dispute.
+    """
+    key, mine = of_cluster(contest.cluster, trust, Answers.open, "a contest")
+    run = next((each for each in runs if each.head == mine.head), None)
+    if run is None:
+        raise EvidenceError("a contest is about a run that the bundle does not hold")
+    try:
+        theirs = Answers.open(contest.lab, trust.key_of(run.lab))
+    except SignatureError:
+        raise EvidenceError("a contest holds answers that the lab did not sign") from None
+    step = mine.step
+    if (theirs.head, theirs.step, theirs.leaf) != (mine.head, step, _opened(run, step)[1]):
+        raise EvidenceError("a contest holds the lab's answers about another step")
+    if (theirs.trace, theirs.against) != (mine.against, mine.trace):
+        raise EvidenceError("a contest puts answers together that were given to others")
+    if (step, leaf_hash(mine.leaf)) not in [departure(each, run) for each in replays if each.head == run.head]:
+        raise EvidenceError("a contest is about another step than the cluster's replay departs at")
+    program = Program.decode(contest.program)
+    signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
+    if not any(program.digest in each.programs for each in signed):
+        raise EvidenceError(f"a contest holds program {program.digest[:16]}…, which was not countersigned")
+    ruling = _rule(run, step, program, mine.leaf, {LAB: Said(theirs), CLUSTER: Said(mine)})
+    return Decision(head=run.head, step=step, key=key, ruling=ruling)
+
+
+def departure(result: SignedReplay, run: Contested) -> tuple[int, bytes] | None:
+    """The first step that a replay reaches otherwise than the lab signed it, and the hash of the leaf it reaches."""
+    for replay in result.replays:
+        for step, reached in enumerate(replay.leaves, start=replay.segment[1] + 1):
+            if reached != leaf_hash(_opened(run, step)[1]):
+                return step, reached
+    return None
+
+
+def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: Mapping[str, Prover]) -> Ruling:
+    """Rule between the lab's leaf and the cluster's, which start from one state."""
+    leaf, before = _opened(run, step)[0], _opened(run, step - 1)[0]
+    execution = execution_of(leaf)
+    if program.digest != execution.program:
+        raise EvidenceError("a contest holds another program than the step runs")
+    if run.declared.numerics == "native":
+        raise EvidenceError("steps with native numerics cannot be decided: no two devices reach the same bits")
+    try:
+        other = Leaf.decode(stated, run.declared.layout)
+    except EvidenceError as error:
+        return Ruling(guilty=(CLUSTER,), operator=None, text=f"its leaf is none: {error}", case="leaf")
+    if replace(other, state=leaf.state, loss=leaf.loss, flop=leaf.flop) != leaf:
+        return Ruling(guilty=(), operator=None, text="they took different batches, numbers or logs", case="inputs")
+    if leaf.flop != other.flop:
+        right = {LAB: leaf.flop == program.flop, CLUSTER: other.flop == program.flop}
+        guilty = tuple(name for name, is_right in right.items() if not is_right)
+        return Ruling(guilty=guilty, operator=None, text=f"the program needs {program.flop} FLOP", case="FLOP")
+    traffic, layout = Traffic(), run.declared.layout
+    leaves = {LAB: {step - 1: before, step: leaf}, CLUSTER: {step - 1: before, step: other}}
+    parties = tuple(_Party(name, provers[name], leaves[name], layout, traffic) for name in (LAB, CLUSTER))
+    task = StepTask(
+        step=step,
+        declared=run.declared,
+        layout=layout,
+        program=program,
+        execution=execution,
+        batch=lambda: _batch(parties, step),
+    )
+    try:
+        return settle_operators((parties[0], parties[1]), task, traffic)
+    except Failure as failure:
+        return Ruling(guilty=(failure.party,), operator=None, text=str(failure), case="no valid answer")
+    except EvidenceError as error:
+        return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
+
+
+class _Party(CheckedProver):
+    """A party of a contest, whose leaves are known beforehand."""
+
+    def __init__(self, name: str, prover: Prover, leaves: Mapping[int, Leaf], layout: Layout, traffic: Traffic) -> None:
+        super().__init__(name, prover, size=0, root=b"", layout=layout, traffic=traffic)
+        self._leaves = leaves
+
+    def leaf(self, step: int) -> Leaf:
+        return self._leaves[step]
+
+
+def _opened(run: Contested, step: int) -> tuple[Leaf, bytes]:
+    if step not in run.leaves:
+        raise EvidenceError(f"the bundle does not open step {step}")
+    return run.leaves[step]
+
+
+def _batch(parties: Iterable[CheckedProver], step: int) -> Mapping[str, Tensor]:
+    """The batch to which both leaves commit, from whoever shows it."""
+    for party in parties:
+        try:
+            return party.batch(step)
+        except EvidenceError:
+            continue
+    raise EvidenceError(f"neither opens the batch of step {step}")

@@ -1,0 +1,200 @@
+"""What a party says in a dispute about one step, under its signature, so that anybody can decide it again.
+
+A party signs its commitment to its operators, the other's, and every answer that it gave. What is asked follows from
+these two commitments alone, so that answers to one opponent cannot be held against it in a dispute with another.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from firmware_sim import limits
+from firmware_sim.errors import EvidenceError
+from firmware_sim.evidence import (
+    SHA256,
+    Digest,
+    SigningKey,
+    VerifyingKey,
+    decode_base64,
+    open_sealed,
+    open_statement,
+    seal,
+    statement,
+)
+from monitor.lab.prover import Opening, Prover, TraceHead
+from monitor.transcript import encode_state
+from monitor.transcript.data import BatchOpening
+from monitor.transcript.state import decode_state
+
+__all__ = ["ANSWERS", "Answers", "Heard", "Said"]
+
+ANSWERS = "application/vnd.chipwitness.answers.v1+json"
+"""DSSE payload type of a party's answers."""
+_PREDICATE = "https://chipwitness.org/answers/v1"
+_SUBJECT = "head"
+_KEYS = {"step", "leaf", "trace", "against", "answers"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """A party's side of a dispute about one step.
+
+    Attributes:
+        head: SHA-256, in hex, of the head of the run that the dispute is about.
+        leaf: encoded leaf of the step, as this party states it.
+        trace, against: this party's commitment to the step's operators, and the other's.
+        answers: to each question, by its name and numbers.
+    """
+
+    head: str
+    step: int
+    leaf: bytes
+    trace: TraceHead
+    against: TraceHead
+    answers: Mapping[str, Any]
+
+    def sign(self, key: SigningKey) -> bytes:
+        """The envelope under the party's key."""
+        predicate = {
+            "step": self.step,
+            "leaf": base64.b64encode(self.leaf).decode(),
+            "trace": [self.trace.size, self.trace.root.hex()],
+            "against": [self.against.size, self.against.root.hex()],
+            "answers": dict(self.answers),
+        }
+        subject = (_SUBJECT, Digest(SHA256, bytes.fromhex(self.head)))
+        return seal(ANSWERS, statement(_PREDICATE, [subject], predicate), key)
+
+    @classmethod
+    def open(cls, envelope: bytes, key: VerifyingKey) -> Answers:
+        """Verify and parse; EvidenceError on another signature or form. Answers are parsed when they are asked for."""
+        payload = open_sealed(envelope, ANSWERS, key, most=limits.BUNDLE_BYTES)
+        subjects, data = open_statement(payload, _PREDICATE)
+        if len(subjects) != 1 or subjects[0][0] != _SUBJECT or subjects[0][1].algorithm != SHA256:
+            raise EvidenceError("a party's answers are about something else than a head")
+        if set(data) != _KEYS or type(data["step"]) is not int or not isinstance(data["answers"], dict):
+            raise EvidenceError("a party's answers have missing or extra keys")
+        return cls(
+            head=subjects[0][1].value.hex(),
+            step=data["step"],
+            leaf=decode_base64(data["leaf"]),
+            trace=_head(data["trace"]),
+            against=_head(data["against"]),
+            answers=data["answers"],
+        )
+
+
+@dataclass(slots=True)
+class Heard(Prover):
+    """A party, with a note of all that it answers."""
+
+    prover: Prover
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def step(self, number: int) -> Opening:
+        opening = self.prover.step(number)
+        self.answers[f"step {number}"] = _opening_json(opening)
+        return opening
+
+    def trace(self, step: int) -> TraceHead:
+        return self.prover.trace(step)
+
+    def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        root, proof = self.prover.trace_prefix(step, size)
+        self.answers[f"prefix {step} {size}"] = [root.hex(), *(each.hex() for each in proof)]
+        return root, proof
+
+    def node(self, step: int, index: int) -> Opening:
+        opening = self.prover.node(step, index)
+        self.answers[f"node {step} {index}"] = _opening_json(opening)
+        return opening
+
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        groups = self.prover.tensors(step, index)
+        self.answers[f"tensors {step} {index}"] = [
+            _tensors_text({f"{number:06d}": tensor for number, tensor in enumerate(group)}) for group in groups
+        ]
+        return groups
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        state = self.prover.state(step)
+        self.answers[f"state {step}"] = _tensors_text(state)
+        return state
+
+    def batch(self, step: int) -> BatchOpening:
+        opening = self.prover.batch(step)
+        parts = [[base64.b64encode(each).decode() for each in part] for part in opening.parts]
+        self.answers[f"batch {step}"] = {"is_file": opening.is_file, "parts": parts}
+        return opening
+
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        entries = self.prover.rounding_entries(step, index)
+        self.answers[f"entries {step} {index}"] = base64.b64encode(entries).decode()
+        return entries
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Prover):
+    """A party that answers with what it signed; KeyError for a question that it did not answer."""
+
+    signed: Answers
+
+    def step(self, number: int) -> Opening:
+        return _opening(self.signed.answers[f"step {number}"])
+
+    def trace(self, step: int) -> TraceHead:
+        return self.signed.trace
+
+    def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        root, *proof = map(bytes.fromhex, self.signed.answers[f"prefix {step} {size}"])
+        return root, tuple(proof)
+
+    def node(self, step: int, index: int) -> Opening:
+        return _opening(self.signed.answers[f"node {step} {index}"])
+
+    def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
+        inputs, outputs = map(_tensors, self.signed.answers[f"tensors {step} {index}"])
+        return list(inputs.values()), list(outputs.values())
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        return _tensors(self.signed.answers[f"state {step}"])
+
+    def batch(self, step: int) -> BatchOpening:
+        opened = self.signed.answers[f"batch {step}"]
+        parts = [(decode_base64(salt), decode_base64(content)) for salt, content in opened["parts"]]
+        return BatchOpening(parts, is_file=bool(opened["is_file"]))
+
+    def rounding_entries(self, step: int, index: int) -> bytes:
+        return decode_base64(self.signed.answers[f"entries {step} {index}"])
+
+
+def _head(data: object) -> TraceHead:
+    if not isinstance(data, list) or len(data) != 2 or type(data[0]) is not int or not isinstance(data[1], str):
+        raise EvidenceError("a commitment to operators is malformed")
+    try:
+        return TraceHead(size=data[0], root=bytes.fromhex(data[1]))
+    except ValueError:
+        raise EvidenceError("a commitment to operators is malformed") from None
+
+
+def _opening_json(opening: Opening) -> dict[str, Any]:
+    return {"leaf": base64.b64encode(opening.leaf).decode(), "proof": [each.hex() for each in opening.proof]}
+
+
+def _opening(data: Mapping[str, Any]) -> Opening:
+    return Opening(leaf=decode_base64(data["leaf"]), proof=tuple(map(bytes.fromhex, data["proof"])))
+
+
+def _tensors_text(tensors: Mapping[str, Tensor]) -> str:
+    return base64.b64encode(encode_state(tensors)).decode()
+
+
+def _tensors(text: str) -> dict[str, Tensor]:
+    """Tensors by name, in the order of these."""
+    found = decode_state(decode_base64(text), "an answer")
+    return {name: found[name] for name in sorted(found)}

@@ -1,0 +1,172 @@
+"""Where lab and cluster differ about a step, one opened operator says who is wrong, and nobody has to be trusted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from analysis.cli import main
+from firmware_sim.errors import CallerError
+from firmware_sim.evidence import SigningKey, canonical
+from inspector.bundle.checking import check_bundle
+from inspector.bundle.contests import Contest
+from inspector.dispute.answers import Answers
+from inspector.inspection.guards import Settings
+from inspector.inspection.verdict import Outcome
+from inspector.rounds import steps
+from inspector.rounds.contest import contest
+from inspector.rounds.exchange import openings
+from inspector.rounds.world import CLUSTER, World
+from monitor.lab.lies import conduct
+from monitor.lab.prover import RunProver
+from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.transcript import RunFolder
+
+SETTINGS = Settings(samples=1, seed=None, devices=("sse41",), segments=None)
+STEP = 2
+
+
+def liar(world):
+    """A cluster that takes another operator at the step than was recorded."""
+    folder = openings(world, CLUSTER) / "lab.run"
+    return RunProver(RunFolder(folder, world.trust().labs["lab"], opened=()), conduct("wrong-operator", STEP))
+
+
+def played(folder, recorded, devices, *, lying=False):
+    """A world after a round, and its bundle."""
+    world = World.create(folder)
+    world.join(recorded.trust, {"run": recorded.run})
+
+    def work(name, job):
+        result = devices.run(name, job)
+        for replay in result.get("replays", ()):
+            if lying and replay["segment"][1] < STEP <= replay["segment"][2]:
+                replay["leaves"][STEP - replay["segment"][1] - 1] = liar(world).reached(STEP).to_json()
+        return result
+
+    now = recorded.now
+    steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
+    steps.hand(world, "lab", now=now)
+    steps.reveal(world, now=now)
+    steps.answer(world, "lab", now=now)
+    steps.order(world, now=now)
+    steps.disclose(world, "lab", now=now)
+    steps.replay(world, now=now, worker=work)
+    return world, steps.decide(world, now=now).bundle
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, record):
+    def make(**options):
+        folder = tmp_path_factory.mktemp("contest")
+        return record(folder / "run", steps=3, chips=1, checkpoint_every=3, **{"numerics": "exact", **options})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def framed(tmp_path_factory, small, devices):
+    """An honest lab, and a cluster that says otherwise."""
+    recorded = small()
+    return *played(tmp_path_factory.mktemp("contest") / "world", recorded, devices, lying=True), recorded
+
+
+def shown(bundle, world, *contests):
+    return check_bundle(bundle.read_bytes(), world.trust(), contests=contests)
+
+
+def test_a_lab_that_lied_is_named_by_an_operator_that_anybody_executes(tmp_path, small, devices, capsys):
+    recorded = small(lie="wrong-operator", lie_step=STEP)
+    world, bundle = played(tmp_path / "world", recorded, devices)
+    before = shown(bundle, world)
+    assert before.outcome is Outcome.REJECT
+    assert all("contested, rests on cluster key" in each for each in before.evidence["grounds"])
+    out = tmp_path / "contest.json"
+    assert main(["world", "contest", str(world.folder), "--out", str(out)]) == 0
+    trust = tmp_path / "trust.json"
+    trust.write_bytes(canonical.encode(world.trust().to_json()))
+    capsys.readouterr()
+    code = main(["verify", str(bundle), "--trust", str(trust), "--contest", str(out), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (code, told["outcome"]) == (1, "REJECT")
+    [decided] = told["evidence"]["decided"]
+    assert decided["guilty"] == ["lab"]
+    assert f"step {STEP}: decided by opened operator aten." in decided["text"]
+    assert decided["text"] in told["evidence"]["grounds"]
+    assert not any("replayed otherwise" in each for each in told["evidence"]["grounds"])
+
+
+def test_a_lab_that_trained_on_another_batch_is_named_by_the_batch(tmp_path, small, devices):
+    recorded = small(lie="change-sample", lie_step=STEP)
+    world, bundle = played(tmp_path / "world", recorded, devices)
+    decided = shown(bundle, world, contest(world)).evidence["decided"]
+    assert decided[0]["guilty"] == ["lab"]
+    assert "lab states another input of aten." in decided[0]["text"]
+
+
+def test_a_cluster_that_lies_counts_for_nothing_any_more(framed):
+    world, bundle, _ = framed
+    before = shown(bundle, world)
+    assert before.outcome is Outcome.REJECT
+    after = shown(bundle, world, contest(world, cluster=liar(world)))
+    assert (after.outcome, after.evidence["verifies"]) == (Outcome.INCONCLUSIVE, True)
+    assert after.evidence["decided"][0]["guilty"] == ["cluster"]
+    assert f"on the word of a cluster that is wrong: step {STEP}: decided by opened operator aten." in str(
+        after.reasons[0].text
+    )
+
+
+def test_a_cluster_cannot_answer_for_a_step_of_which_it_signed_something_else(framed):
+    world, bundle, _ = framed
+    after = shown(bundle, world, contest(world))  # it takes the step as it should have, and did not sign
+    assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
+    assert "a contest is about another step than the cluster's replay departs at" in after.reasons[0].text
+
+
+def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):
+    world, bundle, recorded = framed
+    made = contest(world, cluster=liar(world))
+    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
+    theirs = Answers.open(made.lab, lab_key.verifying)
+    other = replace(theirs, against=replace(theirs.against, root=bytes(32)), answers={}).sign(lab_key)
+    after = shown(bundle, world, replace(made, lab=other))
+    assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
+    assert "a contest puts answers together that were given to others" in after.reasons[0].text
+
+
+def test_nobody_answers_for_a_lab(framed):
+    world, bundle, _ = framed
+    made = contest(world, cluster=liar(world))
+    stranger = SigningKey.generate(b"s" * 32)
+    theirs = Answers.open(made.lab, world.trust().labs["lab"])
+    after = shown(bundle, world, replace(made, lab=replace(theirs, answers={}).sign(stranger)))
+    assert not after.evidence["verifies"]
+    assert "a contest holds answers that the lab did not sign" in after.reasons[0].text
+
+
+@pytest.mark.parametrize("question", ["prefix", "node", "tensors"])
+def test_whoever_signs_an_answer_that_is_none_has_lost(framed, question):
+    world, bundle, _ = framed
+    made = contest(world, cluster=liar(world))
+    mine = Answers.open(made.cluster, world.public(CLUSTER))
+    answers = {name: ["00"] if name.startswith(question) else value for name, value in mine.answers.items()}
+    after = shown(bundle, world, replace(made, cluster=replace(mine, answers=answers).sign(world.key(CLUSTER))))
+    assert after.outcome is Outcome.INCONCLUSIVE
+    assert after.evidence["decided"][0]["guilty"] == ["cluster"]
+
+
+def test_a_contest_has_one_form(framed):
+    world, bundle, _ = framed
+    made = contest(world, cluster=liar(world))
+    assert Contest.decode(made.encoded()) == made
+    program = made.program.replace(b"aten.", b"atem.", 1)
+    assert not shown(bundle, world, replace(made, program=program)).evidence["verifies"]
+
+
+def test_where_nobody_differs_there_is_no_contest(tmp_path, small, devices):
+    world, bundle = played(tmp_path / "world", small(), devices)
+    assert shown(bundle, world).outcome is Outcome.ACCEPT
+    with pytest.raises(CallerError, match="no replay of round 1 departs from what a lab signed"):
+        contest(world)
