@@ -584,6 +584,7 @@ class Recorder:
         observed = loop.observe(number, batch, keys, watch, run.programs.known)
         loop.updates.begin(observed, loop.groups)
         self._state, self._step = "open", step
+        lie = functools.partial(loop.conduct.in_evaluation, number, loop.optimizer)
         return OpenStep(
             observed=observed,
             session=numerics.recording(declared.numerics, observer=observed, keys=keys),
@@ -596,6 +597,7 @@ class Recorder:
             parameters=dict(loop.model.named_parameters()),
             keys=keys,
             kind=kind,
+            begin=lie if kind == EVALUATION else lambda: None,
         )
 
     def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:

@@ -36,6 +36,7 @@ class OpenStep:
         parameters: the model's, by name.
         keys: of the step's random operators.
         kind: ``STEP`` or ``EVALUATION``.
+        begin: what a lab does as the body begins, as a part of it.
     """
 
     observed: Capture | Follower
@@ -49,6 +50,7 @@ class OpenStep:
     parameters: Mapping[str, nn.Parameter]
     keys: RecordedKeys
     kind: str = STEP
+    begin: Callable[[], None] = lambda: None
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):
@@ -110,6 +112,7 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         self._random = torch.get_rng_state()
         torch.default_generator.manual_seed(self._open.seed)
         self._open.session.__enter__()
+        self._open.begin()
         return self
 
     def __exit__(
