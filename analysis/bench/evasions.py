@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.bench import _origin
-from analysis.bench._evaluated import record_evaluated
+from analysis.bench._own_loop import record_own_loop
 from firmware_sim import ChipLie, LabLie
 from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
@@ -211,14 +211,15 @@ def _caught(lie: LabLie | ChipLie, scene: Scene, world: int, folder: Path, devic
         first = runs[0] if runs else None
         runs.append(folder / f"run-{number}")
         if lie in IN_EVALUATIONS:
-            record_evaluated(
+            record_own_loop(
                 task,
                 runs[-1],
-                lie=lie.value,
-                lie_step=scene.lie_step,
                 rate=scene.rate,
                 started=_STARTED,
                 duration=_DURATION,
+                evaluates=True,
+                lie=lie.value,
+                lie_step=scene.lie_step,
             )
         else:
             train(task, runs[-1], _config(lie, scene, world, first), device="native")
