@@ -213,6 +213,21 @@ def test_lies_beside_programs_are_rejected_and_pass_with_their_guards_off(loop, 
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
 
 
+def test_what_is_done_behind_the_last_step_is_allowed_to_a_bound_and_told_in_the_verdict(loop, judge):
+    """No step can tell of it any more."""
+    verdict = judge(loop(evaluate, lie="untold-work", lie_step=9))
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert "on each of 3 chips behind the last step, which are allowed and no step tells of" in verdict.reasons[0].text
+    assert sum(chip["untold"]["calls"] for chip in verdict.evidence["chips"]) == 4
+    assert "behind the last step" not in judge(loop(evaluate, name="honest")).reasons[0].text
+    recorded = loop(evaluate, name="more", lie="more-work", lie_step=9)
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdict.reasons} == {"meter"}
+    with off("metered work"):
+        assert judge(recorded).outcome is Outcome.ACCEPT
+
+
 @pytest.mark.parametrize("lie", [lie.value for lie in IN_EVALUATIONS])
 def test_a_lie_in_an_evaluation_takes_one(loop, make_run, lie):
     with pytest.raises(CallerError, match="from step 1 on, no evaluation found optimizer state"):
