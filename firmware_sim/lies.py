@@ -51,6 +51,14 @@ class LabLie(_Lie):
     )
     EXTRA_TICKS = "extra-ticks", "lets its chips work on something that the transcript does not show"
     UNTOLD_STEPS = "untold-steps", "trains steps that the transcript does not show, and tells its chips nothing"
+    UNTOLD_WORK = "untold-work", "works with the state between two steps, and tells of it in none"
+    MORE_WORK = "more-work", "works with the state between two steps, more than was agreed, and tells of it"
+    STEP_AS_EVALUATION = "step-as-evaluation", "calls a step that trains an evaluation"
+    DROPPING_EVALUATION = "dropping-evaluation", "drops optimizer state in an evaluation"
+    MOVING_EVALUATION = (
+        "moving-evaluation",
+        "keeps optimizer state in another place after an evaluation, with other values",
+    )
     OTHER_MEMORY = (
         "other-memory",
         "keeps another model in its chips' memory while they idle, put there past every operator",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.bench import _origin
+from analysis.bench._own_loop import record_own_loop
 from firmware_sim import ChipLie, LabLie
 from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
@@ -28,6 +29,7 @@ from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.probability.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
 from inspector.replay.pool import DevicePool
+from monitor.lab.beside import BESIDE_LIES, IN_EVALUATIONS
 from monitor.lab.lies import LIES
 from monitor.lab.simulated import LabConfig, new_lab_config, next_lab_config
 from monitor.presets.task import Task
@@ -134,6 +136,7 @@ PREDICTIONS: dict[LabLie | ChipLie, Callable[[Scene], float]] = {
     LabLie.EXTRA_STEPS: _always,
     LabLie.UNTOLD_STEPS: _always,
     LabLie.EDITED_CHIP_LOG: _always,
+    **dict.fromkeys(BESIDE_LIES, _always),
     LabLie.OTHER_MEMORY: _hidden,
     LabLie.ELSEWHERE_STEPS: _never,
     LabLie.FORGED_INITIALISATION: _always,
@@ -196,7 +199,6 @@ def _caught(lie: LabLie | ChipLie, scene: Scene, world: int, folder: Path, devic
     """One trial."""
     runs: list[Path] = []
     for number in range(2 if lie is LabLie.CHAINED_RUNS else 1):
-        config = _config(lie, scene, world, runs[0] if runs else None)
         task = Task.for_preset(
             "digits-cnn",
             seed=2 * world + number,
@@ -206,8 +208,21 @@ def _caught(lie: LabLie | ChipLie, scene: Scene, world: int, folder: Path, devic
             checkpoint_every=1 if lie is LabLie.STALE_SNAPSHOTS else scene.checkpoint_every,
             shards=scene.chips,
         )
+        first = runs[0] if runs else None
         runs.append(folder / f"run-{number}")
-        train(task, runs[-1], config, device="native")
+        if lie in IN_EVALUATIONS:
+            record_own_loop(
+                task,
+                runs[-1],
+                rate=scene.rate,
+                started=_STARTED,
+                duration=_DURATION,
+                evaluates=True,
+                lie=lie.value,
+                lie_step=scene.lie_step,
+            )
+        else:
+            train(task, runs[-1], _config(lie, scene, world, first), device="native")
     trust = Trust.load([run.with_name(f"{run.name}.trust.json") for run in runs], runs)
     registered = len(trust.chips_of("lab"))
     settings = Settings(samples=min(scene.samples, registered), seed=str(world), devices=(_DEVICE,))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.bench._origin import write
+from analysis.bench._own_loop import record_own_loop
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
@@ -46,10 +47,14 @@ def run(
 ) -> list[Row]:
     """Record each preset with that many chips, all due for a snapshot in every tick, and inspect all of them.
 
+    Each is recorded twice: as a preset, which zeroes its gradients, and as a loop of one's own that drops them.
+
     Returns:
-        Rows with ``work`` (the preset), ``mode`` (the numerics), ``seconds`` (of the inspection), ``ratio`` (None),
-        ``chips``, ``steps``, ``snapshots``, ``inside`` (of steps), ``in_updates`` (those of them between the operators
-        of an optimizer's update), ``operators`` (of the last step), ``compared`` by device, and ``outcome``.
+        Rows with ``work`` (the preset), ``mode`` (the numerics), ``gradients`` (``zeroed`` or ``dropped``),
+        ``seconds`` (of the inspection), ``ratio`` (None), ``chips``, ``steps``, ``snapshots``, ``inside`` (of steps),
+        ``in_updates`` (those of them between the operators of an optimizer's update), ``in_gradients`` (those between
+        the first and the last operator that writes a gradient for the first time in its step), ``operators`` (of the
+        last step), ``compared`` by device, and ``outcome``.
 
     Raises:
         CallerError: an unknown preset, or an impossible number.
@@ -57,19 +62,23 @@ def run(
     rows = []
     with DevicePool() as devices, tempfile.TemporaryDirectory() as folder:
         for name in presets or _PRESETS:
-            rows.append(_row(Path(folder) / name, name, numerics, chips, steps, devices))
-            progress(1)
+            for gradients in ("zeroed", "dropped"):
+                out = Path(folder) / f"{name}-{gradients}"
+                rows.append(_row(out, name, numerics, gradients, chips, steps, devices))
+                progress(1)
     return rows
 
 
-def _row(out: Path, preset: str, numerics: str, chips: int, steps: int, devices: DevicePool) -> Row:
+def _row(out: Path, preset: str, numerics: str, gradients: str, chips: int, steps: int, devices: DevicePool) -> Row:
     if steps < 2:
         raise CallerError("the first step has no length to go by; take at least two")
-    config = new_lab_config(
-        lab=_LAB, seed=1, chips=chips, snapshot_rate=Fraction(1), started=_STARTED, duration=_DURATION
-    )
+    world: dict[str, Any] = {"started": _STARTED, "duration": _DURATION}
     task = Task.for_preset(preset, seed=1, steps=steps, numerics=numerics, checkpoint_every=4, shards=chips)
-    train(task, out, config, device="native")
+    if gradients == "dropped":
+        record_own_loop(task, out, rate=Fraction(1), **world)
+    else:
+        config = new_lab_config(lab=_LAB, seed=1, chips=chips, snapshot_rate=Fraction(1), **world)
+        train(task, out, config, device="native")
     trust = Trust.load([out.with_name(f"{out.name}.trust.json")], [out])
     settings = Settings(samples=chips, seed="bench", devices=DEVICES)
     started = time.perf_counter()
@@ -79,6 +88,7 @@ def _row(out: Path, preset: str, numerics: str, chips: int, steps: int, devices:
     return {
         "work": preset,
         "mode": numerics,
+        "gradients": gradients,
         "seconds": seconds,
         "ratio": None,
         "chips": chips,
@@ -98,13 +108,16 @@ def _counted(run: RunFolder) -> Mapping[str, int]:
         if record.kind is RecordKind.SNAPSHOT
     ]
     inside = [record for record in every if record.operators and not record.was_forced]
-    updating = operators = 0
+    updating = gradients = operators = 0
     for record in inside:
         program = run.program(execution_of(run.leaf(record.step + 1)).program)
         operators = len(program.counted)
         call = program.counted[record.operators - 1]
         updating += any(first <= call < stop for first, stop in program.updates)
-    return {"snapshots": len(every), "inside": len(inside), "in_updates": updating, "operators": operators}
+        first = [at for name, at in program.first_writes.items() if name.startswith("gradient/")]
+        gradients += min(first) <= record.operators < max(first)
+    found = {"snapshots": len(every), "inside": len(inside), "in_updates": updating, "in_gradients": gradients}
+    return {**found, "operators": operators}
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
@@ -119,11 +132,14 @@ def verdict(rows: Sequence[Row]) -> str | None:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines for a person."""
-    lines = [f"{'run':14} {'numerics':9} {'snapshots':>9} {'inside':>7} {'in updates':>10} {'compared':>9}  outcome"]
+    lines = [
+        f"{'run':14} {'numerics':9} {'gradients':9} {'snapshots':>9} {'inside':>7} {'in updates':>10} "
+        f"{'in gradients':>12} {'compared':>9}  outcome"
+    ]
     for row in rows:
         compared = min(row["compared"].values(), default=0)
         lines.append(
-            f"{row['work']:14} {row['mode']:9} {row['snapshots']:9} {row['inside']:7} {row['in_updates']:10} "
-            f"{compared:9}  {row['outcome']}"
+            f"{row['work']:14} {row['mode']:9} {row['gradients']:9} {row['snapshots']:9} {row['inside']:7} "
+            f"{row['in_updates']:10} {row['in_gradients']:12} {compared:9}  {row['outcome']}"
         )
     return [*lines, f"each compared on {' and '.join(DEVICES)}"]

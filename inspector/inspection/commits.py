@@ -189,6 +189,10 @@ class MeteredWork:
 
     Args:
         runs: the declared runs in which the chip takes part, by run id.
+
+    Attributes:
+        untold: allowed work behind the last commit before the chip was shut down or got other memory; no step tells it.
+        behind: the same behind the newest commit, of which a step may tell that is still to come.
     """
 
     def __init__(
@@ -197,6 +201,7 @@ class MeteredWork:
         self._chip = chip
         self._runs = runs
         self._heard = {run: heard.most for run, heard in standing.runs.items()}
+        self.untold = self.behind = NO_WORK
         self._since_boot()
         needs, newest = runs.get(standing.attached), standing.newest
         self._before = Work.from_bytes(since.work) if needs is None else standing.before
@@ -220,6 +225,8 @@ class MeteredWork:
 
         Unaudited: the power went in a step of which nothing is known but that it was longer than any other.
         """
+        if record.kind in (RecordKind.BOOT, RecordKind.REGIONS):
+            self.untold, self.behind = self.untold + self.behind, NO_WORK
         if record.kind is RecordKind.BOOT:
             self._since_boot()
         needs = self._runs.get(record.run_id)
@@ -232,6 +239,9 @@ class MeteredWork:
         fits = found == expected
         if not fits and record.kind is not RecordKind.COMMIT:
             fits = expected <= found <= self._before + (self._needed + self._allowed).share(*self._share)
+        if record.kind not in (RecordKind.BOOT, RecordKind.REGIONS):
+            told = not fits or record.kind is RecordKind.POWER_GAP  # as a finding, or as a power cut
+            self.behind = NO_WORK if told else found - expected
         was_off, self._is_off = self._is_off, not fits
         if record.kind is RecordKind.REGIONS:
             self._before, self._needed, self._is_first, self._is_off = found, NO_WORK, True, False

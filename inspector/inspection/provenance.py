@@ -79,6 +79,7 @@ class ChipReport:
         counted: FLOP and busy ticks of all its boots, up to where the heads end that were handed over; None where its
             log begins after its first boot.
         held: the most bytes of results that any of its records saw beside the declared state.
+        untold: what its meter counts behind the last commits before it was shut down, of which no step tells.
         nonce: of the live challenge that it answered; "" where nobody asked it.
         time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
         snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
@@ -106,6 +107,7 @@ class ChipReport:
     work: Work = NO_WORK
     counted: tuple[int, int] | None = None
     held: int = 0
+    untold: Work = NO_WORK
     extends: bool | None = None
     snapshots: list[tuple[str, int, int]] = field(default_factory=list)
     inside: list[InsideStep] = field(default_factory=list)
@@ -135,6 +137,7 @@ class ChipReport:
             "metered": asdict(self.work),
             "counted": self.counted and dict(zip(("flop", "busy_ticks"), self.counted, strict=True)),
             "held_bytes": self.held,
+            "untold": asdict(self.untold),
             "extends": self.extends,
             "snapshots": [
                 {"run_id": run_id, "step": step, "operators": operators} for run_id, step, operators in self.snapshots
@@ -336,6 +339,9 @@ def _match(
             _match_commitment(report, record, transcript, findings)
         else:
             _match_snapshot(report, record, transcript, followed[record.counter], findings)
+    goes_on = any(not item.run.finished for item in transcripts)
+    for meter in (law for _, law in laws if isinstance(law, MeteredWork)):
+        report.untold = meter.untold if goes_on else meter.untold + meter.behind
     judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:

@@ -69,6 +69,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         text += "; the chips' meters count the committed steps and nothing else"
         text += _beside_text([run["execution"] for run in evidence["runs"]])
         text += f", but for up to a step before each of {gaps} power cuts" if gaps else ""
+        text += _untold_text(chips)
         text += f", and saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results held beside the state"
     challenged = sum(bool(chip["nonce"]) for chip in chips)
     if challenged:
@@ -89,6 +90,17 @@ def _beside_text(reports: Sequence[Mapping[str, Any]]) -> str:
     text = "" if beside == NO_WORK else f" but {beside} beside the programs, as declared and allowed"
     evaluations = sum(report["evaluations"] for report in reports)
     return text + (f" ({evaluations} are evaluations)" if evaluations else "")
+
+
+def _untold_text(chips: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about work behind the last step before a chip was shut down."""
+    found = [work for chip in chips if (work := Work(**chip["untold"])) != NO_WORK]
+    if not found:
+        return ""
+    most = max(found, key=lambda work: (work.moved, work.calls))
+    return (
+        f", but up to {most} on each of {len(found)} chips behind the last step, which are allowed and no step tells of"
+    )
 
 
 def signed_text(transcripts: Sequence[Transcript]) -> str:

@@ -13,6 +13,8 @@ from monitor.numerics import Bound
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch.optim import Optimizer
+
     from monitor.declaration.statement import Declaration
     from monitor.lab.host import Host
     from monitor.lab.simulated import LabConfig, SimulatedLab
@@ -78,6 +80,9 @@ class Conduct:
     def batch(self, step: int, declared: Mapping[str, Tensor], batches: Batches) -> Mapping[str, Tensor]:
         """Return the batch that is really trained on; ``batches`` has those of other steps, as far as they came."""
         return declared
+
+    def in_evaluation(self, step: int, optimizer: Optimizer) -> None:
+        """Called as the body of an evaluation begins; what it computes counts as the body's."""
 
     def observer(self, step: int) -> Observer | None:
         """Return an observer that may alter operator results."""

@@ -2,7 +2,8 @@
 
 Each lie overrides the moments of ``monitor.lab.conduct.Conduct`` at which it departs from honesty; everything else,
 signatures and chips included, runs through the same code. Lies about what the transcript says are here; those about
-which training the chips take part in are in ``monitor.lab.evasions``.
+which training the chips take part in are in ``monitor.lab.evasions``, those about work beside the programs and about
+evaluations in ``monitor.lab.beside``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import ZERO_DIGEST, RecordKind, parse_log
 from monitor import numerics
 from monitor.lab.adversary import LogEdit, Survey, apply_edit, far_additions
+from monitor.lab.beside import BESIDE_LIES
 from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
 from monitor.lab.evasions import EVASIONS
 from monitor.numerics import Bound
@@ -380,6 +382,7 @@ LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.TRUNCATED_TRANSCRIPT: _TruncateTranscript,
     LabLie.SELF_MADE_TRUST: _MakeTrust,
     LabLie.WRONG_OPERATOR: _WrongOperator,
+    **BESIDE_LIES,
     **EVASIONS,
 }
 """The lab lies that training simulates; the argument is the step at which the lab departs from honesty."""

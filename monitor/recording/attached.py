@@ -68,21 +68,26 @@ class AttachedLoop:
         self.held = HeldState(self.state, watched=not options.trusted, kept=conduct.needs_before)
         self.updates = OptimizerUpdates(optimizer)
         self.groups = tuple(self.updates.used)
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: dict[str, RemovableHandle] = {}
+        self._watch: Callable[[str, nn.Parameter], None] | None = None
 
     @property
     def root(self) -> str:
         """Digest of the state that lies in memory."""
         return str(self.state.memory.digest().root)
 
-    def watch_gradients(self, watch: Callable[[str, Tensor], None]) -> None:
-        """From now on call ``watch`` with name and gradient of a parameter when its gradient has been accumulated."""
-        if self.options.trusted:
-            return
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                hook = functools.partial(_accumulated, watch, f"gradient/{name}")
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+    def watch_gradients(self, watch: Callable[[str, nn.Parameter], None]) -> None:
+        """From now on call ``watch`` with name and parameter when a parameter's gradient has been accumulated."""
+        self._watch = None if self.options.trusted else watch
+        self._watch_learning()
+
+    def _watch_learning(self) -> None:
+        """Watch the gradients of all parameters that learn by now."""
+        if self._watch is not None:
+            for name, parameter in self.model.named_parameters():
+                if parameter.requires_grad and name not in self._hooks:
+                    hook = functools.partial(self._watch, name)
+                    self._hooks[name] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def observe(
         self,
@@ -93,22 +98,17 @@ class AttachedLoop:
         known: Mapping[str, Program],
     ) -> Capture | Follower:
         """Whatever looks at the operators of a step that is about to begin; ``known`` are the run's programs so far."""
+        self._watch_learning()
         observer, meter = self.conduct.observer(step), self.state.memory.meter
         if self.options.trusted and known:
             return Follower(next(iter(known.values())), keys, meter, observer)
         recent = list(known.values())[: -_RECENT - 1 : -1]
         capture = Capture(keys, watch, observer, meter=meter, known=recent)
-        present = {name: tensor for name, tensor in self.state.current().items() if tensor is not None}
-        capture.declare_inputs({name: tensor.detach() for name, tensor in present.items()}, batch)
+        capture.declare_inputs(self.state.inputs(), batch)
         return capture
 
     def release(self) -> None:
         """Leave model and optimizer as they were found, but for their tensors, which stay where they are."""
         self.updates.remove()
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
-
-
-def _accumulated(watch: Callable[[str, Tensor], None], name: str, parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        watch(name, parameter.grad)

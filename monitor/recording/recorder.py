@@ -584,6 +584,7 @@ class Recorder:
         observed = loop.observe(number, batch, keys, watch, run.programs.known)
         loop.updates.begin(observed, loop.groups)
         self._state, self._step = "open", step
+        lie = functools.partial(loop.conduct.in_evaluation, number, loop.optimizer)
         return OpenStep(
             observed=observed,
             session=numerics.recording(declared.numerics, observer=observed, keys=keys),
@@ -596,6 +597,8 @@ class Recorder:
             parameters=dict(loop.model.named_parameters()),
             keys=keys,
             kind=kind,
+            hold=loop.state.hold_gradient,
+            begin=lie if kind == EVALUATION else lambda: None,
         )
 
     def _close_step(self, step: RecordedStep, opened: OpenStep, whole: bool) -> None:
@@ -629,8 +632,8 @@ class Recorder:
         run.commit(program, execution, batch, opened.content, opened.session.log, loss)
 
 
-def _watch_gradient(recorder: weakref.ref[Recorder], name: str, gradient: Tensor) -> None:
+def _watch_gradient(recorder: weakref.ref[Recorder], name: str, parameter: nn.Parameter) -> None:
     """Called when a gradient has been accumulated, also outside steps; a parameter's hook keeps no recorder alive."""
     found = recorder()
     if found is not None and found._step is not None:
-        found._step.watch(name, gradient)
+        found._step.accumulated(name, parameter)

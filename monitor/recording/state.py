@@ -127,6 +127,30 @@ class LoopState:
                 if value is None:
                     self.memory.tensors[key].zero_()
 
+    def hold_gradient(self, parameter: nn.Parameter, name: str) -> None:
+        """Copy a gradient that was just made into memory, by an operator of the step, and let the parameter hold that.
+
+        One that a graph leads to stays where it is until the step ends, and so does one that does not fit.
+
+        Args:
+            name: the parameter's.
+        """
+        gradient, place = parameter.grad, self.memory.tensors["gradient", name]
+        if gradient is None or gradient.requires_grad or type(gradient) is not Tensor or _same_place(gradient, place):
+            return
+        if (gradient.dtype, gradient.shape, gradient.layout) == (place.dtype, place.shape, place.layout):
+            with torch.no_grad():
+                parameter.grad = place.copy_(gradient)
+
+    def inputs(self) -> dict[str, Tensor]:
+        """What the operators of a step may find, under ``kind/name``: what there is, and room for every gradient."""
+        places = self.memory.export()
+        return {
+            name: places[name] if tensor is None else tensor.detach()
+            for name, tensor in self.current().items()
+            if tensor is not None or name.startswith("gradient/")
+        }
+
     def require_start(self, committed: StateDigest) -> None:
         """CallerError unless memory holds the state that a run began with."""
         if self.memory.digest() != committed:

@@ -36,6 +36,8 @@ class OpenStep:
         parameters: the model's, by name.
         keys: of the step's random operators.
         kind: ``STEP`` or ``EVALUATION``.
+        hold: brings a parameter's gradient into memory, given its name.
+        begin: what a lab does as the body begins, as a part of it.
     """
 
     observed: Capture | Follower
@@ -49,6 +51,8 @@ class OpenStep:
     parameters: Mapping[str, nn.Parameter]
     keys: RecordedKeys
     kind: str = STEP
+    hold: Callable[[nn.Parameter, str], None] = lambda parameter, name: None
+    begin: Callable[[], None] = lambda: None
 
 
 class RecordedStep(AbstractContextManager["RecordedStep"]):
@@ -96,20 +100,25 @@ class RecordedStep(AbstractContextManager["RecordedStep"]):
         finally:
             self._is_accumulating = False
         for name, parameter in opened.parameters.items():
-            if parameter.grad is not None:
-                self.watch(f"gradient/{name}", parameter.grad)
+            self._watch(name, parameter)
 
-    def watch(self, name: str, tensor: Tensor) -> None:
-        """Notice from now on whatever writes a tensor beside recorded operators."""
+    def accumulated(self, name: str, parameter: nn.Parameter) -> None:
+        """Have a parameter's gradient lie in memory, and notice from now on whatever writes it beside operators."""
         if self._open is not None and not self._is_accumulating:
+            self._open.hold(parameter, name)
+            self._watch(name, parameter)
+
+    def _watch(self, name: str, parameter: nn.Parameter) -> None:
+        if self._open is not None and parameter.grad is not None:
             with self._open.session.aside():
-                self._open.watch.add(name, tensor)
+                self._open.watch.add(f"gradient/{name}", parameter.grad)
 
     def __enter__(self) -> Self:
         self._open = self._begin(self)
         self._random = torch.get_rng_state()
         torch.default_generator.manual_seed(self._open.seed)
         self._open.session.__enter__()
+        self._open.begin()
         return self
 
     def __exit__(

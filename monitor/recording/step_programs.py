@@ -38,7 +38,8 @@ class StepPrograms:
 
     Args:
         groups: the hyper-parameters that the run declares, by parameter group.
-        checked: refuse numbers that the declaration does not explain; a simulated lie does not ask.
+        checked: refuse numbers that the declaration does not explain, and evaluations that write the state; a simulated
+            lie does not ask.
         start: the state that the run began with, under ``kind/name``.
 
     Attributes:
@@ -99,7 +100,7 @@ class StepPrograms:
 
     def settle(self, program: Program, kind: str) -> None:
         """Take note of what a step leaves absent; CallerError if it is an evaluation and changes the state."""
-        if kind == EVALUATION:
+        if kind == EVALUATION and self._rules is not None:
             require_unwritten(program, self._absent)
         self._absent = program.absent
 

@@ -66,6 +66,23 @@ def test_a_split_job_is_linked_or_not(capsys: pytest.CaptureFixture[str]) -> Non
     assert answer(capsys, "split", "--recognised", "0", "--trials", "10")["linked"] == 0
 
 
+def test_ways_past_all_meters_and_what_else_sees_them(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "unmetered", "--flop", "1e21", "--chips", "1000")
+    assert found["needed"] == 1
+    rows = {row["way"]: row for row in found["rows"]}
+    assert len(rows) == 6
+    assert all(row["chips"] == 0 and row["possible"] for row in rows.values())
+    assert all(0 < row["any"] < 0.1 for row in rows.values())
+    much = answer(capsys, "unmetered", "--flop", "1e24", "--chips", "1000")["rows"]
+    assert [row["possible"] for row in much] == [False, *[True] * 5]
+    assert all(more["any"] > rows[more["way"]]["any"] for more in much)
+    assert (much[1]["time"], much[4]["energy"], much[4]["census"]) == (1, 0, 0)
+    assert main(["evidence", "unmetered"]) == 0
+    assert "cannot be done" in capsys.readouterr().out
+    assert main(["evidence", "unmetered", "--fleet", "10", "--flop", "1e25"]) == 2
+    assert "are more than --fleet 10" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from unittest import mock
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from firmware_sim import FirmwareChip, Meter
+from firmware_sim import FirmwareChip, Meter, RecordKind
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
+from monitor.replay.steps import execution_of
+from monitor.transcript import RunFolder
 from tests.guards import off
 
 PAUSED = 6
@@ -128,6 +131,38 @@ def test_another_model_that_is_there_between_operators_only(record_small, judge,
     assert all(reason.where["operator"].startswith("aten.") for reason in verdict.reasons)
     with off("snapshots inside steps"):
         assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
+
+
+def test_an_operator_index_on_the_other_side_of_a_new_gradient(record_small, judge, monkeypatch):
+    """Gradients that were dropped are made anew, and lie in memory from the operator on that brings each there."""
+    alone = {"chips": 1, "lab": "lab"}
+    honest = record_small(train, name="honest", **alone)
+    settings = replace(SETTINGS, samples=1)
+    assert judge(honest)(settings=settings).outcome is Outcome.ACCEPT
+    run = RunFolder(honest.run, honest.trust.labs["lab"])
+    program = run.program(execution_of(run.leaf(3)).program)
+    writes = [program.first_writes[f"gradient/{name}"] for name in ("2.bias", "2.weight", "0.bias", "0.weight")]
+    assert writes == sorted(writes)
+    assert writes[-1] <= min(program.counted.index(first) for first, _ in program.updates)
+    assert all(program.calls[program.counted[at - 1]]["operator"] == "aten.copy_.default" for at in writes)
+    append, shifted = FirmwareChip._append, []
+
+    def shift(chip, kind, *, op=0, **more):
+        if kind is RecordKind.SNAPSHOT and 0 < op < 1 << 32 and more["step"] > 1:
+            nearest = min(writes, key=lambda at: abs(at - op))
+            shifted.append(op)
+            op = nearest - 1 if op >= nearest else nearest
+        return append(chip, kind, op=op, **more)
+
+    monkeypatch.setattr(FirmwareChip, "_append", shift)
+    recorded = record_small(train, **alone)
+    monkeypatch.undo()
+    assert shifted
+    verdict = judge(recorded)(settings=settings)
+    assert verdict.outcome is Outcome.REJECT
+    assert [reason.guard for reason in verdict.reasons] == ["snapshot"] * len(shifted)
+    with off("snapshots inside steps"):
+        assert judge(recorded)(settings=settings).outcome is Outcome.ACCEPT
 
 
 def test_moments_that_the_host_chooses(record_small, judge):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from firmware_sim import NO_WORK, Work
+from firmware_sim import Work
 from firmware_sim.errors import CallerError
 from inspector.dispute.disputed import Disputed
 from inspector.inspection.guards import Settings
@@ -18,8 +18,7 @@ from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from monitor import Recorder
 from monitor.declaration.schedules import Schedule
-from monitor.recording import step_programs
-from monitor.recording.between import Between
+from monitor.lab.beside import BESIDE_LIES, IN_EVALUATIONS
 from monitor.transcript import Execution, Leaf
 from tests.guards import off
 
@@ -176,43 +175,70 @@ def test_an_evaluation_by_stored_statistics_writes_nothing(tmp_path):
         model(BATCH)
 
 
-def test_work_beside_the_programs_that_nobody_tells_of_shows_in_the_meters(loop, judge, monkeypatch):
-    take = Between.take
-    monkeypatch.setattr(Between, "take", lambda self: take(self) and NO_WORK)
-    recorded = loop(norms)
-    monkeypatch.undo()
+LIES = {
+    "untold-work": ({"meter", "snapshot"}, "", ("metered work", "snapshots inside steps")),
+    "more-work": ({"meter"}, "beside its program, and ", ("work beside programs",)),
+    "step-as-evaluation": (
+        {"evidence"},
+        "is declared as an evaluation, and writes 'gradient/",
+        ("evaluations write nothing",),
+    ),
+    "dropping-evaluation": (
+        {"evidence"},
+        "is declared as an evaluation, and drops 'optimizer/",
+        ("evaluations write nothing",),
+    ),
+    "moving-evaluation": (
+        {"evidence"},
+        "is declared as an evaluation, and writes 'optimizer/",
+        ("evaluations write nothing", "numbers bound"),
+    ),
+}
+
+
+def test_every_lie_beside_programs_is_here():
+    assert set(LIES) == {lie.value for lie in BESIDE_LIES}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lies_beside_programs_are_rejected_and_pass_with_their_guards_off(loop, judge, lie):
+    guards, text, without = LIES[lie]
+    recorded = loop(evaluate, lie=lie, lie_step=3)
     verdict = judge(recorded)
     assert verdict.outcome is Outcome.REJECT
-    assert {"meter"} <= {reason.guard for reason in verdict.reasons} <= {"meter", "snapshot"}
-    with off("metered work", "snapshots inside steps"):
+    assert {reason.guard for reason in verdict.reasons} <= guards
+    assert text in verdict.reasons[0].text
+    with off(*without):
+        verdict = judge(recorded)
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+
+
+def test_what_is_done_behind_the_last_step_is_allowed_to_a_bound_and_told_in_the_verdict(loop, judge):
+    """No step can tell of it any more."""
+    verdict = judge(loop(evaluate, lie="untold-work", lie_step=9))
+    assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+    assert "on each of 3 chips behind the last step, which are allowed and no step tells of" in verdict.reasons[0].text
+    assert sum(chip["untold"]["calls"] for chip in verdict.evidence["chips"]) == 4
+    assert "behind the last step" not in judge(loop(evaluate, name="honest")).reasons[0].text
+    recorded = loop(evaluate, name="more", lie="more-work", lie_step=9)
+    verdict = judge(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdict.reasons} == {"meter"}
+    with off("metered work"):
         assert judge(recorded).outcome is Outcome.ACCEPT
 
 
-def test_more_work_beside_the_programs_than_was_agreed_to_is_rejected(loop, judge, monkeypatch):
-    monkeypatch.setattr(Work, "__le__", lambda self, other: True)
-    recorded = loop(norms, beside=0)
-    monkeypatch.undo()
-    verdict = judge(recorded)
-    assert verdict.outcome is Outcome.REJECT
-    assert "beside its program, and " in verdict.reasons[0].text
-    with off("work beside programs"):
-        assert judge(recorded).outcome is Outcome.ACCEPT
+@pytest.mark.parametrize("lie", [lie.value for lie in IN_EVALUATIONS])
+def test_a_lie_in_an_evaluation_takes_one(loop, make_run, lie):
+    with pytest.raises(CallerError, match="from step 1 on, no evaluation found optimizer state"):
+        loop(norms, lie=lie)
+    with pytest.raises(CallerError, match="a preset's training has no evaluations"):
+        make_run(lie=lie)
 
 
-def test_training_that_calls_itself_an_evaluation_is_rejected(loop, judge, monkeypatch):
-    monkeypatch.setattr(step_programs, "require_unwritten", lambda program, absent: None)
-
-    def between(recorder, model):
-        with recorder.evaluation(BATCH):
-            body(model, recorder._run.loop.optimizer, BATCH)
-
-    recorded = loop(between)
-    monkeypatch.undo()
-    verdict = judge(recorded)
-    assert verdict.outcome is Outcome.REJECT
-    assert "is declared as an evaluation, and writes 'gradient/" in verdict.reasons[0].text
-    with off("evaluations write nothing"):
-        assert judge(recorded).outcome is Outcome.ACCEPT
+def test_work_of_which_no_step_can_tell_takes_a_step_that_follows(make_run):
+    with pytest.raises(CallerError, match="give a lie step before the last one"):
+        make_run(lie="untold-work", lie_step=6)
 
 
 def drop_optimizer_state(recorder, model):
@@ -223,17 +249,6 @@ def drop_optimizer_state(recorder, model):
 def test_an_evaluation_that_drops_optimizer_state_is_refused(loop):
     with pytest.raises(CallerError, match=r"optimizer/.* was dropped before or in an evaluation; drop it in a step"):
         loop(drop_optimizer_state)
-
-
-def test_an_evaluation_that_drops_optimizer_state_is_rejected(loop, judge, monkeypatch):
-    monkeypatch.setattr(step_programs, "require_unwritten", lambda program, absent: None)
-    recorded = loop(drop_optimizer_state)
-    monkeypatch.undo()
-    verdict = judge(recorded)
-    assert verdict.outcome is Outcome.REJECT
-    assert "is declared as an evaluation, and drops 'optimizer/" in verdict.reasons[0].text
-    with off("evaluations write nothing"):
-        assert judge(recorded).outcome is Outcome.ACCEPT
 
 
 def test_gradients_may_be_cleared_before_an_evaluation(loop, judge):

@@ -16,6 +16,7 @@ from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.judging import inspect, verify
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
+from monitor.lab.beside import BESIDE_LIES
 from monitor.lab.lies import LIES
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -120,7 +121,8 @@ FOUND_BY = {
     LabLie.EDITED_CHIP_LOG: {Guard.LOG_CHAIN, Guard.METER},
     LabLie.WRONG_OPERATOR: {Guard.REPLAY},
 }
-APART = {LabLie.ELSEWHERE_STEPS, LabLie.OTHER_DATA, LabLie.TRUNCATED_TRANSCRIPT, LabLie.SELF_MADE_TRUST}
+# So have those about what is done beside programs and in evaluations (tests/attacks/test_law_2_beside.py).
+APART = {LabLie.ELSEWHERE_STEPS, LabLie.OTHER_DATA, LabLie.TRUNCATED_TRANSCRIPT, LabLie.SELF_MADE_TRUST, *BESIDE_LIES}
 
 
 @pytest.fixture(params=list(LOOPS))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from analysis.cli import main
 from firmware_sim.errors import CallerError, DeviceError
@@ -108,6 +110,35 @@ def test_forbidden_data_and_a_required_share(judge, data):
     assert share.outcome is Outcome.ACCEPT
     assert judge(rule("data", f"digests = {used}", "at_least = 0.2")).outcome is Outcome.REJECT
     assert judge(rule("data", f"digests = {rows}", "at_least = 1")).outcome is Outcome.ACCEPT
+
+
+def test_batches_of_evaluations_count(record_loop, devices, tmp_path):
+    torch.manual_seed(0)
+    model, trained, shown = nn.Linear(4, 2), torch.randn(3, 4), torch.randn(3, 4)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    def evaluate(recorder, step):
+        if step == 2:
+            with recorder.evaluation(shown), torch.no_grad():
+                model(shown)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record_loop(model, optimizer, [trained] * 2, body, before=evaluate)
+    case = CaseFile()
+    worker = signing(devices.run, CLUSTER)
+    verdict = inspect([recorded.run], recorded.trust, SETTINGS, now=recorded.now, worker=worker, case=case)
+    (tmp_path / "rules.toml").write_text(
+        rule("data", f"digests = {content_digests(shown.numpy())[1:2]}", "at_most = 0")
+    )
+    rules = read_rules(tmp_path / "rules.toml")
+    judged = apply_rules(verdict, rules, case, recorded.trust, SETTINGS, worker=worker)
+    assert judged.outcome is Outcome.REJECT
+    assert "1 of 9 places hold a sample of set" in judged.reasons[0].text
+    assert (judged.reasons[0].where["step"], judged.reasons[0].where["place"]) == (2, 1)
 
 
 def test_hyper_parameters_are_bounded(judge, small):
