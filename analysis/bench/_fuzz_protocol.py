@@ -1,4 +1,4 @@
-"""What an inspection's other parties send, for ``bench fuzz``: bundles, and a lab's messages of a round.
+"""What an inspection's other parties send, for ``bench fuzz``: bundles, a lab's messages of a round, and contests.
 
 Bytes under a signature are signed anew before they are read, as the party that they come from could.
 """
@@ -15,11 +15,13 @@ from typing import Any
 
 from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import SigningKey, canonical, decode_base64, seal
+from firmware_sim.evidence import SigningKey, canonical, decode_base64, leaf_hash, seal
 from inspector.bundle.building import bundle_of
 from inspector.bundle.checking import check_bundle
 from inspector.bundle.contents import Bundle, read_bundle
-from inspector.bundle.replays import REPLAY, signing
+from inspector.bundle.contests import Contest, Contested, decide, hold, read_contest
+from inspector.bundle.replays import REPLAY, Replayed, SignedReplay, signing, state_digest
+from inspector.dispute.answers import Answers
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
@@ -27,8 +29,13 @@ from inspector.inspection.trust import Trust
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.world import INSPECTORATE, World
+from monitor.lab.lies import conduct
+from monitor.lab.prover import LabProver, RunProver
+from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.replay.steps import execution_of
+from monitor.transcript import RunFolder
 
-__all__ = ["BundleReader", "RoundReader", "prepare_bundle", "prepare_round"]
+__all__ = ["BundleReader", "ContestReader", "RoundReader", "prepare_bundle", "prepare_contest", "prepare_round"]
 
 _SETTINGS = Settings(samples=1, seed="x", devices=("native",))
 _REPLAYS = "replays/"
@@ -117,3 +124,57 @@ class RoundReader:
             for path in [*world.inbox(INSPECTORATE).iterdir(), *world.inbox(self._lab).iterdir()]:
                 if "-announcement-" not in path.name:
                     path.unlink()
+
+
+def prepare_contest(run: RunFolder, key: SigningKey, out: Path) -> None:
+    """Let the lab of a run and a cluster that lies, whose key this is, answer for the first step.
+
+    They part where the state is committed, so that deciding executes no kernel: a fuzzer cannot compile them.
+    """
+    config = SimulatedLab.read_config(lab_path(run.folder))
+    made = hold(
+        _contested(run),
+        1,
+        run.program(execution_of(run.leaf(1)).program).encoded,
+        lab=LabProver(run.folder),
+        lab_key=SimulatedLab.lab_key(config),
+        cluster=RunProver(run, conduct("other-learning-rate", 1)),
+        cluster_key=key,
+    )
+    out.write_bytes(made.encoded())
+
+
+class ContestReader:
+    """What a cluster says of a contested step: the payload that it signs."""
+
+    def __init__(self, path: Path, run: RunFolder, trust: Trust, key: SigningKey) -> None:
+        self._contest, self._run = read_contest(path), _contested(run)
+        self._trust = replace(trust, clusters=frozenset({key.verifying}))
+        reached = leaf_hash(Answers.open(self._contest.cluster, key.verifying).leaf)
+        replayed = Replayed(
+            segment=(0, 0, 1),
+            start_state=state_digest(run.leaf(0).state.to_json()),
+            initial_state=None,
+            leaves=(reached,),
+            inside=(),
+            contradicted_step=None,
+        )
+        self._replay = SignedReplay(
+            head=self._run.head, device="native", fingerprint="f", readable=True, replays=(replayed,)
+        )
+
+    def seed(self) -> bytes:
+        """The cluster's envelope."""
+        return self._contest.cluster
+
+    def read(self, cluster: bytes) -> None:
+        """Decide; EvidenceError where it is no contest, or the cluster has lost since an answer is none."""
+        contest = Contest(program=self._contest.program, lab=self._contest.lab, cluster=cluster)
+        decision = decide(contest, [self._run], [self._replay], self._trust)
+        if decision.ruling.case == "no valid answer":
+            raise EvidenceError(decision.text)
+
+
+def _contested(run: RunFolder) -> Contested:
+    leaves = {leaf.step: (leaf, leaf.encoded()) for leaf in run.load_steps()[0]}
+    return Contested(lab=run.metadata.lab, head=run.manifest_digest, declared=run.declared, leaves=leaves)

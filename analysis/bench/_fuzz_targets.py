@@ -20,7 +20,14 @@ from pathlib import Path
 
 import torch
 
-from analysis.bench._fuzz_protocol import BundleReader, RoundReader, prepare_bundle, prepare_round
+from analysis.bench._fuzz_protocol import (
+    BundleReader,
+    ContestReader,
+    RoundReader,
+    prepare_bundle,
+    prepare_contest,
+    prepare_round,
+)
 from analysis.registration import registered_trust
 from firmware_sim import limits
 from firmware_sim.audit import audit_schedule, check_epoch_keys
@@ -51,6 +58,7 @@ from firmware_sim.schedule import EpochKey, decode_epoch_keys
 from inspector.bundle.checks import CHECK, SignedCheck
 from inspector.bundle.examinations import EXAMINATION, SignedExamination
 from inspector.campaign import load_regimes
+from inspector.dispute.answers import ANSWERS
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import judge
@@ -134,6 +142,7 @@ def prepare(folder: Path) -> None:
     now = _STARTED + timedelta(minutes=30)
     prepare_bundle(folder / "run", trust, _KEY, folder / "bundle.json", now)
     prepare_round(folder / "world", folder / "run", trust, now)
+    prepare_contest(World(folder).loop, _KEY, folder / "contested.json")
     run = World(folder).preset
     answer = {"replays": [replay_segment(run, 0).to_json()]}
     document = {"device": "native", "fingerprint": "f", "seconds": 0.5, **answer}
@@ -184,6 +193,11 @@ class World:
     def bundle(self) -> BundleReader:
         """Reads bundles of that run."""
         return BundleReader(self.folder / "bundle.json", self.trust("run"), _KEY)
+
+    @cached_property
+    def contest(self) -> ContestReader:
+        """Reads what a cluster answers about the loop's first step."""
+        return ContestReader(self.folder / "contested.json", self.loop, self.trust("loop"), _KEY)
 
     @cached_property
     def round(self) -> RoundReader:
@@ -436,6 +450,10 @@ def targets(world: World) -> dict[str, Target]:
         "memory": Target(read=world.as_file(load_memory), seeds=lambda: [canonical.encode(_POSITIONS)]),
         "scenario": Target(read=world.as_file(_read_scenario), seeds=_scenarios, is_json=False),
         "bundle": Target(read=lambda data: world.bundle.read(data), seeds=lambda: [world.bundle.seed()]),
+        "contest": Target(
+            read=lambda data: world.contest.read(_sealed(ANSWERS, data)),
+            seeds=lambda: [_payload(world.contest.seed())],
+        ),
         "heads": Target(
             read=lambda data: world.round.read(data), seeds=lambda: [world.round.seed(world.preset.manifest_bytes)]
         ),
