@@ -149,7 +149,7 @@ class ContestReader:
 
     def __init__(self, path: Path, run: RunFolder, trust: Trust, key: SigningKey) -> None:
         self._contest, self._run = read_contest(path), _contested(run)
-        self._trust = replace(trust, clusters=frozenset({key.verifying}))
+        self._trust, self._key = replace(trust, clusters=frozenset({key.verifying})), key.verifying
         reached = leaf_hash(Answers.open(self._contest.cluster, key.verifying).leaf)
         replayed = Replayed(
             segment=(0, 0, 1),
@@ -168,10 +168,10 @@ class ContestReader:
         return self._contest.cluster
 
     def read(self, cluster: bytes) -> None:
-        """Decide; EvidenceError where it is no contest, or the cluster has lost since an answer is none."""
+        """Decide; EvidenceError where it is no contest, or an answer is none or lacks."""
         contest = Contest(program=self._contest.program, lab=self._contest.lab, cluster=cluster)
-        decision = decide(contest, [self._run], [self._replay], self._trust)
-        if decision.ruling.case == "no valid answer":
+        decision = decide(contest, [self._run], [(self._key, self._replay)], self._trust)
+        if decision.ruling.case in ("no valid answer", "not asked"):
             raise EvidenceError(decision.text)
 
 

@@ -170,7 +170,7 @@ def _check(
     grounds = [*_forks(bundle, runs, trust), *_chip_grounds(chips, runs)]
     chosen = _draws(told["evidence"], runs, chips, trust, settings)
     judged = [run.contested() for run in runs]
-    decisions = [decide(each, judged, [result for _, result in replays], trust) for each in contests]
+    decisions = [decide(each, judged, replays, trust) for each in contests]
     evidence["decided"] = [
         {"run": each.head, "step": each.step, "guilty": list(each.ruling.guilty), "text": each.text}
         for each in decisions

@@ -10,6 +10,7 @@ it, and knows who is wrong without trusting either (Arun et al. 2025, section 3)
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = ["CLUSTER", "LAB", "Contest", "Contested", "Decision", "decide", "depa
 
 FORMAT = "chipwitness/contest/1"
 LAB, CLUSTER = "lab", "cluster"
+_NO_ANSWER = "no valid answer"
 _KEYS = {"format", "program", LAB, CLUSTER}
 
 
@@ -141,11 +143,13 @@ def hold(
     return Contest(program=program, lab=signed(LAB, CLUSTER, lab_key), cluster=signed(CLUSTER, LAB, cluster_key))
 
 
-def decide(contest: Contest, runs: Sequence[Contested], replays: Sequence[SignedReplay], trust: Trust) -> Decision:
+def decide(
+    contest: Contest, runs: Sequence[Contested], replays: Sequence[tuple[VerifyingKey, SignedReplay]], trust: Trust
+) -> Decision:
     """Decide a contest by what is signed in it.
 
     Args:
-        replays: of the bundle, each with the cluster's signature verified.
+        replays: of the bundle, each with the cluster's key that signed it.
 
     Raises:
         EvidenceError: it is not about a step of these runs of which a cluster signed that it leads elsewhere; or it
@@ -164,13 +168,20 @@ def decide(contest: Contest, runs: Sequence[Contested], replays: Sequence[Signed
         raise EvidenceError("a contest holds the lab's answers about another step")
     if (theirs.trace, theirs.against) != (mine.against, mine.trace):
         raise EvidenceError("a contest puts answers together that were given to others")
-    if (step, leaf_hash(mine.leaf)) not in [departure(each, run) for each in replays if each.head == run.head]:
+    if (step, leaf_hash(mine.leaf)) not in [
+        departure(each, run) for signer, each in replays if (signer, each.head) == (key, run.head)
+    ]:
         raise EvidenceError("a contest is about another step than the cluster's replay departs at")
-    program = Program.decode(contest.program)
+    digest = hashlib.sha256(contest.program).hexdigest()
     signed = [each for each in trust.agreed() if each.lab == run.lab and each.declaration == run.declared]
-    if not any(program.digest in each.programs for each in signed):
-        raise EvidenceError(f"a contest holds program {program.digest[:16]}…, which was not countersigned")
-    ruling = _rule(run, step, program, mine.leaf, {LAB: Said(theirs), CLUSTER: Said(mine)})
+    if not any(digest in each.programs for each in signed):
+        raise EvidenceError(f"a contest holds program {digest[:16]}…, which was not countersigned")
+    said = {LAB: Said(theirs), CLUSTER: Said(mine)}
+    ruling = _rule(run, step, Program.decode(contest.program), mine.leaf, said)
+    for party in ruling.guilty if ruling.case == _NO_ANSWER else ():
+        if said[party].unanswered:  # the other may have changed its answers since, and signed what nobody asked about
+            text = f"{party} was not asked for {said[party].unanswered[0]}"
+            ruling = Ruling(guilty=(), operator=None, text=text, case="not asked")
     return Decision(head=run.head, step=step, key=key, ruling=ruling)
 
 
@@ -215,7 +226,7 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
     try:
         return settle_operators((parties[0], parties[1]), task, traffic)
     except Failure as failure:
-        return Ruling(guilty=(failure.party,), operator=None, text=str(failure), case="no valid answer")
+        return Ruling(guilty=(failure.party,), operator=None, text=str(failure), case=_NO_ANSWER)
     except EvidenceError as error:
         return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
 

@@ -140,37 +140,48 @@ class Heard(Prover):
 
 @dataclass(frozen=True, slots=True)
 class Said(Prover):
-    """A party that answers with what it signed; KeyError for a question that it did not answer."""
+    """A party that answers with what it signed; EvidenceError for a question that it did not answer.
+
+    Attributes:
+        unanswered: such questions: its opponent may have answered otherwise then, so that they are no fault of its own.
+    """
 
     signed: Answers
+    unanswered: list[str] = field(default_factory=list)
+
+    def _answer(self, question: str) -> Any:
+        if question not in self.signed.answers:
+            self.unanswered.append(question)
+            raise EvidenceError(f"it was not asked for {question}")
+        return self.signed.answers[question]
 
     def step(self, number: int) -> Opening:
-        return _opening(self.signed.answers[f"step {number}"])
+        return _opening(self._answer(f"step {number}"))
 
     def trace(self, step: int) -> TraceHead:
         return self.signed.trace
 
     def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
-        root, *proof = map(bytes.fromhex, self.signed.answers[f"prefix {step} {size}"])
+        root, *proof = map(bytes.fromhex, self._answer(f"prefix {step} {size}"))
         return root, tuple(proof)
 
     def node(self, step: int, index: int) -> Opening:
-        return _opening(self.signed.answers[f"node {step} {index}"])
+        return _opening(self._answer(f"node {step} {index}"))
 
     def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        inputs, outputs = map(_tensors, self.signed.answers[f"tensors {step} {index}"])
+        inputs, outputs = map(_tensors, self._answer(f"tensors {step} {index}"))
         return list(inputs.values()), list(outputs.values())
 
     def state(self, step: int) -> dict[str, Tensor]:
-        return _tensors(self.signed.answers[f"state {step}"])
+        return _tensors(self._answer(f"state {step}"))
 
     def batch(self, step: int) -> BatchOpening:
-        opened = self.signed.answers[f"batch {step}"]
+        opened = self._answer(f"batch {step}")
         parts = [(decode_base64(salt), decode_base64(content)) for salt, content in opened["parts"]]
         return BatchOpening(parts, is_file=bool(opened["is_file"]))
 
     def rounding_entries(self, step: int, index: int) -> bytes:
-        return decode_base64(self.signed.answers[f"entries {step} {index}"])
+        return decode_base64(self._answer(f"entries {step} {index}"))
 
 
 def _head(data: object) -> TraceHead:

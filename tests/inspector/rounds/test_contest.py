@@ -136,6 +136,28 @@ def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):
     assert "a contest puts answers together that were given to others" in after.reasons[0].text
 
 
+def test_a_cluster_that_signs_other_answers_than_it_gave_frames_nobody(framed):
+    """It gave none at first, so that the lab was not asked much; then it signs good ones."""
+    world, bundle, recorded = framed
+    made = contest(world, cluster=liar(world))
+    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
+    theirs = replace(Answers.open(made.lab, lab_key.verifying), answers={}).sign(lab_key)
+    after = shown(bundle, world, replace(made, lab=theirs))
+    assert after.evidence["decided"][0]["guilty"] == []
+    assert "not decided: lab was not asked for " in after.evidence["decided"][0]["text"]
+    assert any("contested, rests on cluster key" in each for each in after.evidence["grounds"])
+
+
+def test_another_cluster_cannot_answer_for_the_one_that_replayed(framed):
+    world, bundle, _ = framed
+    made = contest(world, cluster=liar(world))
+    other = SigningKey.generate(b"o" * 32)
+    mine = Answers.open(made.cluster, world.public(CLUSTER)).sign(other)
+    trust = replace(world.trust(), clusters=world.trust().clusters | {other.verifying})
+    after = check_bundle(bundle.read_bytes(), trust, contests=[replace(made, cluster=mine)])
+    assert not after.evidence["verifies"]
+
+
 def test_nobody_answers_for_a_lab(framed):
     world, bundle, _ = framed
     made = contest(world, cluster=liar(world))
