@@ -21,15 +21,18 @@ class Nodes:
 
     Attributes:
         address: HOST:PORT of its head.
+        newest: the node that was started last.
     """
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
         self.address: str = cluster.address
+        self.newest: Any = cluster.head_node
 
     def add(self, **variables: str) -> Any:
         """Start a node of one processor; ``variables`` are of its environment."""
-        return self._cluster.add_node(num_cpus=1, env_vars=variables)
+        self.newest = self._cluster.add_node(num_cpus=1, env_vars=variables)
+        return self.newest
 
     def kill(self, node: Any) -> None:
         """End all processes of a node at once, by SIGKILL."""

@@ -76,6 +76,11 @@ class RayPool:
         self._seats.close()
         self._ray.shutdown()
 
+    @property
+    def answered(self) -> int:
+        """How many segments, or jobs of other kinds, nodes have answered."""
+        return self._seats.answered
+
     def prepare(self, names: Sequence[str]) -> None:
         """Ask a process of this machine what each of these devices is, while the caller does something else.
 
@@ -157,6 +162,7 @@ class _Seats:
         self._ready: deque[_Place] = deque()
         self._there: set[_Place] = set()
         self._since = time.monotonic()
+        self.answered = 0
         self._lost = ""
         self._refusals: dict[str, str] = {}
 
@@ -238,6 +244,7 @@ class _Seats:
         except (self._ray.exceptions.RayError, EvidenceError, TypeError) as error:
             raise DeviceError(f"the Ray cluster gave no answer: {_line(error)}") from None
         if isinstance(told, dict) and isinstance(told.get("result"), dict):
+            self.answered += 1
             return dict(told["result"])
         if isinstance(told, dict) and "refused" in told:
             self._refusals[name] = str(told["refused"])

@@ -92,6 +92,7 @@ class Scheduler(Generic[W]):
         with self._state:
             if self._closed:
                 raise DeviceError("the replay processes were closed")
+            self._jobs.add(entered)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="replay-scheduler", daemon=True)
                 self._thread.start()
@@ -142,7 +143,6 @@ class Scheduler(Generic[W]):
             job.future.set_exception(error)
 
     def _enter(self, job: _Job) -> None:
-        self._jobs.add(job)
         self._left[job.name] += job.left
         self._waiting.setdefault(job.name, deque()).append(job)
 
@@ -180,7 +180,8 @@ class Scheduler(Generic[W]):
                 return None
             refused = self._refused[name]
             suiting = (each for each in self._idle if each not in refused and self._crew.suits(each, name))
-            worker = next(suiting, None) or self._crew.hire(name)
+            worker = next(suiting, None)
+            worker = self._crew.hire(name) if worker is None else worker
         if worker is not None:
             self._take_from_idle(worker)
         return worker

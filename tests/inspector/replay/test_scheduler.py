@@ -142,8 +142,8 @@ def test_jobs_and_devices_take_turns_and_none_waits_for_ever():
     never.close()
     with pytest.raises(DeviceError, match="were closed"):
         left.result(30)
+    scheduler.close()
     with pytest.raises(DeviceError, match="were closed"):
-        scheduler.close()
         scheduler.submit("d", JOB)
 
 
