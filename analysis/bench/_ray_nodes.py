@@ -80,11 +80,13 @@ def _token() -> Iterator[None]:
 
 def _read_token_again() -> None:
     try:
-        from ray._raylet import AuthenticationTokenLoader, Config
+        import ray._raylet
+
+        parts: Any = ray._raylet
     except ImportError:
         raise CallerError("this needs Ray: pip install 'chipwitness[ray]'") from None
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    parts.Config.initialize("")
+    parts.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def device_processes() -> Mapping[int, int]:

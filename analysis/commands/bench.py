@@ -319,8 +319,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "or answered_before and complete; exit code 1 where a verdict differs, a replay is not complete, or the "
         "scheduler takes over 10 ms or keeps over 256 bytes for a segment. Needs the extra `ray`, scheduler apart",
     )
-    kinds = ("scheduler", "verdicts", "kills")
-    one.add_argument("--cases", nargs="+", choices=kinds, metavar="WORK", help=f"of {', '.join(kinds)} (default: all)")
+    three = ("scheduler", "verdicts", "kills")
+    one.add_argument("--cases", nargs="+", choices=three, metavar="WORK", help=f"of {', '.join(three)} (default: all)")
     one.add_argument("--segments", type=int, nargs="+", metavar="N", dest="sizes", help="default: 1000 10000 30000")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 

@@ -109,7 +109,6 @@ class RayPool:
 
 def _connected(address: str) -> ModuleType:
     """Ray, connected to the cluster."""
-    ray: ModuleType
     try:
         import ray
     except ImportError:
@@ -122,7 +121,8 @@ def _connected(address: str) -> ModuleType:
         ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False)
     except Exception as error:
         raise CallerError(f"the Ray cluster at {address} does not let this process in: {_line(error)}") from None
-    return ray
+    found: ModuleType = ray
+    return found
 
 
 def _line(error: object) -> str:
