@@ -117,12 +117,20 @@ def _connected(address: str) -> ModuleType:
     access.require_token(host)
     if ray.is_initialized():
         raise CallerError("this process is connected to a Ray cluster already")
+    _keep_from_output(ray)
     try:
         ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False)
     except Exception as error:
         raise CallerError(f"the Ray cluster at {address} does not let this process in: {_line(error)}") from None
     found: ModuleType = ray
     return found
+
+
+def _keep_from_output(ray: ModuleType) -> None:
+    """Ray writes of its workers to the standard output, where a command's JSON goes, and has no setting against it."""
+    worker = getattr(getattr(ray, "_private", None), "worker", None)
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
 
 
 def _line(error: object) -> str:

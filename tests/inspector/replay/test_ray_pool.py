@@ -67,17 +67,14 @@ def test_an_inspection_on_ray_gives_the_verdict_of_one_here(nodes: Nodes, honest
     assert wait_for(lambda: not device_processes())
 
 
-def test_whatever_is_killed_the_result_is_complete(nodes: Nodes, devices, job, monkeypatch, kept_devices):
-    second = nodes.add()
+def test_whatever_is_killed_the_result_is_complete(nodes: Nodes, devices, job, kept_devices, capfd):
+    second = nodes.newest
     with RayPool(nodes.address) as pool, ThreadPoolExecutor(1) as threads:
-        answered: list[object] = []
-        read = pool._seats._read
-        monkeypatch.setattr(pool._seats, "_read", lambda *given: (answered.append(given), read(*given))[1])
         found = threads.submit(pool.run, DEVICE, {**job, "segments": [0, 1] * 30})
 
         def more() -> None:
-            known = len(answered)
-            wait_for(lambda: len(answered) > known + 3 or found.done())
+            known = pool.answered
+            wait_for(lambda: pool.answered > known + 3 or found.done())
             assert not found.done()
 
         more()
@@ -87,6 +84,7 @@ def test_whatever_is_killed_the_result_is_complete(nodes: Nodes, devices, job, m
         more()
         nodes.kill(second)
         assert found.result()["replays"] == devices.run(DEVICE, job)["replays"][:2] * 30
+    assert "raylet" not in capfd.readouterr().out
 
 
 def test_a_node_with_another_fingerprint_takes_no_part(nodes: Nodes, devices, job, tmp_path, kept_devices):
