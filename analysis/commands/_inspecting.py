@@ -66,9 +66,16 @@ def add_workers(parser: ArgumentParser) -> None:
 
 
 def add_executor(parser: ArgumentParser) -> None:
-    """Add ``--workers`` and ``--pool``: the processes that replay."""
+    """Add ``--workers``, ``--pool`` and ``--ray``: what replays."""
     add_workers(parser)
-    parser.add_argument(
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument(
+        "--ray",
+        metavar="HOST:PORT",
+        help="replay on the nodes of the Ray cluster with this head, each segment a task (extra `ray`; a cluster of "
+        "several machines must ask for a token: RAY_AUTH_MODE=token)",
+    )
+    places.add_argument(
         "--pool", type=Path, metavar="SOCKET", help="let the processes of `chipwitness pool SOCKET` replay"
     )
 
@@ -79,6 +86,10 @@ def executor(arguments: argparse.Namespace) -> AbstractContextManager[Executor]:
     from inspector.replay.pool import DevicePool
     from inspector.replay.served import PoolClient
 
+    if arguments.ray is not None:
+        from inspector.replay.ray_pool import RayPool
+
+        return RayPool(arguments.ray, workers=arguments.workers)
     if arguments.pool is None:
         return DevicePool(workers=arguments.workers)
     if arguments.workers is not None:

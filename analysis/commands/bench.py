@@ -39,6 +39,7 @@ _UNITS = {
     "snapshots": "run",
     "engines": "setting",
     "inspection": "run",
+    "cluster": "part",
     "recording": "step",
 }
 """Works whose progress is a number of these."""
@@ -308,6 +309,20 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one.add_argument("--cases", nargs="+", choices=costs, metavar="WORK", help=f"of {', '.join(costs)} (default: all)")
     one.add_argument("--steps", type=int, metavar="N", help="steps of the long run (default: 10000)")
     one.add_argument("--curve-steps", type=int, metavar="N", help="steps of the run with each interval (default: 1024)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "cluster",
+        "inspections on two nodes of a Ray cluster beside this process, with kills, and what dealing out costs",
+        "JSON: a list of rows with work (scheduler, verdicts or kills), mode, seconds (of the scheduler for a segment; "
+        "of an inspection or replay), ratio (to this process), and segments, workers and peak_kib; outcome and equal; "
+        "or answered_before and complete; exit code 1 where a verdict differs, a replay is not complete, or the "
+        "scheduler takes over 10 ms or keeps over 256 bytes for a segment. Needs the extra `ray`, scheduler apart",
+    )
+    three = ("scheduler", "verdicts", "kills")
+    one.add_argument("--cases", nargs="+", choices=three, metavar="WORK", help=f"of {', '.join(three)} (default: all)")
+    one.add_argument("--segments", type=int, nargs="+", metavar="N", dest="sizes", help="default: 1000 10000 30000")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(

@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -26,7 +30,7 @@ from monitor.numerics.known_answers import require_engines
 from monitor.transcript import RunFolder
 
 
-def main(threads: int | None = None) -> int:
+def main(threads: int | None = None) -> None:
     """Run jobs until the input ends; evidence at fault is a result, anything else that goes wrong ends the process.
 
     Args:
@@ -42,15 +46,27 @@ def main(threads: int | None = None) -> int:
     identity = {"device": name, "fingerprint": str(fingerprint()), "settings": settings(), "versions": versions()}
     if threads is not None:
         torch.set_num_threads(min(threads, torch.get_num_threads()))
-    for line in sys.stdin:
-        job = json.loads(line)
+    for job in _jobs():
         started = time.perf_counter()
         try:
             result = _ACTIONS[job["action"]](job)
         except EvidenceError as error:
             result = {"evidence_error": str(error)}
         print(json.dumps({**identity, **result, "seconds": time.perf_counter() - started}), flush=True)
-    return 0
+
+
+def _jobs() -> Iterator[dict[str, Any]]:
+    """Jobs as they come in; once the input ends nobody waits for an answer, and the process ends, also in a job."""
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield json.loads(lines.get())
 
 
 def _fingerprint(_: dict[str, Any]) -> dict[str, Any]:
@@ -91,4 +107,4 @@ _ACTIONS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    main(*map(int, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The processes that replay, kept for later jobs, and how a job is dealt out to several of them."""
+"""The processes that replay, kept for later jobs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,22 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-import uuid
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any, Protocol, Self
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from firmware_sim.evidence import canonical
-from inspector.devices import Device, device
+from inspector.devices import DEVICES, Device, device
+from inspector.replay.scheduler import Died, Scheduler
 
-__all__ = ["DevicePool", "Executor", "run_worker"]
+__all__ = ["MOST_WORKERS", "DevicePool", "Executor", "run_worker"]
 
-_MOST_WORKERS = 256
+MOST_WORKERS = 256
+"""Processes of one machine that replay at a time."""
 _PARTS = 4
 """A job that replays segments is cut into so many parts for each process, so that slow ones do not end it late."""
-_LINGER = 0.2
-"""Seconds that a part waits for a process of its device before another one is started, which takes seconds."""
-_ATTEMPTS = 2
-_SAME = ("device", "fingerprint", "settings", "versions")
-"""What all parts of a job must agree on."""
 
 
 class Executor(Protocol):
@@ -58,23 +51,19 @@ class DevicePool:
     """
 
     def __init__(self, *, workers: int | None = None, threads: int | None = None, timeout: float = 3600) -> None:
-        if workers is not None and not 1 <= workers <= _MOST_WORKERS:
-            raise CallerError(f"workers must lie in 1 … {_MOST_WORKERS}, not {workers}")
-        self._timeout, self._workers = timeout, workers
+        if workers is not None and not 1 <= workers <= MOST_WORKERS:
+            raise CallerError(f"workers must lie in 1 … {MOST_WORKERS}, not {workers}")
+        self._workers = workers
         threads = threads or max(1, (os.cpu_count() or 1) // (workers or 1))
-        self._threads = [] if workers is None else [str(threads)]
-        self._changed = threading.Condition()
-        self._processes: list[_Worker] = []
-        self._waiting: Counter[str] = Counter()
+        self._crew = _Processes(workers, timeout, [] if workers is None else [str(threads)])
+        self._scheduler = Scheduler(self._crew, parts=1 if workers in (None, 1) else _PARTS * (workers or 1))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            for worker in self._processes:
-                worker.close()
-            self._processes.clear()
+        self._scheduler.close()
+        self._crew.close()
 
     def prepare(self, names: Sequence[str]) -> None:
         """Start a process for each of these devices, as many as may run, while the caller does something else.
@@ -82,11 +71,8 @@ class DevicePool:
         Raises:
             CallerError: there is no such device.
         """
-        for name in dict.fromkeys(names[: self._workers]):
-            with self._changed:
-                worker = self._claim(device(name), 0)
-                if worker is not None:
-                    worker.start()
+        for entry in [device(name) for name in dict.fromkeys(names[: self._workers])]:
+            self._crew.prepare(entry)
 
     def run(self, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         """Run one job on the named device and return its JSON result.
@@ -94,68 +80,10 @@ class DevicePool:
         A process that dies is replaced, once for each part of the job.
 
         Raises:
+            CallerError: there is no such device.
             DeviceError: the process broke again, timed out or is not the device that it should be.
         """
-        entry, parts = device(name), self._parts(job)
-        if len(parts) == 1:
-            return self._run(entry, parts[0])
-        with ThreadPoolExecutor(max_workers=self._workers) as threads:
-            return _joined(name, list(threads.map(lambda part: self._run(entry, part), parts)))
-
-    def _parts(self, job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The job cut into runs of neighbouring segments; a job of another kind is not cut."""
-        segments = job.get("segments") if job.get("action") == "replay" else None
-        if self._workers in (None, 1) or not isinstance(segments, list) or not segments:
-            return [job]
-        count = min(len(segments), _PARTS * self._workers)
-        cuts = [len(segments) * number // count for number in range(count + 1)]
-        name = uuid.uuid4().hex
-        return [{**job, "part_of": name, "segments": segments[a:b]} for a, b in pairwise(cuts)]
-
-    def _run(self, entry: Device, job: Mapping[str, Any]) -> dict[str, Any]:
-        with self._process(entry) as worker:
-            for attempt in range(1, _ATTEMPTS + 1):
-                try:
-                    result = worker.run(job)
-                    break
-                except _Died:
-                    if attempt == _ATTEMPTS:
-                        raise
-        if result.get("device") != entry.name:
-            raise DeviceError(f"device {entry.name} gave an answer of another form")
-        return result
-
-    @contextlib.contextmanager
-    def _process(self, entry: Device) -> Iterator[_Worker]:
-        """A process of the device that nobody else uses meanwhile."""
-        asked = time.monotonic()
-        with self._changed:
-            self._waiting[entry.name] += 1
-            while (worker := self._claim(entry, time.monotonic() - asked)) is None:
-                self._changed.wait(_LINGER)
-            worker.busy = True
-            self._waiting[entry.name] -= 1
-        try:
-            yield worker
-        finally:
-            with self._changed:
-                worker.busy = False
-                self._changed.notify_all()
-
-    def _claim(self, entry: Device, waited: float) -> _Worker | None:
-        """A free process of the device, or a new one where there may be and it is worth it; None to wait."""
-        mine = [worker for worker in self._processes if worker.device is entry]
-        if self._workers is not None and sum(worker.busy for worker in self._processes) >= self._workers:
-            return None
-        free = next((worker for worker in mine if not worker.busy), None)
-        if free is not None:
-            return free
-        another = self._workers is not None and waited >= _LINGER and self._waiting[entry.name] >= len(mine)
-        if mine and not another:
-            return None
-        worker = _Worker(entry, self._timeout, self._threads)
-        self._processes.append(worker)
-        return worker
+        return self._scheduler.submit(device(name).name, job).result()
 
 
 def run_worker(name: str, job: Mapping[str, Any], *, timeout: float = 3600) -> dict[str, Any]:
@@ -164,36 +92,81 @@ def run_worker(name: str, job: Mapping[str, Any], *, timeout: float = 3600) -> d
         return pool.run(name, job)
 
 
-def _joined(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One result of the parts' results; the seconds are those of all processes together.
+class _Place:
+    """One of those that replay at a time, with a process for each device that it was asked to be.
 
-    Raises:
-        DeviceError: the processes do not compute alike.
+    Attributes:
+        device: the only one that it may be, or None.
     """
-    first = results[0]
-    if any(each.get(key) != first.get(key) for each in results for key in _SAME):
-        raise DeviceError(f"device {name}: its processes do not compute alike")
-    joined = {**first, "seconds": sum(each["seconds"] for each in results)}
-    failed = next((each for each in results if "evidence_error" in each), None)
-    if failed is not None:
-        joined.pop("replays", None)
-        return {**joined, "evidence_error": failed["evidence_error"]}
-    return {**joined, "replays": [replay for each in results for replay in each["replays"]]}
+
+    def __init__(self, only: str | None) -> None:
+        self.device = only
+        self.processes: dict[str, _Worker] = {}
 
 
-class _Died(DeviceError):
-    """A process ended before it gave an answer."""
+class _Processes:
+    """A crew of this machine's processes; a thread waits for each that is at work."""
+
+    def __init__(self, workers: int | None, timeout: float, threads: Sequence[str]) -> None:
+        self._workers, self._timeout, self._arguments = workers, timeout, threads
+        self._lock = threading.Lock()
+        self._places: list[_Place] = []
+        self._ahead: dict[str, _Worker] = {}
+        self.processes: list[_Worker] = []
+        self._threads = ThreadPoolExecutor(max_workers=workers or len(DEVICES), thread_name_prefix="replay")
+
+    def close(self) -> None:
+        for worker in self.processes:
+            worker.kill()
+        self._threads.shutdown()
+        for worker in self.processes:
+            worker.close()
+        self.processes.clear()
+
+    def prepare(self, entry: Device) -> None:
+        with self._lock:
+            if any(worker.device is entry for worker in self.processes):
+                return
+            worker = self._ahead[entry.name] = self._new(entry)
+            worker.start()
+
+    def _new(self, entry: Device) -> _Worker:
+        worker = _Worker(entry, self._timeout, self._arguments)
+        self.processes.append(worker)
+        return worker
+
+    def hire(self, name: str) -> _Place | None:
+        if self._workers is None:
+            if any(place.device == name for place in self._places):
+                return None
+        elif len(self._places) >= self._workers:
+            return None
+        place = _Place(name if self._workers is None else None)
+        self._places.append(place)
+        return place
+
+    def suits(self, worker: _Place, name: str) -> bool:
+        return worker.device in (None, name)
+
+    def begin(self, worker: _Place, name: str, part: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        with self._lock:
+            if name not in worker.processes:
+                ahead = self._ahead.pop(name) if name in self._ahead else None
+                worker.processes[name] = ahead or self._new(device(name))
+        return self._threads.submit(worker.processes[name].run, part)
+
+    def stays(self, worker: _Place) -> bool:
+        return True  # its process is started again
+
+    def hopeless(self, name: str) -> str | None:
+        return None
 
 
 class _Worker:
-    """One process: a line of JSON in, a line of JSON out.
-
-    Attributes:
-        busy: somebody uses it; the pool's own mark.
-    """
+    """One process: a line of JSON in, a line of JSON out."""
 
     def __init__(self, entry: Device, timeout: float, threads: Sequence[str]) -> None:
-        self.device, self.busy = entry, False
+        self.device, self._ended = entry, False
         self._timeout, self._threads = timeout, threads
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
@@ -221,6 +194,12 @@ class _Worker:
             raise self._failure(timed_out)
         return result
 
+    def kill(self) -> None:
+        """End the process for good; whoever waits for its answer learns of it."""
+        self._ended, process = True, self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
@@ -238,6 +217,8 @@ class _Worker:
     def start(self) -> subprocess.Popen[bytes]:
         if self._process is not None:
             return self._process
+        if self._ended:
+            raise DeviceError(f"device {self.device.name} was ended")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "inspector.replay._worker", *self._threads],
@@ -260,4 +241,4 @@ class _Worker:
         if timed_out:
             return DeviceError(f"device {self.device.name} gave no answer within {self._timeout:.0f} s")
         text = f"device {self.device.name} broke: {lines[-1] if lines else f'exit code {code}'}"
-        return _Died(text) if code < 0 else DeviceError(text)
+        return Died(text) if code < 0 else DeviceError(text)

@@ -41,7 +41,7 @@ def job(honest) -> dict[str, Any]:
 
 
 def process(pool: DevicePool) -> Any:
-    return pool._processes[0]._process
+    return pool._crew.processes[0]._process
 
 
 def test_parts_of_a_job_give_the_result_of_the_whole(two, devices, job):
@@ -92,7 +92,7 @@ def test_a_process_that_is_killed_again_is_an_error(monkeypatch):
 def test_no_more_processes_start_than_may_run():
     with DevicePool(workers=1) as pool:
         pool.prepare([DEVICE, "mkl-compatible"])
-        assert [worker.device.name for worker in pool._processes] == [DEVICE]
+        assert [worker.device.name for worker in pool._crew.processes] == [DEVICE]
     for number in (0, 1000):
         with pytest.raises(CallerError, match="workers must lie in"):
             DevicePool(workers=number)
