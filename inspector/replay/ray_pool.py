@@ -128,8 +128,8 @@ def _connected(address: str) -> ModuleType:
 
 def _keep_from_output(ray: ModuleType) -> None:
     """Ray writes of its workers to the standard output, where a command's JSON goes, and has no setting against it."""
-    worker = getattr(getattr(ray, "_private", None), "worker", None)
-    if hasattr(worker, "print_to_stdstream"):
+    worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
+    if worker is not None and hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda *_, **__: None
 
 
