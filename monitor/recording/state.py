@@ -135,8 +135,10 @@ class LoopState:
         Args:
             name: the parameter's.
         """
-        gradient, place = parameter.grad, self.memory.tensors["gradient", name]
-        if gradient is None or gradient.requires_grad or type(gradient) is not Tensor or _same_place(gradient, place):
+        gradient, place = parameter.grad, self.memory.tensors.get(("gradient", name))
+        if gradient is None or gradient.requires_grad or type(gradient) is not Tensor:
+            return
+        if place is None or _same_place(gradient, place):  # of no declared parameter: refused as the step ends
             return
         if (gradient.dtype, gradient.shape, gradient.layout) == (place.dtype, place.shape, place.layout):
             with torch.no_grad():

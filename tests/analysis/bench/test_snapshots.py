@@ -13,11 +13,14 @@ from firmware_sim.errors import CallerError
 
 def test_each_snapshot_inside_of_a_step_is_compared_on_both_devices():
     told = []
-    [row] = snapshots.run(presets=["digits-cnn"], chips=3, steps=3, progress=told.append)
-    assert told == [1]
-    assert (row["snapshots"], row["inside"]) == (12, 6), "at the first tick nothing had run, at the last nothing came"
-    assert row["compared"] == dict.fromkeys(snapshots.DEVICES, 6)
-    assert snapshots.verdict([row]) is None
+    rows = snapshots.run(presets=["digits-cnn"], chips=3, steps=3, progress=told.append)
+    assert [row["gradients"] for row in rows] == ["zeroed", "dropped"]
+    assert told == [1] * len(rows)
+    for row in rows:
+        assert (row["snapshots"], row["inside"]) == (12, 6), "at the first tick nothing had run, at the last none came"
+        assert row["compared"] == dict.fromkeys(snapshots.DEVICES, 6)
+    assert snapshots.verdict(rows) is None
+    row = rows[0]
     assert snapshots.verdict([{**row, "compared": {"sse41": 5, "mkl-compatible": 6}}]) is not None
     assert snapshots.verdict([{**row, "outcome": "INCONCLUSIVE"}]) is not None
     with pytest.raises(CallerError, match="take at least two"):
