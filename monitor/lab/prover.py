@@ -85,26 +85,26 @@ class RunProver(Prover):
         self._run = run
         self._leaves, self._tree = run.load_steps()
         self._reexecution = Reexecution(run, behaviour)
-        self._traces: dict[int, tuple[list[Node], MerkleTree, Leaf]] = {}
+        self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
 
     def reached(self, step: int) -> Leaf:
         """What a step leads to as this party runs it."""
-        return self._trace(step)[2]
+        return self._execute(step, capture=None).leaf
 
     def step(self, number: int) -> Opening:
         proof = self._tree.inclusion_proof(number, self._tree.size)
         return Opening(leaf=self._leaves[number].encoded(), proof=tuple(proof))
 
     def trace(self, step: int) -> TraceHead:
-        _, tree, _ = self._trace(step)
+        _, tree = self._trace(step)
         return TraceHead(size=tree.size, root=tree.root())
 
     def trace_prefix(self, step: int, size: int) -> tuple[bytes, tuple[bytes, ...]]:
-        _, tree, _ = self._trace(step)
+        _, tree = self._trace(step)
         return tree.root(size), tuple(tree.consistency_proof(size, tree.size))
 
     def node(self, step: int, index: int) -> Opening:
-        nodes, tree, _ = self._trace(step)
+        nodes, tree = self._trace(step)
         return Opening(leaf=nodes[index].encoded(), proof=tuple(tree.inclusion_proof(index, tree.size)))
 
     def tensors(self, step: int, index: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -120,10 +120,10 @@ class RunProver(Prover):
     def rounding_entries(self, step: int, index: int) -> bytes:
         return self._execute(step, capture=None).session.entries_of(index)
 
-    def _trace(self, step: int) -> tuple[list[Node], MerkleTree, Leaf]:
+    def _trace(self, step: int) -> tuple[list[Node], MerkleTree]:
         if step not in self._traces:
-            traced = self._execute(step, capture=None)
-            self._traces[step] = (traced.nodes, MerkleTree(node.encoded() for node in traced.nodes), traced.leaf)
+            nodes = self._execute(step, capture=None).nodes
+            self._traces[step] = (nodes, MerkleTree(node.encoded() for node in nodes))
         return self._traces[step]
 
     def _execute(self, step: int, *, capture: int | None) -> TracedStep:
