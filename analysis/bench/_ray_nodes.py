@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -43,10 +44,12 @@ class Nodes:
 def ray_nodes(count: int = 2) -> Iterator[Nodes]:
     """Start that many nodes of one processor each, which ask for a token; nothing of them is left at the end.
 
+    Clusters of several processes come one after another: two on one machine hold each other up for minutes.
+
     Raises:
         CallerError: Ray is not installed.
     """
-    with _token():
+    with _alone(), _token():
         from ray.cluster_utils import Cluster
 
         folder = tempfile.mkdtemp(prefix="cw-", dir="/tmp")  # short: the names of Ray's sockets are long
@@ -61,6 +64,13 @@ def ray_nodes(count: int = 2) -> Iterator[Nodes]:
         finally:
             cluster.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    with (Path(tempfile.gettempdir()) / f"chipwitness-ray-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -252,6 +252,11 @@ class _Seats:
         except (self._ray.exceptions.RayError, EvidenceError, TypeError) as error:
             raise DeviceError(f"the Ray cluster gave no answer: {_line(error)}") from None
         if isinstance(told, dict) and isinstance(told.get("result"), dict):
+            if self._apart and "evidence_error" in told["result"]:  # its copy may lack what this machine's has
+                said = told["result"]["evidence_error"]
+                raise DeviceError(
+                    f"a node cannot read the run ({said!a:.200}): runs must lie where all nodes find them"
+                )
             self.answered += 1
             return dict(told["result"])
         if isinstance(told, dict) and "refused" in told:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,11 +105,18 @@ def test_a_node_with_another_fingerprint_takes_no_part(nodes: Nodes, devices, jo
     nodes.kill(wrong)
 
 
-def test_what_a_node_cannot_read_is_not_the_lab_s_fault(nodes: Nodes, job, kept_devices):
+def test_what_a_node_cannot_read_is_not_the_lab_s_fault(nodes: Nodes, job, kept_devices, tmp_path):
     with RayPool(nodes.address, workers=1) as pool:
         for wrong in ({"run": "/nowhere"}, {"manifest": "00" * 32}):
             with pytest.raises(DeviceError, match="runs must lie where all nodes find them"):
                 pool.run(DEVICE, {**job, **wrong})
+        part = tmp_path / "run"
+        shutil.copytree(job["run"], part, ignore=shutil.ignore_patterns("checkpoints"))
+        assert "evidence_error" in pool.run(DEVICE, {**job, "run": str(part)})
+        pool._seats._apart = True  # a node of another machine has a copy of its own
+        with pytest.raises(DeviceError, match=r"a node cannot read the run .*runs must lie where all nodes find them"):
+            pool.run(DEVICE, {**job, "run": str(part)})
+        pool._seats._apart = False
         other: Future[dict[str, Any]] = Future()
         other.set_result({"fingerprint": "another"})
         pool._seats.wanted["native-1"] = other
