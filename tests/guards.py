@@ -93,6 +93,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "open epoch": (("firmware_sim.audit.check_open_epoch", _nothing),),
     # law 3: draws
     "fresh draw": (("inspector.inspection.judging.secret_of", lambda settings: settings.seed or "0"),),
+    "secret nobody can guess": (("inspector.rounds.steps.fresh_secret", lambda: "0" * 64),),
     "first segment": (("inspector.inspection.sampling.first_and_drawn", _draw_any),),
     "labs that declare nothing": (
         (

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from analysis.bench import _forked_loop
 from analysis.bench._origin import write
 from firmware_sim.errors import CallerError
 from inspector.campaign.intervals import clopper_pearson
@@ -29,9 +32,12 @@ from inspector.probability.odds import Violation, chain
 from inspector.replay.pool import DevicePool
 from inspector.rounds import steps
 from inspector.rounds.world import World
-from monitor.lab.simulated import lab_path, new_lab_config, next_lab_config
+from monitor.lab.evidence import LiveChips
+from monitor.lab.simulated import SimulatedLab, lab_path, new_lab_config, next_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
+from monitor.transcript.draft import Draft
+from monitor.transcript.layout import MANIFEST, chip_path
 
 __all__ = ["LIES", "run", "table", "verdict", "write"]
 
@@ -46,7 +52,10 @@ _DOUBT = 1e-3
 _CHIPS, _STEPS, _SWAP_STEPS = 2, 2, 6
 _SETTINGS = Settings(samples=1, seed=None, devices=("sse41",))
 _SWAP = Sampling(confidence=0.5, against=Violation("swap"))
-_HEADS, _REHEARSALS = 64, 50
+_HEADS = 16
+"""So many heads a lab that grinds could sign."""
+_GUESS = "0" * 64
+"""What such a lab takes the inspectorate's secret for."""
 
 
 @dataclass(slots=True)
@@ -185,15 +194,39 @@ def _sold_twice(scene: _Scene) -> bool:
 
 
 def _grinding(scene: _Scene) -> bool:
-    """Of many heads that a lab could sign it signs the one that draws its bad chip least in its rehearsals."""
-    pool = [f"lab-chip-{number:04d}" for number in range(2 * _CHIPS)]
+    """A lab lets its chip answer anew, and signs that, until the draw by its guess of the secret misses its partner."""
+    honest, secret = scene.train("honest", lab="other"), scene.train("secret")
+    world = scene.world(honest, secret)
+    trust, key = world.trust(), SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(honest)))
+    pool, (chip, *_) = sorted(trust.chips), sorted(trust.chips_of("other"))
+    chips = LiveChips([lab_path(honest)])
+    for _ in range(_HEADS):
+        head = hashlib.sha256((honest / MANIFEST).read_bytes()).hexdigest()
+        if draw(pool, 1, challenge_seed(_GUESS, [head]))[0] in trust.chips_of("other"):
+            break
+        draft = Draft.read(honest, key)
+        for name, content in chips.ask(chip, trust.nonce, trust.verifier).items():
+            draft.put(honest, chip_path(chip, name), content)
+        draft.sign(honest, key)
+    return scene.rejects(world, hand={"lab": []})
 
-    def drawn(secret: str, head: str) -> bool:
-        return pool[0] in draw(pool, 1, challenge_seed(secret, [head]))
 
-    heads = [hashlib.sha256(f"{scene.number}/{number}".encode()).hexdigest() for number in range(_HEADS)]
-    best = min(heads, key=lambda head: sum(drawn(f"rehearsal {number}", head) for number in range(_REHEARSALS)))
-    return drawn(hashlib.sha256(f"world {scene.number}".encode()).hexdigest(), best)
+def _fork(scene: _Scene) -> bool:
+    """Steps that an inspection has seen are trained again on other data, from a backup of the step before them."""
+    run, backup = scene.folder / "run", scene.folder / "backup"
+    subprocess.run(
+        [sys.executable, "-m", _forked_loop.__name__, str(run), str(backup), str(scene.number)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    world = scene.world(run)
+    if scene.rejects(world):
+        return False
+    for place, kept in ((run, backup / "run"), (lab_path(run), backup / "lab")):
+        shutil.rmtree(place)
+        shutil.copytree(kept, place)
+    _forked_loop.train_anew(run, scene.number)
+    return scene.rejects(world)
 
 
 def _swap(scene: _Scene) -> bool:
@@ -229,7 +262,8 @@ LIES: dict[str, tuple[Callable[[_Scene], bool], Callable[[], float]]] = {
     "second-world-of-folders": (_second_world, lambda: 1.0),
     "swaps-a-rejected-folder": (_swapped_folder, lambda: 1.0),
     "sells-one-chip-twice": (_sold_twice, lambda: 1.0),
-    "grinds-its-root": (_grinding, lambda: chip_drawn(chips=2 * _CHIPS, liars=1, drawn=1)),
+    "grinds-its-root": (_grinding, lambda: chip_drawn(chips=2 * _CHIPS, liars=_CHIPS, drawn=1)),
+    "forks-at-a-resume": (_fork, lambda: 1.0),
     "swaps-weights-where-no-snapshot-is": (_swap, lambda: 1 - _swap_escapes()),
     "several-labs-below-a-threshold": (_below_threshold, lambda: 1.0),
 }

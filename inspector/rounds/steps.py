@@ -52,6 +52,11 @@ from monitor.transcript.layout import MANIFEST
 __all__ = ["announce", "answer", "decide", "disclose", "hand", "order", "past", "replay", "reveal"]
 
 
+def fresh_secret() -> str:
+    """A round's secret, from the system's randomness: who could guess it could choose what is drawn."""
+    return os.urandom(32).hex()
+
+
 def announce(
     world: World, settings: Settings, *, minutes: float, refusals: int, now: datetime, rules: Path | None = None
 ) -> None:
@@ -67,7 +72,7 @@ def announce(
     if not 0 < minutes < 1e6 or refusals < 0:
         raise CallerError("deadlines lie minutes apart, and no fewer than no refusals can be borne with")
     required = None if rules is None else read_rules(rules).to_json()
-    secret = os.urandom(32).hex()
+    secret = fresh_secret()
     path = world.folder / INSPECTORATE / "secrets" / f"{world.round + 1:04d}"
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(secret, encoding="ascii")

@@ -6,6 +6,7 @@ import pytest
 
 from analysis.bench import rounds
 from firmware_sim.errors import CallerError
+from tests.guards import off
 
 
 def test_a_prediction_that_was_not_met_is_told(monkeypatch):
@@ -24,9 +25,22 @@ def test_what_is_predicted():
     predicted = {name: prediction() for name, (_, prediction) in rounds.LIES.items()}
     assert {name: each for name, each in predicted.items() if each < 1} == {
         "declares-nothing": pytest.approx(1 / 2),
-        "grinds-its-root": pytest.approx(1 / 4),
+        "grinds-its-root": pytest.approx(1 / 2),
         "swaps-weights-where-no-snapshot-is": pytest.approx(3 / 5),
     }
+
+
+def test_a_secret_that_can_be_guessed_is_ground_against():
+    """Of chips that a partner has trained in secret half are drawn; none is where the lab knows the secret."""
+    with off("secret nobody can guess"):
+        (row,) = rounds.run(trials=4, lies=["grinds-its-root"])
+    assert row["caught"] == 0
+
+
+def test_a_fork_at_a_resume_is_caught():
+    """What happens with the guards off is shown among the attacks of law 3."""
+    (row,) = rounds.run(trials=1, lies=["forks-at-a-resume"])
+    assert (row["caught"], row["agrees"]) == (1, True)
 
 
 def test_a_lie_in_one_world():
