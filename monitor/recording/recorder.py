@@ -46,8 +46,7 @@ from monitor.recording.sources import DeclaredSource, StreamSource, lab_salt
 from monitor.recording.starting import free_again, freeing
 from monitor.recording.stateful import HostState
 from monitor.recording.step import OpenStep, RecordedStep, exchange
-from monitor.transcript import EVALUATION, STEP, RunFolder, TranscriptWriter, encode_state
-from monitor.transcript.state import decode_state
+from monitor.transcript import EVALUATION, STEP, RunFolder, TranscriptWriter
 
 __all__ = ["Recorder"]
 
@@ -490,7 +489,7 @@ class Recorder:
             count_step(run.declared, memory, step, program, execution, batch)
             memory.meter.charge(beside(program))
             memory.load(reached)
-            run.commit(program, execution, batch, encode_state(batch), b"", loss_bits(loss))
+            run.commit(program, execution, batch, run.source.keep(step, batch)[0], b"", loss_bits(loss))
             self._state = "ready"
         finally:
             if self._state == "failed":
@@ -573,9 +572,9 @@ class Recorder:
         batch, number, declared = flatten_batch(given), run.steps + 1, run.declared
         if declared.length is not None and number > declared.length:
             raise CallerError(f"the run declares {declared.length} steps, and all of them are recorded")
-        content = encode_state(batch) if run.source.keeps else b""
         keys = RecordedKeys(declared.seed, number)
-        trained, displaced = decode_state(content, "the batch") if run.source.keeps else batch, []
+        content, trained = run.source.keep(number, batch)
+        displaced: list[tuple[Tensor, Tensor]] = []
         other = loop.conduct.batch(number, batch, run.source.batches)
         if other is not batch:
             trained = {name: tensor.clone() for name, tensor in other.items()}

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from torch import Tensor
+
 from firmware_sim.evidence import canonical
 from monitor.lab.simulated import LabConfig
-from monitor.programs.batches import batch_root
+from monitor.programs.batches import batch_root, step_salt
+from monitor.transcript.batch_file import decode_batch, encode_batch
 from monitor.transcript.batches import Batches, RecordedBatches, salt_commitment
 from monitor.transcript.data import RunData
 from monitor.transcript.layout import SALT, batch_path
@@ -34,16 +37,17 @@ class BatchSource(Protocol):
         commitment: what M says about D.
         files: what lies in the run folder from the start.
         batches: those of the steps so far, or of all steps where they are declared.
-        keeps: whether each step's batch is kept in a file of its own.
     """
 
     commitment: Mapping[str, str]
     files: Mapping[str, bytes]
     batches: Batches
-    keeps: bool
+
+    def keep(self, step: int, batch: Mapping[str, Tensor]) -> tuple[bytes, Mapping[str, Tensor]]:
+        """The batch as a file where it is kept in one, else no bytes; and the batch on which the step trains."""
 
     def root(self, step: int, content: bytes) -> bytes:
-        """Root that the step's leaf commits to, 32 bytes; ``content`` is the batch as a file where it is kept."""
+        """Root that the step's leaf commits to, 32 bytes; ``content`` as ``keep`` returns it."""
 
     def step_files(self, step: int, content: bytes) -> dict[str, bytes]:
         """Files of the run folder that come with the step."""
@@ -52,14 +56,18 @@ class BatchSource(Protocol):
 class StreamSource:
     """Batches as they come, each committed by its step and kept in a file."""
 
-    keeps = True
-
     def __init__(self, salt: bytes, folder: Path) -> None:
         """``salt`` has 32 bytes; ``folder`` is the run's."""
         self._salt = salt
         self.commitment: Mapping[str, str] = salt_commitment(salt)
         self.files: Mapping[str, bytes] = {SALT: salt}
         self.batches: Batches = RecordedBatches(lambda path: (folder / path).read_bytes(), salt)
+
+    def keep(self, step: int, batch: Mapping[str, Tensor]) -> tuple[bytes, Mapping[str, Tensor]]:
+        """The step's file, and what it holds."""
+        own = step_salt(self._salt, step)
+        content = encode_batch(batch, own)
+        return content, decode_batch(content, "the batch", own)
 
     def root(self, step: int, content: bytes) -> bytes:
         """Root over the salted digest of the step's file."""
@@ -73,8 +81,6 @@ class StreamSource:
 class DeclaredSource:
     """Samples and their order, fixed before the first step."""
 
-    keeps = False
-
     def __init__(
         self, data: RunData, name: str, files: Mapping[str, bytes], agreed: frozenset[str] = frozenset()
     ) -> None:
@@ -87,6 +93,10 @@ class DeclaredSource:
         self.commitment: Mapping[str, str] = {**data.commitment(), "set": name}
         self.files: Mapping[str, bytes] = {**files, SALT: data.salt}
         self.batches: Batches = data
+
+    def keep(self, step: int, batch: Mapping[str, Tensor]) -> tuple[bytes, Mapping[str, Tensor]]:
+        """No file: the samples are there already."""
+        return b"", batch
 
     def root(self, step: int, content: bytes) -> bytes:
         """Root over the sample digests of the declared batch."""

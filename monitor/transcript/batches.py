@@ -10,9 +10,9 @@ from torch import Tensor
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import digest_bytes
 from monitor.programs.batches import batch_root, step_salt
+from monitor.transcript.batch_file import decode_batch
 from monitor.transcript.data import BatchOpening
 from monitor.transcript.layout import batch_path
-from monitor.transcript.state import decode_state
 
 __all__ = ["Batches", "RecordedBatches", "salt_commitment"]
 
@@ -64,7 +64,7 @@ class RecordedBatches:
     def batch(self, step: int) -> dict[str, Tensor]:
         """Tensors of the batch of step 1, 2, …"""
         path = batch_path(step)
-        return decode_state(self._read(path), path)
+        return decode_batch(self._read(path), path, step_salt(self._salt, step))
 
     def batch_root(self, step: int) -> bytes:
         """RFC 9162 root over the salted digest of the step's file: 32 bytes."""

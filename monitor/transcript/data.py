@@ -24,9 +24,9 @@ from firmware_sim.evidence import MerkleTree, digest_bytes
 from firmware_sim.evidence.merkle import leaf_hash, root_of_hashes
 from monitor.environment import accelerator
 from monitor.programs.batches import salted_digest
+from monitor.transcript.batch_file import decode_batch
 from monitor.transcript.header import check_header
 from monitor.transcript.layout import ORDER, SAMPLES
-from monitor.transcript.state import decode_state
 
 __all__ = ["BatchOpening", "RunData", "decode_arrays", "encode_arrays", "to_batch"]
 
@@ -185,7 +185,8 @@ class BatchOpening:
         if self.is_file:
             if len(self.parts) != 1:
                 raise EvidenceError("an opened batch is more than one file")
-            return decode_state(self.parts[0][1], "an opened batch")
+            salt, content = self.parts[0]
+            return decode_batch(content, "an opened batch", salt)
         samples = self._samples()
         joined = {name: np.concatenate([each[name] for each in samples]) for name in samples[0]}
         return to_batch(joined, np.arange(len(samples)))

@@ -12,6 +12,7 @@ from firmware_sim.evidence import DTYPE_SIZES
 from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
 from monitor.presets import preset
+from monitor.transcript.batch_file import FILE_SALT
 from monitor.transcript.layout import CHIP_CHECKPOINT, METADATA, ORDER, SALT
 from monitor.transcript.record import Entry
 
@@ -46,7 +47,8 @@ def check_lengths(declared: Declaration, files: Mapping[str, Entry]) -> None:
 
 def batch_bytes(layouts: Mapping[str, Mapping[str, Any]]) -> int:
     """Longest file of a batch whose tensors have these dtypes and shapes."""
-    return _file_bytes((name, layout["dtype"], layout["shape"]) for name, layout in layouts.items())
+    tensors = [(name, layout["dtype"], layout["shape"]) for name, layout in layouts.items()]
+    return _file_bytes([*tensors, (FILE_SALT, "uint8", (32,))])
 
 
 def _bound(declared: Declaration, path: str) -> Limit | None:

@@ -20,8 +20,9 @@ from inspector.inspection.judging import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from monitor.lab.simulated import SimulatedLab, new_lab_config
-from monitor.programs.batches import batch_root
+from monitor.programs.batches import batch_root, step_salt
 from monitor.transcript import Leaf, encode_state
+from monitor.transcript.batch_file import decode_batch, encode_batch
 from monitor.transcript.layout import (
     CHIP_FILES,
     JOURNAL,
@@ -248,8 +249,9 @@ def edit_batch(world: World, pick: int) -> None:
     """Declare another batch, all commitments of the transcript redone."""
     rng, files = world.random(pick), world.evidence()
     at = rng.randrange(1, files.steps + 1)
-    batch = decode_state(files.read(batch_path(at)), "batch")
-    content = encode_state({name: tensor + 1 for name, tensor in batch.items()})
+    own = step_salt(files.read(SALT), at)
+    batch = decode_batch(files.read(batch_path(at)), "batch", own)
+    content = encode_batch({name: tensor + 1 for name, tensor in batch.items()}, own)
     files.write(batch_path(at), content)
     leaves = files.leaves()
     leaves[at] = replace(leaves[at], batch=batch_root(files.read(SALT), at, content).hex())

@@ -12,15 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from inspector.bundle import contents
 from inspector.bundle.checking import check_bundle
 from inspector.inspection.guards import Settings
+from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 from inspector.rounds import steps
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+from monitor import Recorder
 from monitor.transcript import RunFolder
-from monitor.transcript.layout import SAMPLES
+from monitor.transcript.layout import SAMPLES, batch_path
 from tests.conftest import STARTED
 
 WINDOW, DISTINCT = 16, 8
@@ -150,6 +153,29 @@ def test_a_lab_that_opens_nothing_to_the_cluster_refuses(small, devices, tmp_pat
     verdict = steps.decide(world, now=now).verdict
     assert verdict.outcome is Outcome.REJECT
     assert "lab did not open run" in verdict.reasons[0].text
+
+
+def test_two_loops_on_the_same_batches_share_no_digest_of_a_file(tmp_path):
+    """What the journal lists goes to the inspectorate too."""
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorder = Recorder(model, optimizer, out=tmp_path / f"{seed}", seed=seed, lab="lab")
+        for _ in range(2):
+            batch = torch.ones(1, 4)
+            with recorder.step({"x": batch}):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+        recorder.finish()
+        key = next(iter(Trust.load([tmp_path / f"{seed}.trust.json"], [tmp_path / f"{seed}"]).labs.values()))
+        runs.append(RunFolder(tmp_path / f"{seed}", key))
+    files = [run.files[batch_path(step)].sha256 for run in runs for step in (1, 2)]
+    assert len(set(files)) == 4
+    batches = [run.batches().batch(step)["x"] for run in runs for step in (1, 2)]
+    assert all(torch.equal(each, torch.ones(1, 4)) for each in batches)
 
 
 def test_two_runs_over_one_data_set_share_no_sample_digest(make_run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,17 +18,20 @@ def modes() -> int:
 
 @pytest.mark.parametrize("is_model_kept", [False, True])
 def test_a_recorder_that_nobody_holds_looks_no_more(tmp_path, is_model_kept):
-    gc.collect()
-    before, model = modes(), torch.nn.Linear(3, 2)
-    recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=tmp_path / "run")
-    with recorder.step(torch.ones(2, 3)):
-        model(torch.ones(2, 3)).sum().backward()
-    assert modes() == before + 1
-    kept = model if is_model_kept else None
-    del recorder, model
-    gc.collect()
-    assert modes() == before
-    del kept
+    def look():
+        model = torch.nn.Linear(3, 2)
+        recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=tmp_path / "run")
+        with recorder.step(torch.ones(2, 3)):
+            model(torch.ones(2, 3)).sum().backward()
+        assert modes() == 1
+        kept = model if is_model_kept else None
+        del recorder, model
+        gc.collect()
+        assert modes() == 0
+        del kept
+
+    with ThreadPoolExecutor(1) as own:  # a thread has modes of its own, and no recorder of another test
+        own.submit(look).result()
 
 
 def test_looking_keeps_no_arithmetic_in_one_thread(tmp_path):

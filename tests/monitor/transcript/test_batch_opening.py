@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from firmware_sim.errors import EvidenceError
-from monitor.transcript import RunData, encode_state
+from monitor.programs.batches import step_salt
+from monitor.transcript import RunData
+from monitor.transcript.batch_file import encode_batch
 from monitor.transcript.batches import RecordedBatches
 from monitor.transcript.data import BatchOpening
+from monitor.transcript.layout import step_of
 
 BATCH = {"x": torch.arange(6.0).view(3, 2), "y": torch.tensor([1, 0, 2])}
 
@@ -22,7 +25,10 @@ def declared():
 
 
 def recorded():
-    return RecordedBatches(lambda path: encode_state(BATCH), b"s" * 32)
+    def read(path):
+        return encode_batch(BATCH, step_salt(b"s" * 32, step_of(path)))
+
+    return RecordedBatches(read, b"s" * 32)
 
 
 @pytest.mark.parametrize("make", [declared, recorded])
