@@ -19,6 +19,7 @@ from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import row_named
+from monitor.programs.interpreter import loss_of
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program, operator_of
 from monitor.programs.trace import (
@@ -110,9 +111,7 @@ def settle_operators(parties: tuple[CheckedProver, CheckedProver], task: StepTas
         _check_trace(party, task.step, len(expected))
     index = _first_operator(parties, task.step, len(expected), traffic)
     if index is None:
-        text = "the labs agree on every operator and on the state; at least one states a loss or another value that it "
-        text += "did not compute"
-        return Ruling(guilty=(), operator=None, text=text, case="loss")
+        return _settle_loss(parties, task)
     traffic.rounds += 1
     return _settle_operator(parties, index, task, expected[index])
 
@@ -141,6 +140,20 @@ def _first_operator(parties: tuple[CheckedProver, CheckedProver], step: int, siz
         else:
             different = middle
     return different - 1
+
+
+def _settle_loss(parties: tuple[CheckedProver, CheckedProver], task: StepTask) -> Ruling:
+    """The loss that the operators give on which both agree, against what each states."""
+    stated = {party.name: party.leaf(task.step).loss for party in parties}
+    if len(set(stated.values())) == 1:
+        text = "the labs agree on every operator, state and loss; at least one states another value that it did not use"
+        return Ruling(guilty=(), operator=None, text=text, case="loss")
+    place = task.program.loss
+    if place is None:
+        return compare({name: not loss for name, loss in stated.items()}, "the step", "loss")
+    true = _true_input(parties, dict(place), task)
+    right = {name: bool(loss) and tensor_digest(loss_of(loss)) == true for name, loss in stated.items()}
+    return compare(right, "the step", "loss")
 
 
 def _settle_operator(

@@ -114,7 +114,7 @@ def test_other_decision_cases(right, record, tmp_path, lie, operator, case):
 
 
 def test_other_loss_before_does_not_hide_the_wrong_step(right, record, tmp_path, monkeypatch):
-    """Loss and operators of one step cannot tell who misstates the loss, so the search must not end there."""
+    """Where states differ later, the search does not end at a loss; where none does, the operators give the loss."""
     from firmware_sim import LabLie
     from monitor.lab.lies import LIES
 
@@ -134,8 +134,9 @@ def test_other_loss_before_does_not_hide_the_wrong_step(right, record, tmp_path,
         patch.setattr(TwoLies, "declare", lambda self, leaf: replace(leaf, loss="3f800000") if leaf.step > 1 else leaf)
         misstated = record_wrong(record, tmp_path / "loss", right, "wrong-operator", 4)
         verdict = settle(claim(right), claim(misstated))
-    assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert (verdict.evidence["step"], verdict.evidence["case"]) == (2, "loss")
+    assert verdict.outcome is Outcome.REJECT
+    assert [verdict.evidence[name] for name in ("guilty", "step", "case")] == ["wrong", 2, "loss"]
+    assert verdict.evidence["operators_executed"] == 0
 
 
 def test_forged_start_is_named(right, record, tmp_path):

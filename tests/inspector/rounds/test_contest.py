@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from analysis.cli import main
+from firmware_sim import LabLie
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import SigningKey, canonical
 from inspector.bundle.checking import check_bundle
@@ -19,7 +20,8 @@ from inspector.rounds import steps
 from inspector.rounds.contest import contest
 from inspector.rounds.exchange import openings
 from inspector.rounds.world import CLUSTER, World
-from monitor.lab.lies import conduct
+from monitor.lab.conduct import Conduct
+from monitor.lab.lies import LIES, conduct
 from monitor.lab.prover import RunProver
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
@@ -34,16 +36,33 @@ def liar(world):
     return RunProver(RunFolder(folder, world.trust().labs["lab"], opened=()), conduct("wrong-operator", STEP))
 
 
-def played(folder, recorded, devices, *, lying=False):
-    """A world after a round, and its bundle."""
+class OtherLoss(RunProver):
+    """A cluster that computes as was recorded, and states another loss."""
+
+    def reached(self, step):
+        return replace(super().reached(step), loss="3f800000")
+
+
+def misstating(world):
+    """A cluster with another loss."""
+    folder = openings(world, CLUSTER) / "lab.run"
+    return OtherLoss(RunFolder(folder, world.trust().labs["lab"], opened=()), Conduct())
+
+
+def played(folder, recorded, devices, *, lying=None):
+    """A world after a round, and its bundle.
+
+    Args:
+        lying: a cluster that says of the step what this says, given the world.
+    """
     world = World.create(folder)
     world.join(recorded.trust, {"run": recorded.run})
 
     def work(name, job):
         result = devices.run(name, job)
         for replay in result.get("replays", ()):
-            if lying and replay["segment"][1] < STEP <= replay["segment"][2]:
-                replay["leaves"][STEP - replay["segment"][1] - 1] = liar(world).reached(STEP).to_json()
+            if lying is not None and replay["segment"][1] < STEP <= replay["segment"][2]:
+                replay["leaves"][STEP - replay["segment"][1] - 1] = lying(world).reached(STEP).to_json()
         return result
 
     now = recorded.now
@@ -70,7 +89,7 @@ def small(tmp_path_factory, record):
 def framed(tmp_path_factory, small, devices):
     """An honest lab, and a cluster that says otherwise."""
     recorded = small()
-    return *played(tmp_path_factory.mktemp("contest") / "world", recorded, devices, lying=True), recorded
+    return *played(tmp_path_factory.mktemp("contest") / "world", recorded, devices, lying=liar), recorded
 
 
 def shown(bundle, world, *contests):
@@ -104,6 +123,30 @@ def test_a_lab_that_trained_on_another_batch_is_named_by_the_batch(tmp_path, sma
     decided = shown(bundle, world, contest(world)).evidence["decided"]
     assert decided[0]["guilty"] == ["lab"]
     assert "lab states another input of aten." in decided[0]["text"]
+
+
+def test_a_cluster_that_states_another_loss_is_named_by_the_operators(tmp_path, small, devices):
+    world, bundle = played(tmp_path / "world", small(), devices, lying=misstating)
+    assert shown(bundle, world).outcome is Outcome.REJECT
+    after = shown(bundle, world, contest(world, cluster=misstating(world)))
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.INCONCLUSIVE, ["cluster"])
+    assert "cluster states another loss of the step than the task gives" in str(after.evidence["decided"][0]["text"])
+
+
+def test_a_lab_that_states_another_loss_is_named_by_the_operators(tmp_path, small, devices, monkeypatch):
+    class OtherLossOnly(type(conduct("wrong-operator", STEP))):
+        def observer(self, step):
+            return None
+
+        def declare(self, leaf):
+            return replace(leaf, loss="3f800000") if leaf.step == STEP else leaf
+
+    monkeypatch.setitem(LIES, LabLie.WRONG_OPERATOR, OtherLossOnly)
+    recorded = small(lie="wrong-operator", lie_step=STEP)
+    world, bundle = played(tmp_path / "world", recorded, devices)
+    decided = shown(bundle, world, contest(world)).evidence["decided"]
+    assert decided[0]["guilty"] == ["lab"]
+    assert "lab states another loss" in decided[0]["text"]
 
 
 def test_a_cluster_that_lies_counts_for_nothing_any_more(framed):
