@@ -10,7 +10,7 @@ A run folder holds {M, D, W} of Shavit 2023, section 4.1, the rounding logs and 
     data/salt.bin                    key of the salts of the sample digests
     logs/00000012.rlog               rounding log of step 12
     checkpoints/00000012.safetensors W_12, without what step 13 overwrites before it reads it
-    batches/00000012.safetensors     of a run without a preset, in place of data/: the batch of step 12
+    batches/00000012.safetensors     of a run without a preset, in place of data/: the batch of step 12, and a salt
     programs/<sha256>.json           a program that steps execute
     chips/<id>/log.bin …             what each chip says: log, quote, certificate chain, revealed epoch keys
     chips/<id>/checkpoint.json       of a chip that has released older records: what an inspector accepted of them
