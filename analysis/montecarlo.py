@@ -34,9 +34,9 @@ from inspector.campaign.predicted import Prediction
 
 __all__ = [
     "CampaignRow",
-    "Engine",
     "Estimate",
     "TooNoisyError",
+    "TrialEngine",
     "estimate_detection",
     "estimate_rare_miss",
     "run_campaign",
@@ -51,7 +51,7 @@ _SMALLEST_LOG = -700.0
 """Logarithm of an escape that no float holds: splitting would take for ever to say 0, so plain trials have to do."""
 
 
-class Engine(StrEnum):
+class TrialEngine(StrEnum):
     """Which engine plays the campaign."""
 
     AGENTS = "agents"
@@ -92,11 +92,16 @@ class Estimate:
 
 
 def simulate(
-    plan: Plan, trials: int, rng: Generator, *, engine: Engine = Engine.COUNTS, progress: Progress | None = None
+    plan: Plan,
+    trials: int,
+    rng: Generator,
+    *,
+    engine: TrialEngine = TrialEngine.COUNTS,
+    progress: Progress | None = None,
 ) -> TrialResults:
     """Play ``trials`` independent campaigns; ``progress`` is told how many more are done."""
     whole("trials", trials, 1)
-    if engine is Engine.AGENTS:
+    if engine is TrialEngine.AGENTS:
         return simulate_agents(plan, trials, rng, progress=progress)
     parts = []
     for start in range(0, trials, _CHUNK):
@@ -116,7 +121,7 @@ def estimate_detection(
     trials: int,
     rng: Generator,
     *,
-    engine: Engine = Engine.COUNTS,
+    engine: TrialEngine = TrialEngine.COUNTS,
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> Estimate:
@@ -310,7 +315,7 @@ def run_campaign(
     trials: int,
     seed: int,
     *,
-    engine: Engine = Engine.COUNTS,
+    engine: TrialEngine = TrialEngine.COUNTS,
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> list[CampaignRow]:
@@ -336,7 +341,7 @@ def _row(
     strategy: Strategy | None,
     trials: int,
     stream: np.random.SeedSequence,
-    engine: Engine,
+    engine: TrialEngine,
     confidence: float,
     progress: Progress | None,
 ) -> CampaignRow:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator, Philox
 
-from analysis.montecarlo import Engine, simulate
+from analysis.montecarlo import TrialEngine, simulate
 from firmware_sim.errors import CallerError
 from inspector.campaign import Scenario, clopper_pearson, predict
 from inspector.campaign.checks import fraction, whole
@@ -52,7 +52,7 @@ def compare(
     trials: int,
     seed: int,
     *,
-    engine: Engine = Engine.COUNTS,
+    engine: TrialEngine = TrialEngine.COUNTS,
     confidence: float = 0.95,
     progress: Callable[[int], object] = lambda done: None,
 ) -> list[RegimeResult]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from analysis.bench._origin import write
-from analysis.montecarlo import Engine, simulate
+from analysis.montecarlo import TrialEngine, simulate
 from firmware_sim.errors import CallerError
 from inspector.campaign import (
     Evidence,
@@ -102,7 +102,7 @@ def run(
     for number in range(settings):
         rng = Generator(Philox(np.random.SeedSequence([seed, number])))
         about, guilty, honest = _setting(rng)
-        for engine, tries in ((Engine.COUNTS, trials), (Engine.AGENTS, agents)):
+        for engine, tries in ((TrialEngine.COUNTS, trials), (TrialEngine.AGENTS, agents)):
             rows.append(
                 {"setting": number, **about, "engine": engine.value, "trials": tries, "seed": seed}
                 | _compared(guilty, honest, engine, tries, rng, confidence)
@@ -112,7 +112,7 @@ def run(
 
 
 def _compared(
-    guilty: Plan, honest: Plan, engine: Engine, trials: int, rng: Generator, confidence: float
+    guilty: Plan, honest: Plan, engine: TrialEngine, trials: int, rng: Generator, confidence: float
 ) -> dict[str, Any]:
     exact, ends = [], []
     for plan in (guilty, honest):

@@ -73,7 +73,7 @@ def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each number of tolerated refusals, until an honest lab is practically never accused."""
     from inspector.probability import alarms
     from inspector.probability import detection as closed
-    from inspector.probability.planning import Problem, Site, Visits, best_response
+    from inspector.probability.planning import Problem, VisitedSite, Visits, best_response
 
     scheme = scheme_of(arguments)
     period = scheme.pop("period")
@@ -84,7 +84,7 @@ def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise CallerError(f"--samples must be between 1 and the {arguments.chips:,.0f} chips, not {arguments.samples}")
     problem = Problem(
         flop=arguments.flop,
-        sites=(Site(name="all chips", chips=arguments.chips),),
+        sites=(VisitedSite(name="all chips", chips=arguments.chips),),
         periods=(period,),
         evasions=tuple(parse_evasion(each) for each in arguments.evasion or ("declared", "refuse")),
         honest_refusal_rate=arguments.refusals,

@@ -133,12 +133,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 def _sheet(arguments: argparse.Namespace, parsers: Mapping[str, tuple[ArgumentParser, Draw]]) -> int:
     """Draw every kind with its defaults, and the ready regimes, on one sheet."""
     from analysis.commands._regimes import columns_of
-    from analysis.montecarlo import Engine
+    from analysis.montecarlo import TrialEngine
     from analysis.regimes import compare
     from analysis.report import figures
     from analysis.scenarios import open_regimes
 
-    results = compare(open_regimes(_REGIMES), arguments.trials, arguments.seed, engine=Engine.COUNTS)
+    results = compare(open_regimes(_REGIMES), arguments.trials, arguments.seed, engine=TrialEngine.COUNTS)
 
     def kind(name: str) -> Callable[[Axes], None]:
         parser, draw = parsers[name]
@@ -388,13 +388,13 @@ def _closed(arguments: argparse.Namespace) -> tuple[list[EvasionBar], list[dict[
     from analysis.commands._evasions import parse_evasion, spoken
     from analysis.report.figures import EvasionBar
     from inspector.probability import detection as closed
-    from inspector.probability.planning import Problem, Site, Visits, best_response
+    from inspector.probability.planning import Problem, VisitedSite, Visits, best_response
     from inspector.probability.timing import time_to_detection
 
     scheme = scheme_of(arguments)
     period = scheme.pop("period")
     samples = closed.samples_needed(flop=arguments.flop, chips=arguments.chips, period=period, **scheme)
-    site = Site(name="all chips", chips=arguments.chips)
+    site = VisitedSite(name="all chips", chips=arguments.chips)
     names = arguments.evasion or ["declared", "stretch=10", "rush=10", "hide=0.5", "tamper=0.5"]
     evasions = tuple(parse_evasion(each) for each in names)
     problem = Problem(flop=arguments.flop, sites=(site,), periods=(period,), evasions=evasions, **scheme)

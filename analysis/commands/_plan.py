@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
 
     from analysis.commands._plan_costs import Replaying, Search
-    from inspector.probability.planning import Problem, Sensitivity, Site, VisitSchedule
+    from inspector.probability.planning import Problem, Sensitivity, VisitedSite, VisitSchedule
     from inspector.probability.uncertain import Distribution
 
 __all__ = ["register"]
@@ -202,9 +202,9 @@ def _problem(arguments: argparse.Namespace, at: Mapping[str, float], replaying: 
     )
 
 
-def _sites(arguments: argparse.Namespace, at: Mapping[str, float]) -> list[Site]:
+def _sites(arguments: argparse.Namespace, at: Mapping[str, float]) -> list[VisitedSite]:
     from analysis.report.tables import owners_today
-    from inspector.probability.planning import Site
+    from inspector.probability.planning import VisitedSite
 
     if arguments.sites is not None:
         return _read_sites(arguments.sites, arguments.visit_work, _plan_costs.price_of_travel(arguments))
@@ -217,7 +217,7 @@ def _sites(arguments: argparse.Namespace, at: Mapping[str, float]) -> list[Site]
             for name, chips in arguments.site
         ]
     visit_work = arguments.visit_work + _plan_costs.price_of_travel(arguments)
-    return [Site(name=name, chips=chips, visit_work=visit_work) for name, chips in named_sites]
+    return [VisitedSite(name=name, chips=chips, visit_work=visit_work) for name, chips in named_sites]
 
 
 def _whole(name: str, chips: float) -> float:
@@ -226,10 +226,10 @@ def _whole(name: str, chips: float) -> float:
     return chips
 
 
-def _read_sites(path: Path, visit_work: float, travel: float) -> list[Site]:
+def _read_sites(path: Path, visit_work: float, travel: float) -> list[VisitedSite]:
     import csv
 
-    from inspector.probability.planning import Site
+    from inspector.probability.planning import VisitedSite
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -244,7 +244,7 @@ def _read_sites(path: Path, visit_work: float, travel: float) -> list[Site]:
     for row in reader:
         try:
             sites.append(
-                Site(
+                VisitedSite(
                     name=row["name"],
                     chips=_whole(row["name"], float(row["chips"])),
                     visit_work=float(row.get("visit_work") or visit_work) + travel,

@@ -32,7 +32,7 @@ def side_by_side(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
     """Print all regimes of a scenario file, and draw them if a figure is wanted."""
     from tqdm import tqdm
 
-    from analysis.montecarlo import Engine
+    from analysis.montecarlo import TrialEngine
     from analysis.regimes import compare
 
     trials = _TRIALS if arguments.trials is None else arguments.trials
@@ -42,7 +42,7 @@ def side_by_side(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
             scenarios,
             trials,
             arguments.seed,
-            engine=Engine(arguments.engine),
+            engine=TrialEngine(arguments.engine),
             confidence=arguments.confidence,
             progress=bar.update,
         )

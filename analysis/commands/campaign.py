@@ -209,7 +209,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _simulate(arguments: argparse.Namespace, scenario: Scenario) -> list[CampaignRow]:
     from tqdm import tqdm
 
-    from analysis.montecarlo import Engine, run_campaign
+    from analysis.montecarlo import TrialEngine, run_campaign
 
     total = arguments.trials * (len(scenario.strategies) + 1)
     with tqdm(total=total, unit="trial", disable=not sys.stderr.isatty(), leave=False) as bar:
@@ -217,7 +217,7 @@ def _simulate(arguments: argparse.Namespace, scenario: Scenario) -> list[Campaig
             scenario,
             arguments.trials,
             arguments.seed,
-            engine=Engine(arguments.engine),
+            engine=TrialEngine(arguments.engine),
             confidence=arguments.confidence,
             progress=bar.update,
         )

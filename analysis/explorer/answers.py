@@ -17,7 +17,7 @@ from numpy.random import Generator
 from inspector.probability import alarms
 from inspector.probability import detection as closed
 from inspector.probability.hidden import WATTS_PER_CHIP, FindingRate, megawatts
-from inspector.probability.planning import Evasion, Problem, Site, Visits, best_response, tolerating
+from inspector.probability.planning import Evasion, Problem, VisitedSite, Visits, best_response, tolerating
 from inspector.probability.timing import log_miss_by_day, time_to_detection
 
 __all__ = ["CONTROLS", "Control", "answers", "defaults", "random_points"]
@@ -147,7 +147,7 @@ def _with_refusals(at: Mapping[str, float], hidden: float, draws: int, fits: boo
     problem = Problem(
         # A run that does not fit is asked about as far as it does.
         flop=at["flop"] if fits else (at["chips"] + at["smuggled"]) * at["days"] * at["flop_per_day"],
-        sites=(Site(name="all", chips=at["chips"]),),
+        sites=(VisitedSite(name="all", chips=at["chips"]),),
         evasions=evasions,
         periods=(at["period"],),
         days=at["days"],

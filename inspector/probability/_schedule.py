@@ -17,14 +17,14 @@ from inspector.probability.detection import (
     snapshot_probability,
 )
 
-__all__ = ["AS_DECLARED", "Evasion", "PlannedRun", "Problem", "Site", "Visits"]
+__all__ = ["AS_DECLARED", "Evasion", "PlannedRun", "Problem", "VisitedSite", "Visits"]
 
 _MOST_SITES = 200
 _LARGEST_HIT = 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class VisitedSite:
     """A place that one visit inspects.
 
     Attributes:
@@ -93,7 +93,7 @@ class Problem:
     """
 
     flop: float
-    sites: tuple[Site, ...]
+    sites: tuple[VisitedSite, ...]
     periods: tuple[float, ...] = (7.0, 14.0, 30.0, 60.0, 90.0, 180.0, 365.0)
     evasions: tuple[Evasion, ...] = (AS_DECLARED,)
     days: float = DAYS_PER_YEAR

@@ -28,7 +28,7 @@ import numpy as np
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.probability._logspace import Floats, reals
 from inspector.probability._responses import Response, best_response, false_alarm, tolerating
-from inspector.probability._schedule import AS_DECLARED, Evasion, PlannedRun, Problem, Site, Visits
+from inspector.probability._schedule import AS_DECLARED, Evasion, PlannedRun, Problem, VisitedSite, Visits
 from inspector.probability.detection import CHIPS_PER_INSPECTOR, DAYS_PER_YEAR, ChipsTooFewError, OutOfReachError
 
 __all__ = [
@@ -37,8 +37,8 @@ __all__ = [
     "Problem",
     "Response",
     "Sensitivity",
-    "Site",
     "VisitSchedule",
+    "VisitedSite",
     "Visits",
     "best_response",
     "cheapest_plan",

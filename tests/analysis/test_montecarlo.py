@@ -13,9 +13,9 @@ import pytest
 from scipy.stats import binom
 
 from analysis.montecarlo import (
-    Engine,
     Estimate,
     TooNoisyError,
+    TrialEngine,
     estimate_detection,
     estimate_rare_miss,
     run_campaign,
@@ -280,7 +280,7 @@ def test_campaigns_repeat_and_rows_have_their_own_stream() -> None:
 
 def test_engines_give_the_same_campaign() -> None:
     rates = RateBook(assumed={"undeclared-run": 1.0, "swap-weights": 0.4})
-    rows = [run_campaign(scenario(rates), 1500, 5, engine=engine, confidence=0.99999) for engine in Engine]
+    rows = [run_campaign(scenario(rates), 1500, 5, engine=engine, confidence=0.99999) for engine in TrialEngine]
     for agents, counts in zip(*rows, strict=True):
         assert max(agents.detection.low, counts.detection.low) <= min(agents.detection.high, counts.detection.high)
 

@@ -7,7 +7,7 @@ import pytest
 
 from firmware_sim.errors import CallerError
 from inspector.probability.deterrence import deterring_detection, deterring_penalty, expected_utility
-from inspector.probability.planning import AS_DECLARED, Problem, Site, Visits, best_response
+from inspector.probability.planning import AS_DECLARED, Problem, VisitedSite, Visits, best_response
 from inspector.probability.timing import time_to_detection
 
 CASES = [(gain, penalty, aversion) for gain in (1.0, 20.0) for penalty in (0.5, 30.0) for aversion in (-0.05, 0.0, 0.2)]
@@ -49,7 +49,7 @@ def test_nonsense_is_refused(wrong):
 @pytest.mark.parametrize("refusals", [0.0, 0.01])
 @pytest.mark.parametrize(("days", "period", "samples"), [(360, 30, 8), (360, 90, 30), (90, 365, 400), (360, 30, 1)])
 def test_the_median_day_of_a_response_is_that_of_the_time_to_detection(days, period, samples, refusals):
-    problem = Problem(flop=1e25, sites=(Site(name="a", chips=1e4),), days=days, honest_refusal_rate=refusals)
+    problem = Problem(flop=1e25, sites=(VisitedSite(name="a", chips=1e4),), days=days, honest_refusal_rate=refusals)
     visits = [Visits(site="a", period=period, samples=samples, refusals_allowed=samples if refusals else 0)]
     found = best_response(problem, visits, AS_DECLARED)
     share = found.placement[0] / 1e4
@@ -59,7 +59,7 @@ def test_the_median_day_of_a_response_is_that_of_the_time_to_detection(days, per
 
 
 def test_visits_of_two_sites_add_up_until_half_are_caught():
-    sites = tuple(Site(name=name, chips=1e4) for name in "ab")
+    sites = tuple(VisitedSite(name=name, chips=1e4) for name in "ab")
     problem = Problem(flop=1e25, sites=sites, days=360)
     late = [Visits(site="a", period=60, samples=20), Visits(site="b", period=90, samples=20)]
     found = best_response(problem, late, AS_DECLARED)

@@ -16,7 +16,7 @@ from inspector.probability.planning import (
     AS_DECLARED,
     Evasion,
     Problem,
-    Site,
+    VisitedSite,
     Visits,
     best_response,
     cheapest_plan,
@@ -35,7 +35,7 @@ EVASIONS = (
 
 
 def problem(*sites: tuple[str, float, float], **changes: object) -> Problem:
-    places = tuple(Site(name=name, chips=chips, visit_work=work) for name, chips, work in sites)
+    places = tuple(VisitedSite(name=name, chips=chips, visit_work=work) for name, chips, work in sites)
     return Problem(**({"flop": PALM, "sites": places} | changes))
 
 
@@ -175,7 +175,7 @@ def test_nonsense(change: dict[str, object], text: str) -> None:
     with pytest.raises(CallerError, match=text):
         problem(("a", 1e5, 10), **change)
     with pytest.raises(CallerError, match="chips of site 'a' must be at least 1"):
-        Site(name="a", chips=0)
+        VisitedSite(name="a", chips=0)
 
 
 def test_too_many_sites_are_refused() -> None:

@@ -13,7 +13,7 @@ from inspector.probability.planning import (
     AS_DECLARED,
     Evasion,
     Problem,
-    Site,
+    VisitedSite,
     Visits,
     best_response,
     cheapest_plan,
@@ -34,7 +34,7 @@ def passes(visit: Visits, broken: float, evident: float, *, refuses: bool) -> fl
 
 
 def problem(*chips: float, used: float = 500.0, **changes: object) -> Problem:
-    sites = tuple(Site(name=f"site {number}", chips=count) for number, count in enumerate(chips))
+    sites = tuple(VisitedSite(name=f"site {number}", chips=count) for number, count in enumerate(chips))
     values = {"flop": used * FLOP_PER_CHIP_DAY * 365, "sites": sites, "honest_refusal_rate": 0.02} | changes
     return Problem(**values)  # type: ignore[arg-type]
 
