@@ -32,6 +32,7 @@ from inspector.bundle.checking import settings_from
 from inspector.bundle.checks import SignedCheck
 from inspector.bundle.contents import accepted_in, heads_in, read_bundle
 from inspector.inspection.casefile import CaseFile
+from inspector.inspection.checkpoints import sign_checkpoints
 from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import Worker, inspect
@@ -151,7 +152,7 @@ class Decided:
 
 
 def decide(world: World, *, now: datetime) -> Decided:
-    """Judge what came in time, sign the verdict and remember heads and chips' positions."""
+    """Judge what came in time, sign verdict and, on ACCEPT, log checkpoints; remember heads and chips' positions."""
     announced = announced_in(world, INSPECTORATE)
     came = world.read(INSPECTORATE, "results", CLUSTER, world.public(CLUSTER))
     if came is None and now <= deadline(announced, "results"):
@@ -188,6 +189,7 @@ def decide(world: World, *, now: datetime) -> Decided:
     path = home / "verdicts" / f"{world.round:04d}.json"
     with path.open("xb") as file:
         file.write(data)
+    sign_checkpoints(home / "checkpoints", verdict, case.prunable, world.key(INSPECTORATE))
     memory = home / "memory.json"
     save_memory(memory, remember(load_memory(memory), verdict))
     return Decided(verdict=verdict, bundle=path)

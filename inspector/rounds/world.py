@@ -1,6 +1,7 @@
 """A world of parties: a folder for each, with its keys and an inbox, and nothing that two of them write.
 
     inspectorate/  key, inbox/, secrets/ (until they are opened), verdicts/ (bundles), rules/, memory.json,
+                   checkpoints/CHIP/checkpoint.json (up to where an accepted log may be pruned),
                    openings/ROUND/RUN (of each run that is handed over, all but states, samples and rounding logs)
     cluster/       key, inbox/, openings/ROUND/RUN (what was drawn, see ``opening``), errors/ROUND.txt
     registry/      trust.json: makers, firmware, labs, chips, and the public keys of the two above

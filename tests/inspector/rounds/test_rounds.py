@@ -15,15 +15,17 @@ from securesystemslib.signer import SSlibKey
 
 from analysis.cli import main
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import SigningKey
+from firmware_sim.evidence import SigningKey, open_acceptance
 from firmware_sim.identity import read_chain
 from inspector.bundle.checking import check_bundle
 from inspector.inspection.guards import Sampling, Settings
 from inspector.inspection.verdict import Outcome
 from inspector.probability.odds import Violation
+from inspector.registry.keyfiles import write_keys
 from inspector.rounds import steps
 from inspector.rounds.playing import play_round
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+from monitor.lab.pruning import prune_chip
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript.layout import MANIFEST
 from tests.guards import off
@@ -323,3 +325,37 @@ def test_a_round_does_not_wait_for_ever(world, small, devices, tmp_path):
     assert verdict.outcome is Outcome.REJECT
     assert verdict.evidence["labs"]["silent"] == "REJECT"
     assert any("metadata.json" in each.text for each in verdict.reasons)
+
+
+def test_a_round_signs_checkpoints_by_which_chips_that_obey_it_are_pruned(world, record, tmp_path, played):
+    made = record(tmp_path / "run", steps=2, chips=2, checkpoint_every=1)
+    world.join(made.trust, {"run": made.run})
+    checkpoints = world.folder / INSPECTORATE / "checkpoints"
+    refused = played(world, made.now, answering=())
+    assert refused.verdict.outcome is not Outcome.ACCEPT
+    assert not checkpoints.exists()
+    foreign = played(world, made.now + timedelta(days=1))
+    assert foreign.verdict.outcome is Outcome.ACCEPT, foreign.verdict.reasons
+    chips = sorted(made.trust.chips)
+    signed = {chip: (checkpoints / chip / "checkpoint.json").read_bytes() for chip in chips}
+    for chip, content in signed.items():
+        assert open_acceptance(content, chip, [world.public(INSPECTORATE)])[0].size
+        with pytest.raises(EvidenceError, match="not signed by the inspectorate that it obeys"):
+            prune_chip(lab_path(made.run), chip, content)
+
+    place = World.create(tmp_path / "obeyed")
+    for path in (place.folder / INSPECTORATE).glob("key*"):
+        path.unlink()
+    obeyed = SimulatedLab.inspectorate_key(SimulatedLab.read_config(lab_path(made.run)))
+    write_keys(place.folder / INSPECTORATE / "key", obeyed)
+    place.join(made.trust, {"run": made.run})
+    assert played(place, made.now).verdict.outcome is Outcome.ACCEPT
+    for chip in chips:
+        prune_chip(
+            lab_path(made.run),
+            chip,
+            (place.folder / INSPECTORATE / "checkpoints" / chip / "checkpoint.json").read_bytes(),
+        )
+    later = played(place, made.now + timedelta(days=1)).verdict
+    assert later.outcome is not Outcome.REJECT, later.reasons
+    assert all(chip["log_start"] for chip in later.evidence["chips"])
