@@ -213,7 +213,8 @@ def inspect(
         if memory is not None:
             evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
-        if transcripts and not any(report.snapshots for report in reports) and not findings.found:
+        seen = bool(reports) and all(report.start for report in reports) and _all_accepted(transcripts, accepted or {})
+        if transcripts and not any(report.snapshots for report in reports) and not findings.found and not seen:
             since = " since the checkpoints that they were pruned by" if any(report.start for report in reports) else ""
             findings.doubt(f"the drawn chips hold no snapshot{since}, and none was due: there is nothing to match")
         case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})
@@ -225,6 +226,11 @@ def inspect(
         transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
     )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
+
+
+def _all_accepted(transcripts: Sequence[Transcript], accepted: Mapping[str, int]) -> bool:
+    """Whether an earlier inspection has accepted every step of these runs, so that nothing is left to be matched."""
+    return all(accepted.get(item.run.manifest.run, -1) >= len(item.leaves) - 1 for item in transcripts)
 
 
 def under_inspection(transcripts: Sequence[Transcript], trust: Trust, labs: Collection[str] | None) -> list[str]:

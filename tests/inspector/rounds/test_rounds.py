@@ -327,7 +327,7 @@ def test_a_round_does_not_wait_for_ever(world, small, devices, tmp_path):
     assert any("metadata.json" in each.text for each in verdict.reasons)
 
 
-def test_a_round_signs_checkpoints_by_which_chips_that_obey_it_are_pruned(world, record, tmp_path, played):
+def test_a_round_signs_checkpoints_by_which_chips_that_obey_it_are_pruned(world, record, tmp_path, played, monkeypatch):
     made = record(tmp_path / "run", steps=2, chips=2, checkpoint_every=1)
     world.join(made.trust, {"run": made.run})
     checkpoints = world.folder / INSPECTORATE / "checkpoints"
@@ -357,5 +357,10 @@ def test_a_round_signs_checkpoints_by_which_chips_that_obey_it_are_pruned(world,
             (place.folder / INSPECTORATE / "checkpoints" / chip / "checkpoint.json").read_bytes(),
         )
     later = played(place, made.now + timedelta(days=1)).verdict
-    assert later.outcome is not Outcome.REJECT, later.reasons
+    assert later.outcome is Outcome.ACCEPT, later.reasons  # nothing is new since what this inspectorate accepted
     assert all(chip["log_start"] for chip in later.evidence["chips"])
+    assert "an earlier inspection accepted lab.run up to step 2" in later.reasons[0].text
+    monkeypatch.setattr(steps, "accepted_in", lambda *_: {})
+    unknown = played(place, made.now + timedelta(days=2)).verdict
+    assert unknown.outcome is Outcome.INCONCLUSIVE
+    assert "there is nothing to match" in unknown.reasons[0].text
