@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 
 from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import CallerError
@@ -66,9 +66,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """From now on the loop's own operators run."""
-        stack = _get_current_dispatch_mode_stack()
-        while stack and isinstance(stack[-1], Between) and stack[-1]._owner() is None:
-            stack.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        while (stack := _get_current_dispatch_mode_stack()) and _is_left(stack[-1]):
+            stack[-1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if self not in stack:
             self.__enter__()  # type: ignore[no-untyped-call]
         self._is_on = True
@@ -82,7 +81,18 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """See operators no more; they still pass through where another mode was entered since."""
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)
+
+    def __exit__(self, *raised: Any) -> None:
+        """Leave the thread's modes; also where this was done before, on a copy of them.
+
+        Within a backward autograd works on such a copy, and puts back those that were there before: whoever is let go
+        in there has left once and stands among them again.
+        """
+        if self.old_dispatch_mode_flags:
+            super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        else:
+            _pop_mode()
 
     def take(self) -> Work:
         """What was done since the last step, which the next one tells of."""
@@ -132,6 +142,11 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
             each.untyped_storage()._cdata in self._state for each in written_arguments(func, args, dict(kwargs))
         ):
             self._written(owner)
+
+
+def _is_left(mode: TorchDispatchMode) -> bool:
+    """Whether a mode is of a recorder that nobody holds any more."""
+    return isinstance(mode, Between) and mode._owner() is None
 
 
 def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -34,6 +34,35 @@ def test_a_recorder_that_nobody_holds_looks_no_more(tmp_path, is_model_kept):
         own.submit(look).result()
 
 
+def test_a_recorder_that_is_let_go_within_a_backward_hinders_none_after_it(tmp_path):
+    """Autograd works on a copy of the thread's modes, and puts back those that were there before."""
+
+    def record(name):
+        model = torch.nn.Linear(3, 2)
+        recorder = Recorder(model, torch.optim.SGD(model.parameters(), 0.1), out=tmp_path / name)
+        with recorder.step(torch.ones(2, 3)):
+            model(torch.ones(2, 3)).sum().backward()
+        return recorder
+
+    def look():
+        held = [record("first")]
+
+        def let_go(_):
+            held.clear()
+            gc.collect()
+
+        doubled = torch.ones(2, requires_grad=True) * 2
+        doubled.register_hook(let_go)
+        doubled.sum().backward()
+        assert not held
+        second = record("second")
+        second.finish()
+        assert modes() == 0
+
+    with ThreadPoolExecutor(1) as own:
+        own.submit(look).result()
+
+
 def test_looking_keeps_no_arithmetic_in_one_thread(tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
