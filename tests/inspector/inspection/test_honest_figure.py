@@ -38,7 +38,7 @@ from inspector.campaign import (
     simulate_counts,
 )
 from inspector.probability.planning import Evasion, Problem, Visits, best_response
-from inspector.probability.planning import Site as PlannedSite
+from inspector.probability.planning import VisitedSite as PlannedSite
 
 JOINT_FALSE_ALARM = 1e-3
 ENGINES: dict[str, tuple[Any, int]] = {"counts": (simulate_counts, 40_000), "agents": (simulate_agents, 3_000)}
