@@ -27,9 +27,9 @@ class Files:
     def __init__(self, *, sync: bool = False) -> None:
         self.sync = sync
 
-    def write(self, path: str, content: bytes) -> None:
+    def write(self, path: str, *pieces: bytes | memoryview) -> None:
         """Write a file, with the folders that it lies in; its name is the caller's to ``flush``."""
-        self._put(path, _WHOLE, content)
+        self._put(path, _WHOLE, *pieces)
 
     def overwrite(self, path: str, content: bytes) -> None:
         """Write a file over what it holds: to make it empty first costs ten times as much."""
@@ -76,7 +76,7 @@ class Files:
             os.makedirs(folder, exist_ok=True)
             self.flush(parent or ".")
 
-    def _put(self, path: str, flags: int, content: bytes) -> None:
+    def _put(self, path: str, flags: int, *pieces: bytes | memoryview) -> None:
         try:
             file = os.open(path, flags, 0o666)
         except FileNotFoundError:
@@ -85,11 +85,12 @@ class Files:
             self._make(os.path.dirname(path))
             file = os.open(path, flags, 0o666)
         try:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(file, left) :]
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    left = left[os.write(file, left) :]
             if flags == _IN_PLACE:
-                os.ftruncate(file, len(content))
+                os.ftruncate(file, sum(map(len, pieces)))
             if self.sync:
                 os.fsync(file)
         finally:

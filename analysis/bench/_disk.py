@@ -12,6 +12,7 @@ import functools
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -255,14 +256,24 @@ def noted(root: Path) -> Iterator[Disk]:
     """While it is open, note every operation of this process on the files below a new folder."""
     root = root.absolute()
     root.mkdir()
-    disk = Disk(root)
+    disk, lock = Disk(root), threading.RLock()
     with ExitStack() as stack:
         for name, note in _NOTES.items():
             true = getattr(os, name)
-            stack.enter_context(mock.patch.object(os, name, functools.wraps(true)(note(disk, true))))
+            stack.enter_context(mock.patch.object(os, name, functools.wraps(true)(_one_by_one(lock, note(disk, true)))))
         stack.enter_context(mock.patch.object(PosixDisk, "write_file", _write_file))
         stack.enter_context(mock.patch.object(shutil, "rmtree", functools.partial(_remove_tree, shutil.rmtree, disk)))
         yield disk
+
+
+def _one_by_one(lock: threading.RLock, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that threads make one after the other, in the order in which they are noted."""
+
+    def alone(*arguments: Any, **named: Any) -> Any:
+        with lock:
+            return call(*arguments, **named)
+
+    return alone
 
 
 def _write_file(self: PosixDisk, path: Path, data: bytes) -> None:

@@ -130,6 +130,8 @@ def _rows(steps: int, size: int, tell: Callable[[int], object]) -> list[Row]:
                     trainer.take(batch)
                 times[mode].append((time.perf_counter() - wall, time.process_time() - cpu))
             tell(1)
+        for each in recorders.values():
+            each.finish()
     first = times[f"{NUMERICS} alone"][_WARM:]
     count = sum(each.numel() for each in trainers["plain PyTorch"].model.parameters())
     rows_out = []

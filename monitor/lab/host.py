@@ -18,7 +18,7 @@ from monitor.transcript.leaf import Leaf
 if TYPE_CHECKING:
     from monitor.declaration.statement import Declaration
     from monitor.lab.simulated import SimulatedLab
-    from monitor.transcript import Batches, TranscriptWriter
+    from monitor.transcript import Batches, Staged, TranscriptWriter
 
 __all__ = ["Host"]
 
@@ -92,7 +92,7 @@ class Host:
         for chip in self.lab.chips:
             chip.idle(1)
 
-    def commit(self, leaf: Leaf, files: Mapping[str, bytes]) -> None:
+    def commit(self, leaf: Leaf, files: Mapping[str, bytes | Staged]) -> None:
         """Write a step to disk, then tell the chips; CallerError if they have heard of another one in its place."""
         self.writer.append(leaf, files, heard=self.heard.get(leaf.step))
         self.keep(leaf)

@@ -73,7 +73,7 @@ class Capture:
         self._constants: list[Constant] = []
         self._readers: list[str] = []
         self._open: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
-        self._inputs: list[Tensor] = []
+        self._written: list[Tensor] = []
 
     def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
         """Say what exists before the step: the state and the batch, and nothing else."""
@@ -93,19 +93,18 @@ class Capture:
             self._open = arguments, [self._source_of(tensor, name) for tensor in tensors]
         except EvidenceError as error:
             raise CallerError(f"this step cannot be recorded: {error}") from None
-        self._inputs = tensors
-        self.writes.before(func, tensors)
+        self._written = written_arguments(func, args, kwargs)
+        self.writes.before(self._written)
         self._before = None
         if is_awaited_inside(self._meter, func, args):
-            self._before = [tensor.clone() for tensor in written_arguments(func, args, kwargs)]
+            self._before = [tensor.clone() for tensor in self._written]
 
     def after(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Note what the call returned, wrote, drew and read."""
         if self._inner is not None:
             self._inner.after(index, func, args, kwargs, out)
         assert self._open is not None
-        arguments, sources = self._open
-        written = written_arguments(func, args, kwargs)
+        (arguments, sources), written = self._open, self._written
         results = result_tensors(out, written)
         for slot, tensor in enumerate(written, len(results)):
             self._wiring.record(tensor, f"node:{index}:{slot}")

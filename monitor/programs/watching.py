@@ -1,8 +1,8 @@
 """Notices writes to watched memory that no recorded operator made, between the operators of a step.
 
-A copy of every watched tensor follows what recorded operators write. Whatever an operator is about to read or write
-must still have the bytes of its copy, and so must everything when the step ends. Memory apart from the host's is not
-watched: no NumPy array shares it.
+A copy of every watched tensor follows what recorded operators write. Whatever an operator is about to write must still
+have the bytes of its copy, and so must everything when the step ends: what an operator only reads stays as it is until
+then. Memory apart from the host's is not watched: no NumPy array shares it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from firmware_sim.errors import CallerError
 from monitor.programs.bits import as_bits
@@ -71,12 +70,11 @@ class WriteWatch:
         insort(self._regions, region)
         self._beginning[region.start] = region
 
-    def before(self, func: OpOverload, tensors: Sequence[Tensor]) -> None:
-        """An operator is about to read or write these; one that returns views does neither."""
-        if not func.is_view:
-            for tensor in tensors:
-                for region in self._touched(tensor):
-                    self._require_unwritten(region.name, *region.part(tensor))
+    def before(self, written: Sequence[Tensor]) -> None:
+        """An operator is about to write these."""
+        for tensor in written:
+            for region in self._touched(tensor):
+                self._require_unwritten(region.name, *region.part(tensor))
 
     def after(self, written: Sequence[Tensor]) -> None:
         """It has written these."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from monitor.declaration.statement import Declaration
 from monitor.programs.program import Program
 from monitor.sharding import ShardedMemory
-from monitor.transcript import encode_state
+from monitor.transcript import Ahead, Staged, TranscriptWriter, encode_state, state_pieces
 from monitor.transcript.layout import checkpoint_path, step_of
 
 __all__ = ["Checkpoints"]
@@ -19,29 +19,53 @@ __all__ = ["Checkpoints"]
 class Checkpoints:
     """Each checkpoint comes with the step after it, when it is known what is read of it; first and last are whole.
 
+    Until then it is written beside the training, as it has to be if that step runs the program of the step before.
+
     Args:
-        before: the state after the last committed step under ``kind/name``, which its owner keeps up to date; empty
-            where none is held, since all steps run one program.
+        before: the state after the last committed step under ``kind/name``, which its owner keeps up to date after
+            ``of_past``; empty where none is held.
     """
 
     def __init__(
-        self, folder: Path, declared: Declaration, memory: ShardedMemory, before: Mapping[str, Tensor]
+        self,
+        folder: Path,
+        declared: Declaration,
+        memory: ShardedMemory,
+        before: Mapping[str, Tensor],
+        writer: TranscriptWriter,
     ) -> None:
         self._folder, self._declared, self._memory, self._before = folder, declared, memory, before
-        self._ahead: dict[str, bytes] = {}
+        self._writer = writer
+        self._state = before
+        self._ahead: tuple[Ahead, frozenset[str]] | None = None
 
     def whole(self, step: int) -> dict[str, bytes]:
         """The state that lies in memory now, as the checkpoint of a step by its path."""
         return {checkpoint_path(step): encode_state(self._memory.export())}
 
-    def of_past(self, step: int, program: Program) -> dict[str, bytes]:
-        """The checkpoint that comes with a step which runs a program, if there is one."""
-        return self._trimmed(step - 1, self._before, program) if self._before else self._ahead
-
     def reached(self, step: int, program: Program) -> None:
-        """Memory holds the state after a step that ran a program; if no copy of it is held, make its checkpoint now."""
+        """``before``, or memory where there is none, holds the state after a step that ran a program."""
+        if step % self._declared.checkpoint_every or step in (0, self._declared.length):
+            return
         if not self._before:
-            self._ahead = self._trimmed(step, self._memory.export(), program)
+            self._state = {name: tensor.clone() for name, tensor in self._memory.export().items()}
+        self._begin(step, program.unread)
+
+    def of_past(self, step: int, program: Program) -> dict[str, Staged]:
+        """The checkpoint that comes with a step which runs a program, if there is one."""
+        if self._ahead is None:
+            return {}
+        if self._ahead[1] != program.unread:
+            self.stop()
+            self._begin(step - 1, program.unread)
+        (ahead, _), self._ahead = self._ahead, None
+        return {checkpoint_path(step - 1): ahead.staged()}
+
+    def stop(self) -> None:
+        """Wait until nothing is written any more, and forget what no step has come for."""
+        if self._ahead is not None:
+            self._ahead[0].forget()
+            self._ahead = None
 
     def release(self, committed: int) -> None:
         """Delete what need not stay once so many steps are committed, and what a process that died left of it."""
@@ -53,8 +77,8 @@ class Checkpoints:
             if step is not None and not declared.retains(step, committed):
                 path.unlink()
 
-    def _trimmed(self, step: int, state: Mapping[str, Tensor], following: Program) -> dict[str, bytes]:
-        """A step's checkpoint without what the next step overwrites before it reads it."""
-        if step % self._declared.checkpoint_every or step in (0, self._declared.length):
-            return {}
-        return {checkpoint_path(step): encode_state(self._memory.trimmed(state, following.unread))}
+    def _begin(self, step: int, unread: frozenset[str]) -> None:
+        """Write a step's checkpoint without what the next step overwrites before it reads it."""
+        state, memory = self._state, self._memory
+        ahead = self._writer.ahead(checkpoint_path(step), lambda: state_pieces(memory.trimmed(state, unread)))
+        self._ahead = ahead, unread

@@ -493,7 +493,7 @@ class Recorder:
             self._state = "ready"
         finally:
             if self._state == "failed":
-                run.lab.cut_power()
+                run.break_off()
 
     def _attach(
         self,
@@ -527,7 +527,7 @@ class Recorder:
     def _stop(self) -> None:
         """The loop did more than is allowed; nothing but ``resume`` goes on."""
         self._state = "failed"
-        self._run.lab.cut_power()
+        self._run.break_off()
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -611,7 +611,7 @@ class Recorder:
             self._run.loop.updates.end()
             self._go_on()
             if self._state == "failed":
-                self._run.lab.cut_power()
+                self._run.break_off()
                 is_refusal = isinstance(sys.exception(), CallerError)
                 if is_refusal and not self._run.steps and free_again(self.folder, self._run.lab.config):
                     self._state = "withdrawn"

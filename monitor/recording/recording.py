@@ -29,7 +29,7 @@ from monitor.recording.stateful import HostState
 from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
-from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, TranscriptWriter
+from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, Staged, TranscriptWriter
 from monitor.transcript.layout import SALT, log_path, program_path
 
 __all__ = ["Recording"]
@@ -242,7 +242,7 @@ class Recording:
         is_due = is_new or _is_picked(self.declared.seed, step, self.loop.options.one_in)
         if self.is_repeatable and is_due:
             held.repeat(self.declared, program, leaf, batch, root, log)
-        files = {log_path(step): log, **self.source.step_files(step, content)}
+        files: dict[str, bytes | Staged] = {log_path(step): log, **self.source.step_files(step, content)}
         files |= self._checkpoints.of_past(step, program)
         if is_new:
             self.programs.know(program)
@@ -270,6 +270,7 @@ class Recording:
     def finish(self) -> None:
         """Write the last checkpoint and the chips' evidence, and close the run."""
         steps = self.steps
+        self._checkpoints.stop()
         if self.is_repeatable and steps % self.declared.checkpoint_every and steps != self.declared.length:
             self.loop.held.repeat_segment(RunFolder(self.folder, self.lab.key.verifying), steps)
         files = self._checkpoints.whole(steps)
@@ -283,6 +284,11 @@ class Recording:
         self._desk.close()
         self.loop.release()
 
+    def break_off(self) -> None:
+        """Leave the run as a crash does: nothing more is written, and the chips' power is cut."""
+        self._checkpoints.stop()
+        self.lab.cut_power()
+
     def publish(self) -> None:
         """Show the finished run to others."""
         self._conduct.publish(self.folder, self.lab)
@@ -291,7 +297,7 @@ class Recording:
         memory = self.loop.state.memory
         self._desk = open_desk(self.lab, self.folder)
         self.host = Host(self.declared, memory, self.source.batches, self.lab, self.writer, self._conduct, self.run_id)
-        self._checkpoints = Checkpoints(self.folder, self.declared, memory, self.loop.held.before)
+        self._checkpoints = Checkpoints(self.folder, self.declared, memory, self.loop.held.before, self.writer)
 
     def _step_programs(self, start: Mapping[str, Tensor]) -> StepPrograms:
         loop = self.loop

@@ -29,6 +29,7 @@ from monitor.programs.capture import Capture
 from monitor.programs.interpreter import loss_bits
 from monitor.programs.keys import RecordedKeys, step_seed
 from monitor.programs.program import Program
+from monitor.programs.trace import written_arguments
 from monitor.programs.watching import WriteWatch, unwritten
 from monitor.recording.held import HeldState
 from monitor.recording.options import Options, refusals_of_objects
@@ -367,7 +368,7 @@ class _Survey(Capture):
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.lines.append(caller_line())
         self._open = {"args": [], "kwargs": {}}, []
-        self._inputs = []
+        self._written = written_arguments(func, args, kwargs)
         try:
             super().before(index, func, args, kwargs)
         except CallerError as error:

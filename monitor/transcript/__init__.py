@@ -1,5 +1,6 @@
 """The transcript {M, D, W} of a run, its rounding logs and its signed manifest."""
 
+from monitor.transcript.ahead import Ahead, Staged
 from monitor.transcript.batches import Batches, RecordedBatches
 from monitor.transcript.data import RunData, encode_arrays, to_batch
 from monitor.transcript.leaf import EVALUATION, STEP, Execution, Leaf
@@ -7,11 +8,13 @@ from monitor.transcript.manifest import Manifest
 from monitor.transcript.metadata import Metadata, parse_time
 from monitor.transcript.reader import RunFolder, encode_state
 from monitor.transcript.record import Entry
+from monitor.transcript.state import state_pieces
 from monitor.transcript.writer import TranscriptWriter
 
 __all__ = [
     "EVALUATION",
     "STEP",
+    "Ahead",
     "Batches",
     "Entry",
     "Execution",
@@ -21,9 +24,11 @@ __all__ = [
     "RecordedBatches",
     "RunData",
     "RunFolder",
+    "Staged",
     "TranscriptWriter",
     "encode_arrays",
     "encode_state",
     "parse_time",
+    "state_pieces",
     "to_batch",
 ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -11,12 +14,31 @@ from torch import Tensor
 from firmware_sim.errors import EvidenceError
 from monitor.transcript.header import check_header
 
-__all__ = ["decode_state", "encode_state"]
+__all__ = ["decode_state", "encode_state", "state_pieces"]
+
+_PREFIX = 8
 
 
 def encode_state(state: Mapping[str, Tensor]) -> bytes:
     """Serialise a full state as safetensors."""
     return save({name: tensor.detach().contiguous().cpu() for name, tensor in state.items()})
+
+
+def state_pieces(state: Mapping[str, Tensor]) -> list[memoryview]:
+    """The bytes of ``encode_state`` as pieces: a header, then the tensors, in place where they can be."""
+    layout = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items())
+    header, names = _header(layout)
+    raw = (state[name].detach().contiguous().cpu().flatten().view(torch.uint8) for name in names)
+    return [memoryview(header), *(each.numpy().data for each in raw)]
+
+
+@functools.lru_cache(maxsize=8)
+def _header(layout: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tuple[bytes, tuple[str, ...]]:
+    """What the format's own writer puts before tensors of this layout, and their names in the order of their bytes."""
+    data = save({name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in layout})
+    end = _PREFIX + int.from_bytes(data[:_PREFIX], "little")
+    places = {name: entry["data_offsets"] for name, entry in json.loads(data[_PREFIX:end]).items()}
+    return data[:end], tuple(sorted(places, key=places.__getitem__))
 
 
 def decode_state(data: bytes, what: str) -> dict[str, Tensor]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import MerkleTree, SigningKey, canonical
 from monitor.files import Files, Replaced
+from monitor.transcript.ahead import Ahead, Staged
 from monitor.transcript.journal import Journal
 from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, ORDER, SALT, SAMPLES, record_of, step_record
 from monitor.transcript.leaf import Leaf
@@ -130,7 +131,11 @@ class TranscriptWriter:
         """Tell whether the chips have been quoted already: then the run only needs to be closed."""
         return self._manifest.is_closing
 
-    def append(self, leaf: Leaf, files: Mapping[str, bytes], *, heard: bytes | None = None) -> bytes:
+    def ahead(self, path: str, pieces: Callable[[], Sequence[memoryview]]) -> Ahead:
+        """Begin to write a file that comes with the next step; ``append`` takes what its ``staged`` returns."""
+        return Ahead(self._files, f"{self._staging}/{path}", pieces)
+
+    def append(self, leaf: Leaf, files: Mapping[str, bytes | Staged], *, heard: bytes | None = None) -> bytes:
         """Commit a step with its files and the checkpoint before it; return the root of the log with it, 32 bytes.
 
         Args:
@@ -171,11 +176,15 @@ class TranscriptWriter:
         self._announce(None, steps=self.steps, root=self._manifest.root)
         shutil.rmtree(self._staging, ignore_errors=True)
 
-    def _publish(self, leaf: bytes, files: Mapping[str, bytes], *, steps: int, root: bytes) -> None:
-        record = Record(leaf=leaf, files={path: Entry.of(content) for path, content in files.items()})
-        stored = {path: content for path, content in files.items() if content}
+    def _publish(self, leaf: bytes, files: Mapping[str, bytes | Staged], *, steps: int, root: bytes) -> None:
+        entries = {path: each.entry if isinstance(each, Staged) else Entry.of(each) for path, each in files.items()}
+        record = Record(leaf=leaf, files=entries)
+        stored = {path: content for path, content in files.items() if entries[path].length}
         for path, content in stored.items():
-            self._files.write(f"{self._staging}/{path}", content)
+            if isinstance(content, Staged):
+                self._files.move(content.path, f"{self._staging}/{path}")
+            else:
+                self._files.write(f"{self._staging}/{path}", content)
         self._files.flush(self._staging, stored)
         self._announce(record, steps=steps, root=root)
         self._append()

@@ -93,8 +93,8 @@ def test_guard_off_a_run_that_waits_for_less(synced, guard, monkeypatch, tmp_pat
     assert any(made.crash(after, "power", seed=seed).problem for seed in range(30))
 
 
-def plain_put(self, path, flags, content, put=Files._put):
-    put(Files(), path, flags, content)
+def plain_put(self, path, flags, *pieces, put=Files._put):
+    put(Files(), path, flags, *pieces)
 
 
 def test_steps_that_chips_heard_of_come_again_or_not_at_all(plain, tmp_path, monkeypatch):
