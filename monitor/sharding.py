@@ -221,6 +221,7 @@ class ShardedMemory:
     Attributes:
         layout: where the blocks lie; chips share the memory evenly by default (``Layout.even``).
         place: where the training computes; a few tensors may lie on the host all the same.
+        buffers: flat, one for each kind, type and device; each tensor is a view of one.
         shards: the memory of each chip.
         meter: what counts the operators that run on it, for all chips.
     """
@@ -228,6 +229,7 @@ class ShardedMemory:
     def __init__(self, tensors: Mapping[TensorKey, Tensor], shards: int | Layout) -> None:
         """Lay out ``tensors``; their values are copied into the flat buffers."""
         self.tensors: dict[TensorKey, Tensor] = {}
+        self.buffers: list[Tensor] = []
         others = {tensor.device for tensor in tensors.values()} - {_HOST}
         if len(others) > 1:
             raise CallerError(f"the state lies on several devices: {', '.join(sorted(map(str, others)))}")
@@ -259,6 +261,7 @@ class ShardedMemory:
             sizes[member.device] += member.numel()
         dtype = next(iter(members.values())).dtype
         rest = {device: torch.empty(size, dtype=dtype, device=device) for device, size in sizes.items()}
+        self.buffers += rest.values()
         for key, member in members.items():
             place, rest[member.device] = rest[member.device].tensor_split([member.numel()])
             self.tensors[key] = place.view(member.shape)

@@ -1,8 +1,9 @@
 """``bench recording``: a step of a GPT with 5M parameters, recorded by default, beside the same numerics alone.
 
-Trainers take turns, step by step, each on a model and an optimizer of its own: plain PyTorch, the numerics of a
-recorder without one, and recorders that look for hidden writes in no step but the first ones, in one of sixteen (the
-default) and in every one. What looking costs is the difference.
+Trainers take turns, step by step, each on a thread, a model and an optimizer of its own, since a recorder sees all
+operators of its thread: plain PyTorch, the numerics of a recorder without one, and recorders that look for hidden
+writes in no step but the first ones, in one of sixteen (the default) and in every one. What looking costs is the
+difference.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -106,12 +109,11 @@ def run(*, steps: int = 32, sizes: Sequence[int] = SIZES, progress: Callable[[in
 
 def _rows(steps: int, size: int, tell: Callable[[int], object]) -> list[Row]:
     samples = preset("tiny-gpt").samples(None)
-    with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder, ExitStack() as stack:
         trainers = {mode: _Trainer() for mode in ("plain PyTorch", f"{NUMERICS} alone", *_CHECKS)}
+        threads = {mode: stack.enter_context(ThreadPoolExecutor(1)) for mode in trainers}
         recorders = {
-            mode: Recorder(
-                trainers[mode].model, trainers[mode].optimizer, out=Path(folder) / str(number), check_writes=look
-            )
+            mode: threads[mode].submit(trainers[mode].recorder, Path(folder) / str(number), look).result()
             for number, (mode, look) in enumerate(_CHECKS.items())
         }
         times: dict[str, list[tuple[float, float]]] = {mode: [] for mode in trainers}
@@ -119,19 +121,15 @@ def _rows(steps: int, size: int, tell: Callable[[int], object]) -> list[Row]:
             rows = np.arange(number * size, (number + 1) * size) % len(samples["tokens"])
             batch = to_batch(samples, rows)["tokens"].long()
             for mode, trainer in trainers.items():
-                wall, cpu = time.perf_counter(), time.process_time()
+                session: AbstractContextManager[object]
                 if mode in recorders:
-                    with recorders[mode].step(batch):
-                        trainer.take(batch)
-                elif mode.startswith(NUMERICS):
-                    with recording(NUMERICS):
-                        trainer.take(batch)
+                    session = recorders[mode].step(batch)
                 else:
-                    trainer.take(batch)
-                times[mode].append((time.perf_counter() - wall, time.process_time() - cpu))
+                    session = recording(NUMERICS) if mode.startswith(NUMERICS) else nullcontext()
+                times[mode].append(threads[mode].submit(_timed, trainer, batch, session).result())
             tell(1)
-        for each in recorders.values():
-            each.finish()
+        for mode, each in recorders.items():
+            threads[mode].submit(each.finish).result()
     first = times[f"{NUMERICS} alone"][_WARM:]
     count = sum(each.numel() for each in trainers["plain PyTorch"].model.parameters())
     rows_out = []
@@ -154,6 +152,14 @@ def _rows(steps: int, size: int, tell: Callable[[int], object]) -> list[Row]:
             }
         )
     return rows_out
+
+
+def _timed(trainer: _Trainer, batch: Tensor, session: AbstractContextManager[object]) -> tuple[float, float]:
+    """Seconds that a step takes, and of a processor."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    with session:
+        trainer.take(batch)
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def verdict(rows: Sequence[Row]) -> str | None:

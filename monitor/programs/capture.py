@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.numerics import Observer
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.lists import charge_each, is_awaited_inside
+from monitor.programs.outline import layout_outline, outline_of
 from monitor.programs.program import ITEM, Constant, Program, operator_of
 from monitor.programs.trace import COMMIT_STATE, described, layout_of, name_of, result_tensors, written_arguments
 from monitor.programs.watching import WriteWatch
-from monitor.programs.wiring import Wiring
+from monitor.programs.wiring import Place, Wiring
 from monitor.programs.work import call_work, makes
 
 __all__ = ["Capture", "digest_reads", "numbered", "read_value"]
@@ -72,7 +74,7 @@ class Capture:
         self._scalars: list[str] = []
         self._constants: list[Constant] = []
         self._readers: list[str] = []
-        self._open: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
+        self._open: tuple[list[Any], list[str], list[Place]] | None = None
         self._written: list[Tensor] = []
 
     def declare_inputs(self, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
@@ -86,13 +88,19 @@ class Capture:
         name = name_of(func)
         operator_of(name)
         tensors: list[Tensor] = []
+        numbers: list[str] = []
         try:
             if self._inner is not None:
                 self._inner.before(index, func, args, kwargs)
-            arguments = {"args": described(args, tensors), "kwargs": described(kwargs, tensors)}
-            self._open = arguments, [self._source_of(tensor, name) for tensor in tensors]
+            outline: list[Any] = [func, len(self._scalars), outline_of(args, tensors, numbers)]
+            if kwargs:
+                named: dict[str, list[str]] = {key: [] for key in sorted(kwargs)}
+                outline.append([(key, outline_of(value, tensors, named[key])) for key, value in kwargs.items()])
+                numbers += chain.from_iterable(named.values())
+            places = [self._place_of(tensor, name) for tensor in tensors]
         except EvidenceError as error:
             raise CallerError(f"this step cannot be recorded: {error}") from None
+        self._open = outline, numbers, places
         self._written = written_arguments(func, args, kwargs)
         self.writes.before(self._written)
         self._before = None
@@ -104,25 +112,22 @@ class Capture:
         if self._inner is not None:
             self._inner.after(index, func, args, kwargs, out)
         assert self._open is not None
-        (arguments, sources), written = self._open, self._written
+        (outline, numbers, places), written = self._open, self._written
         results = result_tensors(out, written)
         for slot, tensor in enumerate(written, len(results)):
             self._wiring.record(tensor, f"node:{index}:{slot}")
         for slot, tensor in enumerate(results):
             if not self._wiring.knows(tensor):
                 self._wiring.record(tensor, f"node:{index}:{slot}")
-        call = {
-            "operator": name_of(func),
-            "arguments": {
-                "args": numbered(arguments["args"], self._scalars),
-                "kwargs": {name: numbered(value, self._scalars) for name, value in sorted(arguments["kwargs"].items())},
-            },
-            "sources": sources,
-            "results": [layout_of(tensor) for tensor in (*results, *written)],
-            "draws": self._keys.take(),
-        }
-        known = self._program_with(call)
-        self._calls.append(call if known is None else known.calls[len(self._calls)])
+        results += written
+        draws = self._keys.take()
+        outline += (places, layout_outline(results), draws)
+        known = self._program_with(outline)
+        if known is not None:
+            self._calls.append(known.calls[len(self._calls)])
+            self._scalars += numbers
+        else:
+            known = self._put_down(func, args, kwargs, places, results, draws, outline)
         self._charge(known, written)
         if makes(func):
             self._meter.holdings.note(out)
@@ -130,11 +135,41 @@ class Capture:
         if name_of(func) == ITEM:
             self.reads.append(read_value(out))
 
-    def _program_with(self, call: Mapping[str, Any]) -> Program | None:
-        """A known program that makes the same call in the same place; it is asked first from now on."""
+    def _put_down(
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        places: Sequence[Place],
+        results: Sequence[Tensor],
+        draws: list[int],
+        outline: Sequence[Any],
+    ) -> Program | None:
+        """Put a call into a program's form; a known program that makes it in the same place is told its outline."""
+        tensors: list[Tensor] = []
+        given, named = described(args, tensors), described(kwargs, tensors)
+        call = {
+            "operator": name_of(func),
+            "arguments": {
+                "args": numbered(given, self._scalars),
+                "kwargs": {name: numbered(value, self._scalars) for name, value in sorted(named.items())},
+            },
+            "sources": [place.to_json() for place in places],
+            "results": [layout_of(tensor) for tensor in results],
+            "draws": draws,
+        }
+        place = len(self._calls)
+        known = next((each for each in self._known if place < len(each.calls) and each.calls[place] == call), None)
+        if known is not None:
+            known.outlines[place] = outline
+        self._calls.append(call if known is None else known.calls[place])
+        return known
+
+    def _program_with(self, outline: Sequence[Any]) -> Program | None:
+        """A known program whose call in the same place has the same outline; it is asked first from now on."""
         place = len(self._calls)
         for number, program in enumerate(self._known):
-            if place < len(program.calls) and program.calls[place] == call:
+            if program.outlines.get(place) == outline:
                 if number:
                     self._known.insert(0, self._known.pop(number))
                 return program
@@ -168,10 +203,10 @@ class Capture:
         known = len(self._constants)
         commit = {}
         for name, tensor in state.items():
-            commit[name] = None if tensor is None else self._source_of(tensor, COMMIT_STATE)
+            commit[name] = None if tensor is None else self._place_of(tensor, COMMIT_STATE).to_json()
             if len(self._constants) > known:
                 raise CallerError(f"{name} was set to a tensor that no operator, state or batch of this step produced")
-        place = None if loss is None else self._source_of(loss, "the loss")
+        place = None if loss is None else self._place_of(loss, "the loss").to_json()
         if len(self._constants) > known:
             raise CallerError("the loss is a tensor that no operator, state or batch of this step produced")
         return Program(
@@ -184,10 +219,10 @@ class Capture:
             loss=place,
         )
 
-    def _source_of(self, tensor: Tensor, reader: str) -> dict[str, Any]:
+    def _place_of(self, tensor: Tensor, reader: str) -> Place:
         if not self._wiring.knows(tensor):
             self._stranger(tensor, reader)
-        return self._wiring.source_of(tensor, reader)
+        return self._wiring.place_of(tensor, reader)
 
     def _stranger(self, tensor: Tensor, operator: str) -> None:
         """A tensor from nowhere is a constant: its whole storage, by value."""

@@ -13,7 +13,7 @@ import binascii
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -196,6 +196,11 @@ class Program:
         Calls that return views are none, and those on lists are one for each tensor.
         """
         return tuple(number for number, work in enumerate(self.works) for _ in range(work.calls))
+
+    @cached_property
+    def outlines(self) -> dict[int, Sequence[Any]]:
+        """Of calls that were captured again, by number: the outline by which one is recognised (``outline``)."""
+        return {}
 
     @cached_property
     def _plans(self) -> dict[tuple[torch.device, bool], CallPlan]:

@@ -6,13 +6,15 @@ from bisect import bisect_left, bisect_right
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from firmware_sim.errors import EvidenceError
-from monitor.programs.trace import layout_of, reach
+from monitor.numerics.strides import canonical_strides
+from monitor.programs.trace import reach
 
-__all__ = ["Stretches", "Wiring"]
+__all__ = ["Place", "Stretches", "Wiring"]
 
 _start, _stop = attrgetter("start"), attrgetter("stop")
 
@@ -31,14 +33,15 @@ class Wiring:
     def record(self, tensor: Tensor, source: str) -> None:
         """Note that ``source`` wrote a tensor, with the order of its elements."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._writes:
+        stretches = self._writes.get(storage._cdata)
+        if stretches is None:
             # A weak reference frees the memory but keeps its address from being given to another tensor.
             self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
-            self._writes[storage._cdata] = Stretches()
-        self._writes[storage._cdata].write(*_extent(tensor), source)
+            stretches = self._writes[storage._cdata] = Stretches()
+        stretches.write(*_extent(tensor), source)
 
-    def source_of(self, tensor: Tensor, reader: str) -> dict[str, Any]:
-        """Source, dtype, shape, stride and offset of a tensor in known memory.
+    def place_of(self, tensor: Tensor, reader: str) -> Place:
+        """Where a tensor in known memory lies.
 
         Raises:
             EvidenceError: nothing wrote there; ``reader`` is named.
@@ -47,7 +50,27 @@ class Wiring:
         written = self._writes[tensor.untyped_storage()._cdata].newest(start, stop)
         if written is None:
             raise EvidenceError(f"{reader} reads memory that nothing has written")
-        return {"source": written.source, **layout_of(tensor), "offset": start - written.origin}
+        return Place(written.source, tensor.dtype, tensor.shape, canonical_strides(tensor), start - written.origin)
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: the last write of its memory, how its elements lie there, and how far from its first."""
+
+    source: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a program."""
+        return {
+            "source": self.source,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shape": list(self.shape),
+            "stride": list(self.stride),
+            "offset": self.offset,
+        }
 
 
 class _Write(NamedTuple):

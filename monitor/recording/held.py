@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
 from firmware_sim.errors import CallerError, EvidenceError
@@ -12,6 +11,7 @@ from monitor.declaration.statement import Declaration
 from monitor.programs.bits import same_bytes
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
+from monitor.recording.mirror import Mirror
 from monitor.recording.state import LoopState
 from monitor.replay.replaying import ProgramTraining
 from monitor.replay.steps import ProgramSteps
@@ -30,25 +30,23 @@ class HeldState:
         kept: hold the copy although nothing is watched.
 
     Attributes:
-        before: the copy, under ``kind/name``; empty if none is held.
+        before: the copy, under ``kind/name``; empty if none is held. It stays the same object, and follows.
     """
 
     def __init__(self, loop: LoopState, *, watched: bool, kept: bool) -> None:
         self._loop, self._watched = loop, watched
-        self.before: dict[str, Tensor] = {}
-        if watched or kept:
-            self.before = {name: tensor.clone() for name, tensor in loop.memory.export().items()}
-        self._copies: dict[str, Tensor] = {}
-        if watched:
-            self._copies = {name: held.clone() for name, held in self.before.items() if held.device.type == "cpu"}
+        self._mirror = Mirror(loop.memory) if watched or kept else None
+        self._followed = Mirror(loop.memory) if watched else None
+
+    @property
+    def before(self) -> Mapping[str, Tensor]:
+        return {} if self._mirror is None else self._mirror.tensors
 
     def remember(self) -> None:
         """Hold what lies in memory now."""
-        with torch.no_grad():
-            for name, tensor in self._loop.memory.export().items():
-                for kept in (self.before, self._copies):
-                    if name in kept:
-                        kept[name].copy_(tensor)
+        for mirror in (self._mirror, self._followed):
+            if mirror is not None:
+                mirror.follow()
 
     def require_untouched(self) -> None:
         """CallerError if somebody wrote the state between steps."""
@@ -57,20 +55,19 @@ class HeldState:
 
     def written_between(self) -> Iterator[CallerError]:
         """Why the next step cannot be recorded, for each tensor of the state that was written since the last one."""
-        if not self._watched:
+        if not self._watched or self._mirror is None:
             return
         for name in self._loop.strays():
             yield CallerError(f"{name} was put elsewhere than in chip memory between steps; {_INSIDE}")
-        for name, tensor in self._loop.memory.export().items():
-            if not same_bytes(tensor, self.before[name]):
-                yield CallerError(f"{name} was written between steps; {_INSIDE}")
+        for name in self._mirror.differing():
+            yield CallerError(f"{name} was written between steps; {_INSIDE}")
 
     def watch(self, step: int, batch: Mapping[str, Tensor]) -> WriteWatch:
         """A watch over the state and the batch of a step that is about to begin."""
         watch = WriteWatch(step)
-        if self._watched:
+        if self._followed is not None:
             for name, tensor in self._loop.memory.export().items():
-                watch.add(name, tensor, self._copies.get(name))
+                watch.add(name, tensor, self._followed.tensors[name])
             for name, tensor in batch.items():
                 watch.add(f"batch tensor {name}", tensor)
         return watch

@@ -367,13 +367,18 @@ class _Survey(Capture):
 
     def before(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.lines.append(caller_line())
-        self._open = {"args": [], "kwargs": {}}, []
+        self._open = [], [], []
         self._written = written_arguments(func, args, kwargs)
         try:
             super().before(index, func, args, kwargs)
         except CallerError as error:
             self._note(index, error, func, args, kwargs)
         self._read_at += [self.lines[-1]] * (len(self._readers) - len(self._read_at))
+
+    def _put_down(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *found: Any) -> Program | None:
+        """A refused call may have arguments that no program can hold."""
+        is_refused = len(self.lines) - 1 in self._refused
+        return super()._put_down(func, () if is_refused else args, {} if is_refused else kwargs, *found)
 
     def _charge(self, known: Program | None, written: list[Tensor]) -> None:
         """No chip takes part."""
