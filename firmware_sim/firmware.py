@@ -27,6 +27,7 @@ from firmware_sim._silicon import Fuses, Silicon, State, create_silicon
 from firmware_sim.beacon import beacon_digest, open_beacon
 from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
 from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
+from firmware_sim.evidence.blocks import prepare
 from firmware_sim.evidence.chiplog import (
     FORCED,
     NO_RUN,
@@ -300,6 +301,7 @@ class FirmwareChip(Chip):
         if self._hasher is None and memory.byte_count >= _HASHED_AT_ONCE:
             self._hasher = ThreadPoolExecutor(1)
             self._hasher.submit(bytes)  # starts its thread, which no tick then waits for
+            prepare()
         self._coordinate = (run_id, step)
         return record
 

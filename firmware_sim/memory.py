@@ -26,15 +26,13 @@ import numpy as np
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.blocks import (
-    Block,
     BlockSlice,
     Node,
+    ReadyBlocks,
     block_elements,
     block_places,
-    blocks_in,
     blocks_of,
     hash_blocks,
-    hash_each,
     merge,
     part_digest,
 )
@@ -216,16 +214,16 @@ class Pinned:
 class MemoryCopy:
     """Bytes of a device memory at one moment; nobody else holds them."""
 
-    __slots__ = ("_blocks", "_slices")
+    __slots__ = ("_ready", "_slices")
 
     def __init__(self, slices: Sequence[BlockSlice]) -> None:
         self._slices = tuple(part._replace(data=np.array(part.data)) for part in slices)
-        self._blocks: dict[str, list[Block]] = {}
+        self._ready: dict[str, ReadyBlocks] = {}
 
     def refill(self, slices: Sequence[BlockSlice]) -> MemoryCopy:
         """Copy the bytes of `slices`, which are of the same blocks, into this copy's buffers."""
         for mine, part in zip(self._slices, slices, strict=True):
-            np.copyto(cast(_Bytes, mine.data), cast(_Bytes, part.data))
+            np.copyto(mine.data, part.data)  # type: ignore[arg-type, unused-ignore]
         return self
 
     @property
@@ -256,9 +254,9 @@ class MemoryCopy:
 
     def digest(self, algorithm: str = DEFAULT_ALGORITHM) -> Digest:
         """Return the same digest as the memory had."""
-        if algorithm not in self._blocks:
-            self._blocks[algorithm] = blocks_in(self._slices, algorithm)
-        return _digest(hash_each(self._blocks[algorithm], algorithm), algorithm)
+        if algorithm not in self._ready:
+            self._ready[algorithm] = ReadyBlocks(self._slices, algorithm)
+        return _digest(self._ready[algorithm].leaves(), algorithm)
 
 
 class DeviceMemory:

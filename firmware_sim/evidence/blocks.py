@@ -17,7 +17,7 @@ import math
 import os
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -32,6 +32,7 @@ from firmware_sim.evidence.digest import (
     blake3_of,
     byte_view,
     length_prefixed,
+    sha256_of,
 )
 from firmware_sim.evidence.merkle import EMPTY_ROOT, node_hash
 
@@ -39,6 +40,7 @@ __all__ = [
     "Block",
     "BlockSlice",
     "Node",
+    "ReadyBlocks",
     "TensorKey",
     "TensorType",
     "block_elements",
@@ -46,14 +48,16 @@ __all__ = [
     "blocks_in",
     "blocks_of",
     "hash_blocks",
-    "hash_each",
     "merge",
     "part_digest",
+    "prepare",
     "root_digest",
     "subtrees",
 ]
 
 BLOCK_BYTES = 1 << 20
+_UNLOCKED_BYTES = BLOCK_BYTES
+"""Of a share, from which on the lock costs more than making ready what does without."""
 _THREADED_BYTES = 4 * BLOCK_BYTES
 _BLOCK_LABEL = "chipwitness/block/1"
 _PART_LABEL = "chipwitness/part/1"
@@ -128,7 +132,9 @@ def hash_blocks(slices: Iterable[BlockSlice], algorithm: str = DEFAULT_ALGORITHM
     Raises:
         CallerError: as `blocks_in`; BLAKE3 not installed.
     """
-    return hash_each(blocks_in(slices, algorithm), algorithm)
+    shares = _shares(blocks_in(slices, algorithm))
+    places = [block.place for share in shares for block in share]
+    return _leaves(places, [_hashing(share, algorithm, often=False) for share in shares])
 
 
 def blocks_in(slices: Iterable[BlockSlice], algorithm: str = DEFAULT_ALGORITHM) -> list[Block]:
@@ -160,15 +166,58 @@ def blocks_in(slices: Iterable[BlockSlice], algorithm: str = DEFAULT_ALGORITHM) 
     return blocks
 
 
-def hash_each(blocks: Sequence[Block], algorithm: str = DEFAULT_ALGORITHM) -> list[Node]:
-    """Return the leaves of these blocks, in their order in the tree; CallerError if BLAKE3 is not installed."""
-    hashing = _blake3_leaf if algorithm == BLAKE3 else _leaf
+class ReadyBlocks:
+    """Blocks of memory that stays where it is, made ready to be hashed as often as wanted.
+
+    Many bytes are hashed by threads that hold no interpreter lock meanwhile.
+    """
+
+    def __init__(self, slices: Iterable[BlockSlice], algorithm: str = DEFAULT_ALGORITHM) -> None:
+        """Find the blocks; CallerError as from `blocks_in`."""
+        shares = _shares(blocks_in(slices, algorithm))
+        self._places = [block.place for share in shares for block in share]
+        self._hashing = [_hashing(share, algorithm, often=True) for share in shares]
+
+    def leaves(self) -> list[Node]:
+        """Return the leaves as the blocks are now, in their order in the tree; CallerError if BLAKE3 is missing."""
+        return _leaves(self._places, self._hashing)
+
+
+def prepare() -> None:
+    """Make ready what hashes many bytes, so that the first ones are not kept waiting for it."""
+    from firmware_sim.evidence.unlocked import compiled
+
+    compiled()
+
+
+def _shares(blocks: Sequence[Block]) -> list[Sequence[Block]]:
+    """Cut blocks into a share for each thread that may hash some; a thread gets its share at once."""
     workers = min(len(blocks), os.cpu_count() or 1)
     if workers < 2 or sum(len(block.data) for block in blocks) < _THREADED_BYTES:
-        return sorted(map(hashing, blocks))
-    with ThreadPoolExecutor(workers) as pool:  # a thread gets its share at once: most blocks are small
-        shares = pool.map(lambda share: list(map(hashing, share)), (blocks[i::workers] for i in range(workers)))
-        return sorted(leaf for share in shares for leaf in share)
+        return [blocks]
+    return [blocks[number::workers] for number in range(workers)]
+
+
+def _hashing(share: Sequence[Block], algorithm: str, *, often: bool) -> Callable[[], list[bytes]]:
+    """Return what hashes a share of the blocks."""
+    messages = [(block.header, block.data) for block in share]
+    if algorithm == BLAKE3:
+        return lambda: [blake3_of(*message) for message in messages]
+    if often and sum(len(block.data) for block in share) >= _UNLOCKED_BYTES:
+        from firmware_sim.evidence.unlocked import Messages
+
+        return Messages(messages).digests
+    return lambda: [sha256_of(*message) for message in messages]
+
+
+def _leaves(places: Sequence[int], hashing: Sequence[Callable[[], list[bytes]]]) -> list[Node]:
+    """Hash all shares, each in a thread of its own where there are several."""
+    if len(hashing) < 2:
+        digests = [digest for each in hashing for digest in each()]
+    else:
+        with ThreadPoolExecutor(len(hashing)) as pool:
+            digests = [digest for found in pool.map(lambda each: each(), hashing) for digest in found]
+    return sorted(Node(place, 1, digest) for place, digest in zip(places, digests, strict=True))
 
 
 def merge(nodes: Iterable[Node]) -> list[Node]:
@@ -218,13 +267,3 @@ def root_digest(nodes: Iterable[Node], algorithm: str = DEFAULT_ALGORITHM) -> Di
 def _prefix(algorithm: str, kind: str, name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     head = length_prefixed(_BLOCK_LABEL, algorithm, kind, name, dtype)
     return b"\x00" + head + struct.pack(f">Q{len(shape)}Q", len(shape), *shape)
-
-
-def _leaf(block: Block) -> Node:
-    hasher = hashlib.sha256(block.header)
-    hasher.update(block.data)  # releases the interpreter lock; no copy of the block
-    return Node(block.place, 1, hasher.digest())
-
-
-def _blake3_leaf(block: Block) -> Node:
-    return Node(block.place, 1, blake3_of(block.header, block.data))

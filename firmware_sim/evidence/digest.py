@@ -180,8 +180,12 @@ def _chunk_hashes(view: memoryview) -> list[bytes]:
 
 
 def _chunk_hash(chunk: memoryview) -> bytes:
-    hasher = hashlib.sha256(b"\x00")
-    hasher.update(chunk)  # releases the interpreter lock; no copy of the chunk
+    return sha256_of(b"\x00", chunk)
+
+
+def sha256_of(prefix: bytes, view: memoryview) -> bytes:
+    hasher = hashlib.sha256(prefix)
+    hasher.update(view)  # releases the interpreter lock; no copy of the bytes
     return hasher.digest()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from firmware_sim.errors import CallerError, EvidenceError
@@ -110,7 +111,7 @@ class LogCheckpoint:
 
     def to_bytes(self) -> bytes:
         """Return the `BYTES` bytes that a chip keeps."""
-        return _FORMAT.pack(*(getattr(self, field.name) for field in fields(self)))
+        return _FORMAT.pack(*_values(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LogCheckpoint:
@@ -118,6 +119,8 @@ class LogCheckpoint:
         names = (field.name for field in fields(cls))
         return cls(**dict(zip(names, _FORMAT.unpack(data), strict=True)))
 
+
+_values = attrgetter(*(field.name for field in fields(LogCheckpoint)))
 
 BIRTH = LogCheckpoint()
 """Before a chip's first record."""

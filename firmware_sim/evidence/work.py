@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from firmware_sim.errors import CallerError
 
@@ -43,7 +43,7 @@ class Work:
     def to_bytes(self) -> bytes:
         """Return 24 bytes: three unsigned numbers, big-endian; CallerError if one does not fit."""
         try:
-            return _FORMAT.pack(*astuple(self))
+            return _FORMAT.pack(self.calls, self.flop, self.moved)
         except struct.error:
             raise CallerError("a meter's count is not in [0, 2^64)") from None
 
