@@ -26,6 +26,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import (
     DTYPE_SIZES,
     Node,
+    ReadyBlocks,
     TensorKey,
     TensorType,
     block_places,
@@ -253,6 +254,7 @@ class ShardedMemory:
         self._whole = DeviceMemory(
             self._region(Slice(key, 0, each.numel()), each) for key, each in self.tensors.items()
         )
+        self._ready: ReadyBlocks | None = None
 
     def _lay_out(self, members: Mapping[TensorKey, Tensor]) -> None:
         """Copy tensors of one dtype one after another into a flat buffer on each device that has some."""
@@ -283,7 +285,11 @@ class ShardedMemory:
     def digest(self, left_out: LeftOut = _NOTHING) -> StateDigest:
         """Hash every block once, whoever holds it, but for what a checkpoint says of tensors that it leaves out."""
         if not left_out:
-            return self._digest_of(self._whole.leaves())
+            if self.place != _HOST:
+                return self._digest_of(self._whole.leaves())
+            if self._ready is None:
+                self._ready = ReadyBlocks(self._whole.slices())
+            return self._digest_of(self._ready.leaves())
         present = [region for region in self._whole.regions if _name((region.kind, region.name)) not in left_out]
         leaves = DeviceMemory(present).leaves() if present else []
         return self._digest_of(sorted([*leaves, *chain.from_iterable(left_out.values())]))

@@ -12,6 +12,7 @@ from firmware_sim.evidence.acceptance import (
 from firmware_sim.evidence.blocks import (
     BlockSlice,
     Node,
+    ReadyBlocks,
     TensorKey,
     TensorType,
     block_elements,
@@ -117,6 +118,7 @@ __all__ = [
     "Node",
     "Quote",
     "QuoteError",
+    "ReadyBlocks",
     "RecordKind",
     "Registers",
     "SignatureError",
