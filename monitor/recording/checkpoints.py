@@ -58,7 +58,7 @@ class Checkpoints:
         if self._ahead[1] != program.unread:
             self.stop()
             self._begin(step - 1, program.unread)
-        (ahead, _), self._ahead = self._ahead, None
+        (ahead, _), self._ahead, self._state = self._ahead, None, self._before
         return {checkpoint_path(step - 1): ahead.staged()}
 
     def stop(self) -> None:
