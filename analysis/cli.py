@@ -12,11 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from analysis.commands import _common, register_all
-from analysis.version import version
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from analysis.resident.circumstances import PROGRAM_ENVIRONMENT
+from analysis.resident.client import forward
 
-__all__ = ["Handler", "build_parser", "main"]
+__all__ = ["Handler", "build_parser", "main", "run"]
 
 Handler = Callable[[argparse.Namespace], int]
 
@@ -31,11 +30,16 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = _NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
+        from analysis.commands import _common
+
         self.exit(2, _common.visible(f"{self.prog}: {message}") + "\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all subcommands; each sets ``handler`` to a function Namespace -> exit code."""
+    from analysis.commands import register_all
+    from analysis.version import version
+
     parser = _Parser(prog="chipwitness", description="On-chip compute-monitoring simulator.")
     parser.add_argument("--version", action="version", version=f"chipwitness {version()}")
     register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser))
@@ -43,9 +47,22 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code; an error is one line on stderr, never a traceback."""
-    # Threads that spin while they wait stall each other as soon as two processes share the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    """Run one subcommand and return its exit code.
+
+    Without ``argv`` it is this process's own command, which a pool that it names may run in its place.
+    """
+    if argv is not None:
+        return run(argv)
+    code = forward(sys.argv[1:])
+    return run(sys.argv[1:]) if code is None else code
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one subcommand in this process; an error is one line on stderr, never a traceback."""
+    from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+
+    for name, value in PROGRAM_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     arguments = build_parser().parse_args(argv)
     handler: Handler = arguments.handler
     try:
@@ -68,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(command: str, error: object, code: int) -> int:
+    from analysis.commands import _common
+
     print(_common.visible(f"chipwitness {command}: {error}"), file=sys.stderr)
     return code
 

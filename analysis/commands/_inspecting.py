@@ -76,7 +76,7 @@ def add_executor(parser: ArgumentParser) -> None:
         "several machines must ask for a token: RAY_AUTH_MODE=token)",
     )
     places.add_argument(
-        "--pool", type=Path, metavar="SOCKET", help="let the processes of `chipwitness pool SOCKET` replay"
+        "--pool", type=Path, metavar="SOCKET", help="run in the processes of `chipwitness pool SOCKET`"
     )
 
 
