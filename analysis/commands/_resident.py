@@ -49,8 +49,8 @@ class Resident:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "analysis.resident._process", *self._told],
-                stdin=theirs,
+                [sys.executable, "-m", "analysis.commands._resident_process", *self._told],
+                stdin=theirs.fileno(),
                 env={**os.environ, **_ONE_THREAD},
                 start_new_session=True,
             )

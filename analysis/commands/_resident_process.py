@@ -1,7 +1,7 @@
 """The resident process: loads what commands need, and has a copy of itself take each command.
 
-``python -m analysis.resident._process PROGRAM CIRCUMSTANCES``, with a socket of the pool as input. What it loads is code
-and what follows from code alone: no command runs in it, so that a copy knows nothing of those before.
+``python -m analysis.commands._resident_process PROGRAM CIRCUMSTANCES``, with a socket of the pool as input. What it
+loads is code and what follows from code alone: no command runs in it, so that a copy knows nothing of those before.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ import sys
 import tempfile
 import threading
 import traceback
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
+
+from analysis.commands.running import build_parser, run
+from inspector.replay.sources import STALE, is_same_program
 
 __all__ = ["main"]
 
 _MODULES = (
-    *("analysis.cli", "analysis.commands", "inspector.inspection.judging", "inspector.inspection.checkpoints"),
-    *("inspector.inspection.memory", "inspector.bundle.building", "inspector.bundle.models", "inspector.bundle.replays"),
-    *("inspector.registry.keyfiles", "inspector.replay.served", "inspector.rounds.contest", "inspector.rounds.playing"),
-    *("inspector.rules.judging", "inspector.rules.reading", "monitor.lab.evidence", "monitor.lab.shards"),
+    *("inspector.inspection.judging", "inspector.inspection.checkpoints"),
+    *("inspector.inspection.memory", "inspector.bundle.building", "inspector.bundle.models"),
+    *("inspector.bundle.replays", "inspector.registry.keyfiles", "inspector.replay.served"),
+    *("inspector.rounds.contest", "inspector.rounds.playing", "inspector.rules.judging"),
+    *("inspector.rules.reading", "monitor.lab.evidence", "monitor.lab.shards"),
 )
 _MOST = 1 << 24
 """Bytes of a command with its environment."""
@@ -36,8 +41,9 @@ def main(program: str, own: str) -> None:
     """Take commands until the pool is gone."""
     pool = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threads = _load()
+    threads, parser = _load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who asked learns how a command ended
+    sys.stdout.flush()
     gc.collect()
     gc.freeze()  # so that no copy looks again at what never ends
     while True:
@@ -51,15 +57,15 @@ def main(program: str, own: str) -> None:
                 code = 3
                 try:
                     pool.close()
-                    code = _take(connection, given[1:], program, own, threads)
+                    code = _take(connection, given[1:], program, own, threads, parser)
                 finally:
                     os._exit(code)
         for descriptor in given[1:]:
             os.close(descriptor)
 
 
-def _load() -> int:
-    """Load everything; returns how many threads torch would use. A thread would be missing in a copy."""
+def _load() -> tuple[int, ArgumentParser]:
+    """Load everything; returns how many threads torch would use, of which this process starts none, and a parser."""
     import torch
 
     threads = torch.get_num_threads()
@@ -71,7 +77,7 @@ def _load() -> int:
 
     with torch.random.fork_rng(devices=[]):
         derive(Task.for_preset("tiny-gpt", seed=0, steps=1, shards=1))  # torch loads half of itself when first used
-    return threads
+    return threads, build_parser()
 
 
 def _is_alone() -> bool:
@@ -82,12 +88,14 @@ def _is_alone() -> bool:
         return False
 
 
-def _take(connection: socket.socket, given: Sequence[int], program: str, own: str, threads: int) -> int:
+def _take(
+    connection: socket.socket, given: Sequence[int], program: str, own: str, threads: int, parser: ArgumentParser
+) -> int:
     """Be the process of one command, and say how it ended."""
     with connection.makefile("rb") as lines:
         asked = json.loads(lines.readline(_MOST))
-    if asked["program"] != program:
-        return _say(connection, refused="the pool runs another version of this program: end it and start it again")
+    if not is_same_program(asked["program"], program):
+        return _say(connection, refused=STALE)
     if asked["circumstances"] != own:
         return _say(connection, elsewhere=True)
     _enter(asked, given)
@@ -97,7 +105,7 @@ def _take(connection: socket.socket, given: Sequence[int], program: str, own: st
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_watch, args=(connection,), daemon=True).start()
-    code = _run(asked["words"])
+    code = _run(asked["words"], parser)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return _say(connection, exit=code)
 
@@ -125,13 +133,11 @@ def _watch(connection: socket.socket) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(words: Sequence[str], parser: ArgumentParser) -> int:
     """Run a command as the interpreter would; its exit code."""
-    from analysis.cli import run
-
     code = 1
     try:
-        code = run(words)
+        code = run(words, parser)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):

@@ -447,7 +447,7 @@ def _devices(arguments: argparse.Namespace) -> int:
 
 
 def _pool(arguments: argparse.Namespace) -> int:
-    from analysis.resident.server import Resident
+    from analysis.commands._resident import Resident
     from inspector.replay.pool import DevicePool
     from inspector.replay.served import serving
 

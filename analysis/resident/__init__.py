@@ -1,1 +1,1 @@
-"""Commands that a pool runs in a copy of a process that has loaded everything, so that they load nothing themselves."""
+"""How a command reaches a pool's resident process, which has loaded everything, so that it loads nothing itself."""

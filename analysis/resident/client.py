@@ -26,6 +26,7 @@ COMMANDS = frozenset({"inspect", "replay", "world"})
 MARK = b"!"
 """First byte of a connection that brings a command; folder, input, output and error output come with it."""
 
+_CREDENTIALS = struct.Struct("3i")
 _MOST = 1 << 16
 
 
@@ -37,31 +38,39 @@ def forward(words: Sequence[str]) -> int | None:
     without a word the code is 3.
     """
     path = _pool_of(words)
-    connection = None if path is None else _connect(path)
+    connection = None if path is None or not _has_streams() else _connect(path)
     if connection is None:
         return None
     with closing(connection):
-        try:
-            folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                socket.send_fds(connection, [MARK], [folder, 0, 1, 2])
-            finally:
-                os.close(folder)
-            connection.sendall(json.dumps(_asked(words)).encode() + b"\n")
-            answer = _answer(connection)
-        except OSError:
-            answer = None
+        if not _ask(connection, words):
+            return None
+        answer = _answer(connection)
     if answer is not None and answer.get("elsewhere") is True:
         return None
     code = None if answer is None else answer.get("exit")
-    if isinstance(code, int):
+    if type(code) is int:
         return code
     refused = None if answer is None else answer.get("refused")
-    text = refused if isinstance(refused, str) else f"the pool at {path} ended without an answer"
-    from analysis.commands._common import visible
+    from analysis.text import visible
 
+    text = f"the pool at {path} ended without an answer" if refused is None else refused
     print(visible(f"chipwitness {words[0]}: {text}"), file=sys.stderr)
     return 3 if refused is None else 2
+
+
+def _ask(connection: socket.socket, words: Sequence[str]) -> bool:
+    """Send a command; False where not all of it could be sent, so that it begins nowhere."""
+    line = json.dumps(_asked(words)).encode() + b"\n"
+    try:
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            socket.send_fds(connection, [MARK], [folder, 0, 1, 2])
+        finally:
+            os.close(folder)
+        connection.sendall(line)
+    except OSError:
+        return False
+    return True
 
 
 def _asked(words: Sequence[str]) -> dict[str, Any]:
@@ -88,6 +97,14 @@ def _pool_of(words: Sequence[str]) -> str | None:
         return None
 
 
+def _has_streams() -> bool:
+    """Whether input and both outputs are open; the socket would take the place of one that is not."""
+    try:
+        return all(map(os.fstat, (0, 1, 2)))
+    except OSError:
+        return False
+
+
 def _connect(path: str) -> socket.socket | None:
     """A connection with a process of this user."""
     connection = socket.socket(socket.AF_UNIX)
@@ -96,7 +113,7 @@ def _connect(path: str) -> socket.socket | None:
         connection.connect(path)
         if stat.S_ISSOCK(found.st_mode) and os.getuid() == found.st_uid == _user_of(connection):
             return connection
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # not every system says who is there
         pass
     connection.close()
     return None
@@ -104,8 +121,8 @@ def _connect(path: str) -> socket.socket | None:
 
 def _user_of(connection: socket.socket) -> int:
     """Number of the user whose process made the other end."""
-    size = struct.calcsize("3i")
-    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _answer(connection: socket.socket) -> dict[str, Any] | None:
@@ -117,6 +134,8 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
         except KeyboardInterrupt:
             connection.shutdown(socket.SHUT_WR)
             continue
+        except OSError:
+            return None
         if not more:
             return None
         data += more

@@ -22,7 +22,7 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, ChipwitnessError, DeviceError, EvidenceError
 from firmware_sim.evidence import canonical
 from inspector.replay.pool import DevicePool
-from inspector.replay.sources import program_digest
+from inspector.replay.sources import STALE, is_same_program, program_digest
 
 __all__ = ["PoolClient", "TakeOver", "serving"]
 
@@ -69,8 +69,8 @@ class _Handler(socketserver.StreamRequestHandler):
         asked = canonical.parse(begun + rest, most=limits.WORKER_BYTES)
         if not isinstance(asked, dict) or set(asked) != {"device", "job", "program"}:
             raise CallerError("a job has another form")
-        if asked["program"] != self.server.program:
-            return {"refused": "the pool runs another version of this program: end it and start it again"}
+        if not is_same_program(asked["program"], self.server.program):
+            return {"refused": STALE}
         if not isinstance(asked["job"], dict):
             raise CallerError("a job has another form")
         return {"result": self.server.pool.run(str(asked["device"]), asked["job"])}

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["program_digest"]
+__all__ = ["STALE", "is_same_program", "program_digest"]
+
+STALE = "the pool runs another version of this program: end it and start it again"
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("firmware_sim", "monitor", "inspector", "analysis")
@@ -27,6 +29,11 @@ def program_digest(root: Path = _ROOT) -> str:
             content = Path(root, path).read_bytes()
             hasher.update(f"{path}\n{len(content)}\n".encode() + content)
     return hasher.hexdigest()
+
+
+def is_same_program(asked: object, own: str) -> bool:
+    """Whether who asks runs the program of this digest."""
+    return asked == own
 
 
 def _sources(root: str, folder: str) -> Iterator[str]:
