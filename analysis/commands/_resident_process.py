@@ -142,6 +142,8 @@ def _run(words: Sequence[str], parser: ArgumentParser) -> int:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:  # before there was a command
+        code = 3
     except BaseException:
         traceback.print_exc()
     with contextlib.suppress(OSError):

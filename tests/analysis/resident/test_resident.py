@@ -85,6 +85,13 @@ def children(process: int) -> set[int]:
     return {child for child, parent in parents().items() if parent == process}
 
 
+def threads(process: int) -> int:
+    try:
+        return len(list(Path(f"/proc/{process}/task").iterdir()))
+    except OSError:
+        return 0
+
+
 def is_resident(process: int) -> bool:
     return b"analysis.commands._resident_process" in Path(f"/proc/{process}/cmdline").read_bytes()
 
@@ -110,8 +117,8 @@ class Pool:
         return found
 
     def at_work(self) -> int:
-        """The process of a command that has begun."""
-        (found,) = until(lambda: children(self.residence))
+        """The process of a command that waits for a device: it, what looks after who asked, and what asks the pool."""
+        (found,) = until(lambda: set(filter(lambda child: threads(child) > 2, children(self.residence))))
         return found
 
 
@@ -189,7 +196,7 @@ def test_nothing_of_an_earlier_inspection_is_remembered(pool, world):
 
 def test_a_command_that_is_killed_accepts_nothing(pool, world):
     with subprocess.Popen(
-        forwarded(*INSPECT, "--pool", str(pool.socket)),
+        forwarded(*INSPECT, "--device", "avx2", "--pool", str(pool.socket)),  # which has to be started first
         cwd=world, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         os.kill(pool.at_work(), signal.SIGKILL)
@@ -213,12 +220,10 @@ def test_a_resident_process_that_is_killed_is_replaced(world):
 
 def test_an_interrupt_reaches_the_command(pool, world):
     with subprocess.Popen(
-        forwarded(*INSPECT, "--pool", str(pool.socket)),
+        forwarded(*INSPECT, "--device", "native-1", "--pool", str(pool.socket)),
         cwd=world, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         command = pool.at_work()
-        until(lambda: set(Path(f"/proc/{command}/task").iterdir()) if (world / "run").exists() else set())
-        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, out, err) == (3, "", "chipwitness inspect: interrupted\n")
