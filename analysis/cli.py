@@ -5,71 +5,25 @@ Exit codes: 0 accepted or done, 1 rejected (evidence at fault), 2 the caller's m
 
 from __future__ import annotations
 
-import argparse
-import os
-import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
-from analysis.commands import _common, register_all
-from analysis.version import version
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from analysis.resident.client import forward
 
-__all__ = ["Handler", "build_parser", "main"]
-
-Handler = Callable[[argparse.Namespace], int]
-
-
-_NEGATIVE_NUMBER = re.compile(r"^-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, *words: Any, **options: Any) -> None:
-        super().__init__(*words, **options)
-        # argparse before Python 3.14 takes -1e25 for an option and says that --flop has no value.
-        self._negative_number_matcher = _NEGATIVE_NUMBER
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, _common.visible(f"{self.prog}: {message}") + "\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of all subcommands; each sets ``handler`` to a function Namespace -> exit code."""
-    parser = _Parser(prog="chipwitness", description="On-chip compute-monitoring simulator.")
-    parser.add_argument("--version", action="version", version=f"chipwitness {version()}")
-    register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser))
-    return parser
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code; an error is one line on stderr, never a traceback."""
-    # Threads that spin while they wait stall each other as soon as two processes share the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    arguments = build_parser().parse_args(argv)
-    handler: Handler = arguments.handler
-    try:
-        code = handler(arguments)
-        sys.stdout.flush()
+    """Run one subcommand and return its exit code.
+
+    Without ``argv`` it is this process's own command, which a pool that it names may run in its place.
+    """
+    code = forward(sys.argv[1:]) if argv is None else None
+    if code is not None:
         return code
-    except BrokenPipeError:  # whoever read the output has seen enough, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
-    except CallerError as error:
-        return _fail(arguments.command, error, 2)
-    except EvidenceError as error:
-        return _fail(arguments.command, error, 1)
-    except DeviceError as error:
-        return _fail(arguments.command, error, 3)
-    except MemoryError:
-        return _fail(arguments.command, "there is not enough memory", 3)
-    except KeyboardInterrupt:
-        return _fail(arguments.command, "interrupted", 3)
+    from analysis.commands.running import run  # what a command that is forwarded never loads
 
-
-def _fail(command: str, error: object, code: int) -> int:
-    print(_common.visible(f"chipwitness {command}: {error}"), file=sys.stderr)
-    return code
+    return run(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,10 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
     "one history": (("inspector.inspection.judging.check_goes_on", lambda *_: []),),
     "signed replays": (("inspector.bundle.checking.signed_replay", _any_replay),),
+    "same program": (
+        ("inspector.replay.served.is_same_program", _always),
+        ("analysis.commands._resident_process.is_same_program", _always),
+    ),
     # law 4: what a checkpoint leaves out
     "left out unread": (
         ("monitor.replay.replaying.check_absent", _nothing),

@@ -1,4 +1,4 @@
-"""``bench cluster``: inspections on two nodes of a Ray cluster beside this process, kills; what dealing out costs."""
+"""``bench cluster``: inspections on two nodes of a Ray cluster and on a resident pool; what dealing out costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from analysis.bench._origin import write
+from analysis.bench._origin import write_among
+from analysis.bench._pooled import pooled
 from analysis.bench._ray_nodes import Nodes, device_processes, ray_nodes
 from analysis.demo import CHIPS, LABS, REPLAY_DEVICES, SAMPLES, SAMPLING, SNAPSHOT_RATE, STEPS, Lab
 from firmware_sim.errors import CallerError, DeviceError
@@ -33,7 +34,9 @@ __all__ = ["CASES", "run", "table", "verdict", "write"]
 
 Row = dict[str, Any]
 
-CASES = ("scheduler", "verdicts", "kills")
+CASES = ("scheduler", "pool", "verdicts", "kills")
+POOLED = 1 / 3
+"""Of the time of an inspection without a pool, for a second one on a pool that is there."""
 SIZES = (1_000, 10_000, 30_000)
 """Segments that are dealt out to made-up workers."""
 MOST_SECONDS, WORKERS = 0.01, 1000
@@ -41,7 +44,7 @@ MOST_SECONDS, WORKERS = 0.01, 1000
 _MEMORY = 256
 """Bytes for a segment: its number, and its place in the answer."""
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
-_AGAIN = 40
+_AGAIN, _PAIRS = 40, 5
 _PATIENCE = 120.0
 
 
@@ -49,6 +52,7 @@ def run(
     *,
     cases: Sequence[str] = CASES,
     sizes: Sequence[int] = SIZES,
+    pairs: int = _PAIRS,
     progress: Callable[[int], object] | None = None,
 ) -> list[Row]:
     """Measure the named works.
@@ -64,6 +68,9 @@ def run(
     for segments in sizes if "scheduler" in cases else ():
         rows.append(_scheduled(segments))
         tell(1)
+    if "pool" in cases:
+        with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder:
+            rows.append(_pooled(Path(folder), pairs, tell))
     if set(cases) & {"verdicts", "kills"}:
         with tempfile.TemporaryDirectory(prefix="chipwitness-bench-") as folder, ray_nodes(2) as nodes:
             for lab in LABS if "verdicts" in cases else LABS[:1]:
@@ -167,6 +174,16 @@ def _inspected(out: Path, trust: Trust, worker: Worker) -> tuple[Row, float]:
     return found, seconds
 
 
+def _pooled(folder: Path, pairs: int, tell: Callable[[int], object]) -> Row:
+    """The demo's honest lab, inspected as in the demo."""
+    run = folder / LABS[0].name
+    _train(run, LABS[0])
+    words = [str(run), "--trust", str(run.with_name(f"{run.name}.trust.json")), "--samples", str(SAMPLES)]
+    words += [word for name in REPLAY_DEVICES for word in ("--device", name)]
+    words += ["--seed", "bench", "--now", "2026-01-01T00:30:00Z"]
+    return pooled(words, folder, pairs, tell)
+
+
 def _compared(out: Path, trust: Trust, lab: Lab, nodes: Nodes) -> Row:
     from inspector.replay.ray_pool import RayPool
 
@@ -223,6 +240,11 @@ def _result(executor: Executor, name: str, job: Row) -> Row | str:
         return str(error)
 
 
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Put the rows in a file; those of other works that are there stay."""
+    write_among(rows, path, by=("work", "mode"))
+
+
 def verdict(rows: Sequence[Row]) -> str | None:
     """What is not as it should be, or None."""
     if not rows:
@@ -232,7 +254,10 @@ def verdict(rows: Sequence[Row]) -> str | None:
         if row["work"] == "scheduler" and row["seconds"] > MOST_SECONDS:
             return f"the scheduler takes {1000 * row['seconds']:.1f} ms for a segment"
         if not row.get("equal", True):
-            return f"the verdict on {row['mode']} is another one on the cluster"
+            where = "with a pool" if row["work"] == "pool" else "on the cluster"
+            return f"the verdict on {row['mode']} is another one {where}"
+        if row["work"] == "pool" and row["ratio"] > POOLED:
+            return f"a second inspection on a pool takes {row['ratio']:.2f} times as long as one without it"
         if not row.get("complete", True):
             return f"a replay is not complete after a kill: {row['mode']}"
     for few, many in pairwise(dealt):
@@ -247,6 +272,6 @@ def table(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         seconds = f"{1e6 * row['seconds']:8.1f} µs" if row["work"] == "scheduler" else f"{row['seconds']:8.2f} s "
-        said = {"scheduler": "peak_kib", "verdicts": "equal", "kills": "complete"}[row["work"]]
+        said = {"scheduler": "peak_kib", "pool": "ratio", "verdicts": "equal", "kills": "complete"}[row["work"]]
         lines.append(f"{row['work']:10} {row['mode']:18} {seconds}  {said.replace('_', ' ')}: {row[said]}")
     return lines

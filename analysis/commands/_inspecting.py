@@ -75,9 +75,7 @@ def add_executor(parser: ArgumentParser) -> None:
         help="replay on the nodes of the Ray cluster with this head, each segment a task (extra `ray`; a cluster of "
         "several machines must ask for a token: RAY_AUTH_MODE=token)",
     )
-    places.add_argument(
-        "--pool", type=Path, metavar="SOCKET", help="let the processes of `chipwitness pool SOCKET` replay"
-    )
+    places.add_argument("--pool", type=Path, metavar="SOCKET", help="run in the processes of `chipwitness pool SOCKET`")
 
 
 def executor(arguments: argparse.Namespace) -> AbstractContextManager[Executor]:

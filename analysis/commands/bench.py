@@ -314,14 +314,17 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     one = _add(
         works,
         "cluster",
-        "inspections on two nodes of a Ray cluster beside this process, with kills, and what dealing out costs",
-        "JSON: a list of rows with work (scheduler, verdicts or kills), mode, seconds (of the scheduler for a segment; "
-        "of an inspection or replay), ratio (to this process), and segments, workers and peak_kib; outcome and equal; "
-        "or answered_before and complete; exit code 1 where a verdict differs, a replay is not complete, or the "
-        "scheduler takes over 10 ms or keeps over 256 bytes for a segment. Needs the extra `ray`, scheduler apart",
+        "inspections on two nodes of a Ray cluster and on a resident pool, with kills, and what dealing out costs",
+        "JSON: a list of rows with work (scheduler, pool, verdicts or kills), mode, seconds (of the scheduler for a "
+        "segment; of an inspection or replay), ratio (to this process, or to commands without a pool), and segments, "
+        "workers and peak_kib; alone_seconds, first_seconds and pairs; outcome and equal; or answered_before and "
+        "complete; exit code 1 where a verdict differs, a replay is not complete, a second inspection on a pool takes "
+        "over a third of one without it, or the scheduler takes over 10 ms or keeps over 256 bytes for a segment. "
+        "Needs the extra `ray`, scheduler and pool apart",
     )
-    three = ("scheduler", "verdicts", "kills")
-    one.add_argument("--cases", nargs="+", choices=three, metavar="WORK", help=f"of {', '.join(three)} (default: all)")
+    four = ("scheduler", "pool", "verdicts", "kills")
+    one.add_argument("--cases", nargs="+", choices=four, metavar="WORK", help=f"of {', '.join(four)} (default: all)")
+    one.add_argument("--pairs", type=int, metavar="N", help="of commands without and with a pool (default: 5)")
     one.add_argument("--segments", type=int, nargs="+", metavar="N", dest="sizes", help="default: 1000 10000 30000")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
@@ -385,7 +388,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     module = importlib.import_module(f"analysis.bench.{arguments.work.replace('-', '_')}")
     names = ["presets", "steps", "seeds", "devices", "numerics", "lies", "trials", "samples", "runs", "targets"]
     names += ["seconds", "sequences", "honest", "seed", "jobs", "guards_off", "leaves", "faults", "chips"]
-    names += ["megabytes", "years", "cases", "sizes", "points", "places", "settings", "agents", "curve_steps"]
+    names += ["megabytes", "years", "cases", "sizes", "points", "places", "settings", "agents", "curve_steps", "pairs"]
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)

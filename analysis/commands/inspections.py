@@ -181,7 +181,7 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.set_defaults(handler=_devices)
 
     parser = subparsers.add_parser(
-        "pool", help="keep replay processes for several commands: inspect, replay and world take --pool SOCKET"
+        "pool", help="keep processes ready for several commands: inspect, replay and world take --pool SOCKET"
     )
     parser.add_argument("socket", type=Path, metavar="SOCKET", help="where to serve, until interrupted")
     add_workers(parser)
@@ -447,10 +447,15 @@ def _devices(arguments: argparse.Namespace) -> int:
 
 
 def _pool(arguments: argparse.Namespace) -> int:
+    from analysis.commands._resident import Resident
     from inspector.replay.pool import DevicePool
     from inspector.replay.served import serving
 
-    with DevicePool(workers=arguments.workers) as pool, serving(arguments.socket, pool) as server:
+    with (
+        DevicePool(workers=arguments.workers) as pool,
+        Resident() as resident,
+        serving(arguments.socket, pool, resident.take) as server,
+    ):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
             say(f"pool at {arguments.socket}: interrupt to end")

@@ -23,7 +23,7 @@ __all__ = ["MOST_WORKERS", "DevicePool", "Executor", "run_worker"]
 
 MOST_WORKERS = 256
 """Processes of one machine that replay at a time."""
-_PARTS = 4
+_PARTS = 16
 """A job that replays segments is cut into so many parts for each process, so that slow ones do not end it late."""
 
 

@@ -2,7 +2,8 @@
 
 The socket belongs to one user, who alone may write to it. Who asks names folders of this machine, and believes what
 comes back as it would its own processes; results between parties that do not trust each other travel signed
-(``inspector.bundle.replays``).
+(``inspector.bundle.replays``). A pool whose program was changed since it began refuses jobs of the changed one.
+A connection whose first byte brings open files is no job: it goes to whoever takes those.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import socket
 import socketserver
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,16 +22,25 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, ChipwitnessError, DeviceError, EvidenceError
 from firmware_sim.evidence import canonical
 from inspector.replay.pool import DevicePool
+from inspector.replay.sources import STALE, is_same_program, program_digest
 
-__all__ = ["PoolClient", "serving"]
+__all__ = ["PoolClient", "TakeOver", "serving"]
+
+TakeOver = Callable[[socket.socket, Sequence[int]], None]
+"""Is given a connection with the open files that came with its first byte, and keeps copies of what it needs."""
+
+_MOST_FILES = 4
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
-    def __init__(self, path: Path, pool: DevicePool) -> None:
-        self.pool = pool
+    def __init__(self, path: Path, pool: DevicePool, take_over: TakeOver | None) -> None:
+        self.pool, self.take_over, self.program = pool, take_over, program_digest()
         super().__init__(str(path), _Handler)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.close_request(request)  # whoever took it over goes on with it
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -38,22 +48,42 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         """Run the one job that a connection brings."""
+        begun, files, _, _ = socket.recv_fds(self.connection, 1, _MOST_FILES)
         try:
-            asked = canonical.parse(self.rfile.readline(limits.WORKER_BYTES.most + 1), most=limits.WORKER_BYTES)
-            if not isinstance(asked, dict) or set(asked) != {"device", "job"} or not isinstance(asked["job"], dict):
-                raise CallerError("a job has another form")
-            answer: dict[str, Any] = {"result": self.server.pool.run(str(asked["device"]), asked["job"])}
+            if not files:
+                answer = self._answer(begun)
+            elif self.server.take_over is None:
+                answer = {"elsewhere": True}
+            else:
+                return self.server.take_over(self.connection, files)
         except ChipwitnessError as error:
             answer = {"error": str(error)}
+        finally:
+            for each in files:
+                os.close(each)
         with contextlib.suppress(BrokenPipeError):
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
+    def _answer(self, begun: bytes) -> dict[str, Any]:
+        rest = b"" if begun == b"\n" else self.rfile.readline(limits.WORKER_BYTES.most)
+        asked = canonical.parse(begun + rest, most=limits.WORKER_BYTES)
+        if not isinstance(asked, dict) or set(asked) != {"device", "job", "program"}:
+            raise CallerError("a job has another form")
+        if not is_same_program(asked["program"], self.server.program):
+            return {"refused": STALE}
+        if not isinstance(asked["job"], dict):
+            raise CallerError("a job has another form")
+        return {"result": self.server.pool.run(str(asked["device"]), asked["job"])}
+
 
 @contextlib.contextmanager
-def serving(path: Path, pool: DevicePool) -> Iterator[socketserver.BaseServer]:
+def serving(path: Path, pool: DevicePool, take_over: TakeOver | None = None) -> Iterator[socketserver.BaseServer]:
     """Serve a pool at a new socket, which only this user may write to; it is removed at the end.
 
     A socket that nobody serves any more, as one that was killed leaves it, gives way.
+
+    Args:
+        take_over: takes connections that bring open files; None for a pool that only replays.
 
     Raises:
         CallerError: there is something else at that path, or no socket can be made there.
@@ -62,7 +92,7 @@ def serving(path: Path, pool: DevicePool) -> Iterator[socketserver.BaseServer]:
         path.unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
-        server = _Server(path, pool)
+        server = _Server(path, pool, take_over)
     except OSError as error:
         raise CallerError(f"cannot serve at {path}: {error.strerror or error}") from None
     finally:
@@ -105,7 +135,7 @@ class PoolClient:
             raise CallerError(f"there is no pool at {path}: {error.strerror}") from None
         if not _is_own_socket(found):
             raise CallerError(f"{path} is no socket of this user")
-        self._path = path
+        self._path, self._program = path, program_digest()
 
     def __enter__(self) -> Self:
         return self
@@ -120,9 +150,10 @@ class PoolClient:
         """Run one job; as ``DevicePool.run``.
 
         Raises:
+            CallerError: the pool runs another version of the program.
             DeviceError: the pool's process broke, or the pool is gone.
         """
-        asked = json.dumps({"device": name, "job": job}).encode() + b"\n"
+        asked = json.dumps({"device": name, "job": job, "program": self._program}).encode() + b"\n"
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(str(self._path))
@@ -131,6 +162,8 @@ class PoolClient:
                     answer = canonical.parse(answers.readline(limits.WORKER_BYTES.most + 1), most=limits.WORKER_BYTES)
         except (OSError, EvidenceError) as error:
             raise DeviceError(f"the pool at {self._path} gave no answer: {error}") from None
+        if isinstance(answer, dict) and isinstance(answer.get("refused"), str):
+            raise CallerError(answer["refused"])
         if not isinstance(answer, dict) or not isinstance(answer.get("result"), dict):
             said = answer.get("error") if isinstance(answer, dict) else None
             raise DeviceError(str(said or f"the pool at {self._path} gave an answer of another form"))

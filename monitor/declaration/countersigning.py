@@ -25,7 +25,7 @@ from firmware_sim.evidence import (
 )
 from firmware_sim.evidence.canonical import decode, encode
 from monitor.declaration.statement import Declaration, is_hyper_name, is_state_name
-from monitor.programs import facts_of
+from monitor.programs import peak_bytes
 from monitor.programs.program import Program
 
 __all__ = ["COUNTERSIGNED", "Admitted", "Countersigned", "declaration_digest"]
@@ -60,7 +60,7 @@ class Admitted:
     def of(cls, program: Program) -> Admitted:
         """Count it; EvidenceError on shapes or memory that fit no call."""
         compute = program.compute
-        return cls(flop=compute.flop, most_flop=compute.most, bytes=facts_of(program, ()).peak_bytes)
+        return cls(flop=compute.flop, most_flop=compute.most, bytes=peak_bytes(program))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

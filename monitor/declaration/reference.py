@@ -254,15 +254,28 @@ class _Form:
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call."""
         tensors: list[Tensor] = []
-        given, named = described(args, tensors), described(kwargs, tensors)
-        first = numbered(given, self.scalars)
-        rest = [(name, numbered(value, self.scalars)) for name, value in sorted(named.items())]
-        stripped = repr((first, rest))
+        words = [self._word(value, tensors) for value in args]
+        words += [f"{name}={self._word(value, tensors)}" for name, value in sorted(kwargs.items())]
+        places = []
         for tensor in tensors:
-            if tensor.untyped_storage()._cdata not in self._numbers:
+            known = len(self._numbers)
+            places.append(self._place(tensor))
+            if len(self._numbers) > known:
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-                self.constants.append((self._number(tensor), tensor.dtype, whole.numpy().tobytes()))
-        self.calls.append((func, stripped, tuple(map(self._place, tensors))))
+                self.constants.append((known, tensor.dtype, whole.numpy().tobytes()))
+        self.calls.append((func, tuple(words), tuple(places)))
+
+    def _word(self, value: Any, tensors: list[Tensor]) -> str:
+        """An argument as text; its tensors and fractional numbers are kept apart."""
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return "tensor"
+        if isinstance(value, float):
+            self.scalars.append(value.hex())
+            return "scalar"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(self._word(item, tensors) for item in value)}]"
+        return repr(numbered(described(value, tensors), self.scalars))
 
     def after(self, out: object) -> None:
         """Note what the call made."""

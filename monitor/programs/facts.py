@@ -13,7 +13,7 @@ from monitor.programs.calls import base_name
 from monitor.programs.flop import compute_of
 from monitor.programs.memory import Form, Memory
 
-__all__ = ["Facts", "facts_of"]
+__all__ = ["Facts", "facts_of", "peak_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,11 @@ def facts_of(program: Form, scalar_calls: Sequence[int]) -> Facts:
         scalars=len(program.scalars),
         update_scalars=inside,
     )
+
+
+def peak_bytes(program: Form) -> int:
+    """Most memory that is alive at once, as in ``Facts``; EvidenceError on memory that does not fit."""
+    return _peak(program, Memory(program), _results(program)[1])
 
 
 def _is_uniform(data: bytes, dtype: str) -> bool:

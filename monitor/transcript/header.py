@@ -8,10 +8,15 @@ from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 
-__all__ = ["check_header"]
+__all__ = ["check_header", "header_bytes"]
 
 _PREFIX = 8
 _KEYS = {"dtype", "shape", "data_offsets"}
+
+
+def header_bytes(data: bytes) -> int:
+    """Bytes of a file up to where its tensors begin, as it says itself."""
+    return _PREFIX + int.from_bytes(data[:_PREFIX], "little")
 
 
 def check_header(data: bytes, what: str) -> None:
@@ -19,10 +24,10 @@ def check_header(data: bytes, what: str) -> None:
 
     That each tensor has the bytes that its shape needs is checked by the format's own reader.
     """
-    length = int.from_bytes(data[:_PREFIX], "little")
-    if len(data) < _PREFIX or length > len(data) - _PREFIX:
+    end = header_bytes(data)
+    if len(data) < end:
         raise EvidenceError(f"{what} is not safetensors: its header is longer than the file")
-    header = canonical.parse(data[_PREFIX : _PREFIX + length], most=limits.HEADER_BYTES)
+    header = canonical.parse(data[_PREFIX:end], most=limits.HEADER_BYTES)
     if not isinstance(header, dict):
         raise EvidenceError(f"{what} is not safetensors: its header is no object")
     limits.TENSORS.check(len(header))

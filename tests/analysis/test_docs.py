@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from analysis.cli import build_parser, main
+from analysis.cli import main
+from analysis.commands.running import build_parser
 from analysis.glossary import chapters
 from analysis.scenarios import open_regimes, ready_scenarios
 from inspector.campaign import POLICIES, load_scenario, loading

@@ -20,7 +20,9 @@ from firmware_sim.errors import CallerError, DeviceError
 from inspector.replay import pool as pools
 from inspector.replay.pool import DevicePool
 from inspector.replay.served import PoolClient, serving
+from inspector.replay.sources import program_digest
 from monitor.transcript import RunFolder
+from tests.guards import off
 
 DEVICE = "sse41"
 
@@ -134,8 +136,21 @@ def test_commands_share_a_pool(tmp_path, two, honest, capsys):
         client.run(DEVICE, {"action": "fingerprint"})
 
 
+def test_a_pool_whose_program_was_changed_meanwhile_computes_nothing_for_the_new_one(tmp_path, two, monkeypatch):
+    with served(tmp_path / "socket", two) as client:
+        monkeypatch.setattr(client, "_program", "0" * 64)
+        with pytest.raises(CallerError, match="the pool runs another version of this program"):
+            client.run(DEVICE, {"action": "fingerprint"})
+        with off("same program"):
+            assert client.run(DEVICE, {"action": "fingerprint"})["device"] == DEVICE
+
+
 @pytest.mark.parametrize(
-    "asked", [b"\n", b"[]\n", b'{"device":"sse41"}\n', b'{"device":"sse41","job":[]}\n', b"[" * 9999]
+    "asked",
+    [
+        *(b"\n", b"[]\n", b'{"device":"sse41"}\n', b'{"device":"sse41","job":{}}\n', b"[" * 9999),
+        f'{{"device":"sse41","job":[],"program":"{program_digest()}"}}\n'.encode(),
+    ],
 )
 def test_a_pool_answers_what_is_no_job_with_an_error(tmp_path, asked):
     with DevicePool() as pool, served(tmp_path / "socket", pool), socket.socket(socket.AF_UNIX) as connection:
