@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
+from typing import TypeVar
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
@@ -28,10 +27,13 @@ from inspector.dispute.operators import Ruling, StepTask, settle_operators
 from inspector.inspection.trust import Trust
 from monitor.declaration.statement import Declaration
 from monitor.lab.prover import Prover, RunProver
+from monitor.programs.constants import Constant
 from monitor.programs.program import Program
 from monitor.replay.steps import execution_of
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
+
+Shown = TypeVar("Shown")
 
 __all__ = ["CLUSTER", "LAB", "Contest", "Contested", "Decision", "decide", "departure", "hold", "read_contest"]
 
@@ -221,7 +223,8 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
         layout=layout,
         program=program,
         execution=execution,
-        batch=lambda: _batch(parties, step),
+        batch=lambda: _shown(parties, f"batch of step {step}", lambda party: party.batch(step)),
+        constant=lambda number: _constant(parties, step, program, number),
     )
     try:
         return settle_operators((parties[0], parties[1]), task, traffic)
@@ -248,11 +251,19 @@ def _opened(run: Contested, step: int) -> tuple[Leaf, bytes]:
     return run.leaves[step]
 
 
-def _batch(parties: Iterable[CheckedProver], step: int) -> Mapping[str, Tensor]:
-    """The batch to which both leaves commit, from whoever shows it."""
+def _constant(parties: Iterable[CheckedProver], step: int, program: Program, number: int) -> Constant:
+    """A constant of the program, from whoever shows it where the program has its digest alone."""
+    known = program.constants[number]
+    if known.unit is not None:
+        return known
+    return _shown(parties, f"constant {number} of step {step}", lambda party: party.constant(step, number, known))
+
+
+def _shown(parties: Iterable[CheckedProver], what: str, ask: Callable[[CheckedProver], Shown]) -> Shown:
+    """What both are committed to, from whoever shows it."""
     for party in parties:
         try:
-            return party.batch(step)
+            return ask(party)
         except EvidenceError:
             continue
-    raise EvidenceError(f"neither opens the batch of step {step}")
+    raise EvidenceError(f"neither opens the {what}")

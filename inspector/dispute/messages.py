@@ -13,6 +13,7 @@ from firmware_sim import limits
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical, verify_consistency, verify_inclusion
 from monitor.lab.prover import Opening, Prover, TraceHead
+from monitor.programs.constants import Constant
 from monitor.programs.trace import Node
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
@@ -122,6 +123,12 @@ class CheckedProver:
         batch = self._ask(opened)
         self._count(list(batch.values()))
         return batch
+
+    def constant(self, step: int, number: int, known: Constant) -> Constant:
+        """A constant of the step's program, of which this knows the digest."""
+        found = self._ask(lambda: known.filled(_checked_bytes(self._prover.constant(step, number))))
+        self._traffic.bytes += found.length
+        return found
 
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""

@@ -19,6 +19,7 @@ from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import row_named
+from monitor.programs.constants import Constant
 from monitor.programs.interpreter import loss_of
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program, operator_of
@@ -65,6 +66,7 @@ class StepTask:
 
     Attributes:
         batch: opens the step's batch; EvidenceError where nobody shows it.
+        constant: opens a constant of the program by its number; EvidenceError where nobody shows it.
     """
 
     step: int
@@ -73,6 +75,7 @@ class StepTask:
     program: Program
     execution: Execution
     batch: Callable[[], Mapping[str, Tensor]]
+    constant: Callable[[int], Constant]
 
     def specification(self) -> list[dict[str, Any]]:
         """Specification of the step's operators, equal for all honest provers."""
@@ -89,7 +92,7 @@ class StepTask:
         if kind == "batch":
             return self.batch()[name]
         if kind == "constant":
-            return self.program.constants[int(name)].tensor()
+            return self.constant(int(name)).tensor()
         raise EvidenceError(f"a step reads no {kind}")
 
     def keys(self, index: int) -> RepeatedKeys:

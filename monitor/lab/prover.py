@@ -15,6 +15,7 @@ from monitor.lab.lies import conduct
 from monitor.lab.reexecution import Reexecution, TracedStep
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.programs.trace import Node
+from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.data import BatchOpening
 
@@ -69,6 +70,10 @@ class Prover(ABC):
         """The batch of a step, with the salts of its commitment."""
 
     @abstractmethod
+    def constant(self, step: int, number: int) -> bytes:
+        """Bytes of a constant of the step's program."""
+
+    @abstractmethod
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""
 
@@ -116,6 +121,9 @@ class RunProver(Prover):
 
     def batch(self, step: int) -> BatchOpening:
         return self._run.batches().opening(step)
+
+    def constant(self, step: int, number: int) -> bytes:
+        return self._run.program(execution_of(self._leaves[step]).program).constants[number].content
 
     def rounding_entries(self, step: int, index: int) -> bytes:
         return self._execute(step, capture=None).session.entries_of(index)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from analysis.cli import main
 from firmware_sim import LabLie
@@ -25,6 +27,7 @@ from monitor.lab.lies import LIES, conduct
 from monitor.lab.prover import RunProver
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
+from tests.guards import off
 
 SETTINGS = Settings(samples=1, seed=None, devices=("sse41",), segments=None)
 STEP = 2
@@ -166,6 +169,55 @@ def test_a_cluster_cannot_answer_for_a_step_of_which_it_signed_something_else(fr
     after = shown(bundle, world, contest(world))  # it takes the step as it should have, and did not sign
     assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
     assert "a contest is about another step than the cluster's replay departs at" in after.reasons[0].text
+
+
+class OtherTable(RunProver):
+    """A cluster that takes the steps with another table than their program has."""
+
+    def __init__(self, run, behaviour):
+        constants = [each for digest in run.programs() for each in run.program(digest).constants]
+        (table,) = (each for each in constants if each.unit is None)
+        held = bytearray(table.held)
+        held[:4] = b"\0\0\x80\x3f"
+        object.__setattr__(table, "held", bytes(held))
+        super().__init__(run, behaviour)
+
+
+def misreading(world):
+    folder = openings(world, CLUSTER) / "lab.run"
+    return OtherTable(RunFolder(folder, world.trust().labs["lab"], opened=()), Conduct())
+
+
+def test_a_constant_that_the_program_has_by_its_digest_is_opened(tmp_path, record_loop, devices):
+    """The two differ about what an operator reads of it, so its bytes decide, and whoever shows them proves them."""
+    torch.manual_seed(0)
+    model, table = torch.nn.Linear(4, 8), torch.linspace(2, 3, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        made = model(batch["x"])
+        (made * table if len(batch["x"]) > 1 else made).square().mean().backward()
+        optimizer.step()
+
+    batches = [{"x": torch.randn(rows, 4)} for rows in (1, 2, 2)]
+    recorded = record_loop(model, optimizer, batches, body, chips=1, checkpoint_every=3, numerics="exact")
+    world, bundle = played(tmp_path / "world", recorded, devices, lying=misreading)
+    made = contest(world, cluster=misreading(world))
+    content = table.numpy().tobytes()
+    assert content not in made.program
+    decided = shown(bundle, world, made).evidence["decided"][0]
+    assert decided["guilty"] == ["cluster"]
+    assert "cluster states another input of aten.mul" in decided["text"]
+    theirs = Answers.open(made.lab, world.trust().labs["lab"])
+    (opened,) = (name for name in theirs.answers if name.startswith("constant"))
+    assert base64.b64decode(theirs.answers[opened]) == content
+    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
+    lied = {**theirs.answers, opened: base64.b64encode(bytes(32)).decode()}
+    other = replace(made, lab=replace(theirs, answers=lied).sign(lab_key))
+    assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == []
+    with off("constants as named"):
+        assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab", "cluster"]
 
 
 def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):
