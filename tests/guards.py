@@ -129,6 +129,8 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
     "one history": (("inspector.inspection.judging.check_goes_on", lambda *_: []),),
     "signed replays": (("inspector.bundle.checking.signed_replay", _any_replay),),
+    "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
+    "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
     "constants as named": (("monitor.programs.constants.check_named", _nothing),),
     "constants as listed": (("monitor.transcript.reader.RunFolder._check_constants", _nothing),),
     "constants in one form": (("monitor.programs.constants.check_form", _nothing),),

@@ -142,6 +142,11 @@ class Heard(Prover):
         self.answers[f"entries {step} {index}"] = base64.b64encode(entries).decode()
         return entries
 
+    def log(self, step: int) -> bytes:
+        log = self.prover.log(step)
+        self.answers[f"log {step}"] = base64.b64encode(log).decode()
+        return log
+
 
 @dataclass(frozen=True, slots=True)
 class Said(Prover):
@@ -190,6 +195,9 @@ class Said(Prover):
 
     def rounding_entries(self, step: int, index: int) -> bytes:
         return decode_base64(self._answer(f"entries {step} {index}"))
+
+    def log(self, step: int) -> bytes:
+        return decode_base64(self._answer(f"log {step}"))
 
 
 def _head(data: object) -> TraceHead:

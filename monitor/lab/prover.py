@@ -77,6 +77,10 @@ class Prover(ABC):
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""
 
+    @abstractmethod
+    def log(self, step: int) -> bytes:
+        """The rounding log that the leaf of a step commits to."""
+
 
 class RunProver(Prover):
     """Whoever can run the steps of a run again: a lab, or a cluster to which they were opened.
@@ -92,8 +96,8 @@ class RunProver(Prover):
         self._reexecution = Reexecution(run, behaviour)
         self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
 
-    def reached(self, step: int) -> Leaf:
-        """What a step leads to as this party runs it."""
+    def reached(self, step: int) -> Leaf | None:
+        """What a step leads to as this party runs it; None where it cannot be taken as it was recorded."""
         return self._execute(step, capture=None).leaf
 
     def step(self, number: int) -> Opening:
@@ -126,7 +130,11 @@ class RunProver(Prover):
         return self._run.program(execution_of(self._leaves[step]).program).constants[number].content
 
     def rounding_entries(self, step: int, index: int) -> bytes:
-        return self._execute(step, capture=None).session.entries_of(index)
+        session = self._execute(step, capture=None).session
+        return b"" if session is None else session.entries_of(index)
+
+    def log(self, step: int) -> bytes:
+        return self._run.rounding_log(step)
 
     def _trace(self, step: int) -> tuple[list[Node], MerkleTree]:
         if step not in self._traces:
@@ -149,6 +157,6 @@ class LabProver(RunProver):
 
     def _execute(self, step: int, *, capture: int | None) -> TracedStep:
         traced = super()._execute(step, capture=capture)
-        if traced.leaf != self._leaves[step]:
+        if traced.leaf not in (None, self._leaves[step]):
             raise EvidenceError(f"step {step} does not run again to its committed state")
         return traced

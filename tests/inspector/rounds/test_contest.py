@@ -23,7 +23,7 @@ from inspector.rounds.contest import contest
 from inspector.rounds.exchange import openings
 from inspector.rounds.world import CLUSTER, World
 from monitor.lab.conduct import Conduct
-from monitor.lab.lies import LIES, conduct
+from monitor.lab.lies import LIES, EditRoundingLog, conduct
 from monitor.lab.prover import RunProver
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.transcript import RunFolder
@@ -46,6 +46,36 @@ class OtherLoss(RunProver):
         return replace(super().reached(step), loss="3f800000")
 
 
+class Stopped(RunProver):
+    """A cluster that says of an operator of the step that the log does not let it go on.
+
+    Attributes:
+        at: number of the operator; the last has all that come before it.
+    """
+
+    at = 0
+
+    def _execute(self, step, *, capture):
+        traced = super()._execute(step, capture=capture)
+        if step != STEP:
+            return traced
+        last = traced.nodes[self.at]
+        nodes = [*traced.nodes[: self.at], replace(last, outputs=("",) * len(last.outputs))]
+        return replace(traced, nodes=nodes, session=None, leaf=None)
+
+
+def stopped(at):
+    """A cluster that stops at this operator."""
+
+    def make(world):
+        folder = openings(world, CLUSTER) / "lab.run"
+        made = Stopped(RunFolder(folder, world.trust().labs["lab"], opened=()), Conduct())
+        made.at = at
+        return made
+
+    return make
+
+
 def misstating(world):
     """A cluster with another loss."""
     folder = openings(world, CLUSTER) / "lab.run"
@@ -65,7 +95,12 @@ def played(folder, recorded, devices, *, lying=None):
         result = devices.run(name, job)
         for replay in result.get("replays", ()):
             if lying is not None and replay["segment"][1] < STEP <= replay["segment"][2]:
-                replay["leaves"][STEP - replay["segment"][1] - 1] = lying(world).reached(STEP).to_json()
+                at, reached = STEP - replay["segment"][1] - 1, lying(world).reached(STEP)
+                if reached is None:
+                    replay["contradiction"] = {"step": STEP, "text": "", "obeyed": None}
+                    del replay["leaves"][at:]
+                else:
+                    replay["leaves"][at] = reached.to_json()
         return result
 
     now = recorded.now
@@ -218,6 +253,124 @@ def test_a_constant_that_the_program_has_by_its_digest_is_opened(tmp_path, recor
     assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == []
     with off("constants as named"):
         assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab", "cluster"]
+
+
+@pytest.fixture(scope="module")
+def rounded(small):
+    """An honest run under rounded numerics, and the operators of its steps."""
+    recorded = small(numerics="rounded")
+    run = RunFolder(recorded.run, recorded.trust.labs["lab"])
+    (program,) = (run.program(digest) for digest in run.programs())
+    return recorded, [call["operator"] for call in program.calls]
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory, small, devices):
+    """A lab that edited its rounding log, and a cluster that was stopped by that."""
+    recorded = small(numerics="rounded", lie="edited-rounding-log", lie_step=STEP)
+    world, bundle = played(tmp_path_factory.mktemp("edited") / "world", recorded, devices)
+    return world, bundle, recorded
+
+
+def test_a_lab_whose_log_stops_a_replay_is_named_by_one_operator(edited):
+    world, bundle, _ = edited
+    before = shown(bundle, world)
+    assert before.outcome is Outcome.REJECT
+    assert any("cannot be replayed as the lab recorded it" in each for each in before.evidence["grounds"])
+    assert all("contested, rests on cluster key" in each for each in before.evidence["grounds"])
+    after = shown(bundle, world, contest(world))
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, ["lab"])
+    text = after.evidence["decided"][0]["text"]
+    assert f"step {STEP}: decided by opened operator aten." in text
+    assert "under its log it gives nothing: rounding log contradicts the arithmetic" in text
+    assert text in after.evidence["grounds"]
+    assert not any("cannot be replayed" in each for each in after.evidence["grounds"])
+
+
+@pytest.mark.parametrize(
+    ("lie", "what"),
+    [("wrong-operator", "does not give what lab"), ("change-sample", "lab states another input of aten.")],
+)
+def test_what_came_before_the_operator_that_stopped_a_replay_decides(tmp_path, small, devices, lie, what):
+    """The log fits what the lab computed, and not what the cluster does."""
+    recorded = small(numerics="rounded", lie=lie, lie_step=STEP)
+    world, bundle = played(tmp_path / "world", recorded, devices)
+    before = shown(bundle, world)
+    assert any("cannot be replayed as the lab recorded it" in each for each in before.evidence["grounds"])
+    decided = shown(bundle, world, contest(world)).evidence["decided"][0]
+    assert decided["guilty"] == ["lab"]
+    assert what in decided["text"]
+
+
+def test_guard_off_a_log_that_is_not_judged_for_both_sides_clears_the_lab(edited):
+    world, bundle, _ = edited
+    made = contest(world)
+    with off("entries refereed"):
+        after = shown(bundle, world, made)
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.INCONCLUSIVE, ["cluster"])
+
+
+def test_a_lab_cannot_show_another_log_than_its_leaf_commits_to(edited, rounded):
+    """The honest one, say, of which nobody could say anything."""
+    world, bundle, recorded = edited
+    honest, _ = rounded
+    made = contest(world)
+    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
+    theirs = Answers.open(made.lab, lab_key.verifying)
+    log = RunFolder(honest.run, honest.trust.labs["lab"]).rounding_log(STEP)
+    lied = {**theirs.answers, f"log {STEP}": base64.b64encode(log).decode()}
+    mine = Answers.open(made.cluster, world.public(CLUSTER))
+    both = {**mine.answers, f"log {STEP}": theirs.answers[f"log {STEP}"]}
+    other = replace(
+        made,
+        lab=replace(theirs, answers=lied).sign(lab_key),
+        cluster=replace(mine, answers=both).sign(world.key(CLUSTER)),
+    )
+    assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab"]
+    with off("log of the leaf"):
+        assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab", "cluster"]
+
+
+PLACES = ["convolution", "_log_softmax", "relu", "t", "first", "last"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_cluster_that_was_not_stopped_loses(tmp_path, rounded, devices, place):
+    recorded, operators = rounded
+    at = {"first": 0, "last": len(operators)}.get(place)
+    at = operators.index(f"aten.{place}.default") if at is None else at
+    world, bundle = played(tmp_path / "world", recorded, devices, lying=stopped(at))
+    before = shown(bundle, world)
+    assert (before.outcome, before.evidence["decided"]) == (Outcome.REJECT, [])
+    after = shown(bundle, world, contest(world, cluster=stopped(at)(world)))
+    assert after.evidence["decided"][0]["guilty"] == ["cluster"], after.evidence["decided"]
+    assert (after.outcome, after.evidence["verifies"]) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_a_cluster_that_was_stopped_and_says_by_what_state_it_was_reached_is_not_heard(tmp_path, rounded, devices):
+    """It signed that it could not take the step; an answer with a leaf is about something else."""
+    recorded, _ = rounded
+    world, bundle = played(tmp_path / "world", recorded, devices, lying=stopped(0))
+    after = shown(bundle, world, contest(world))
+    assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
+    assert "a contest is about another step than the cluster's replay departs at" in after.reasons[0].text
+
+
+def test_a_malformed_log_decides_without_an_operator(tmp_path, small, devices, monkeypatch):
+    class Garbage(EditRoundingLog):
+        """Its log is no log; the step itself is taken as it should be."""
+
+        def record(self, moment):
+            log, loss = Conduct.record(self, moment)
+            return (log + b"\xff" if moment.step == STEP else log), loss
+
+    monkeypatch.setitem(LIES, LabLie.EDITED_ROUNDING_LOG, Garbage)
+    monkeypatch.setattr("monitor.recording.held.HeldState.repeat_segment", lambda *_: None)
+    recorded = small(numerics="rounded", lie="edited-rounding-log", lie_step=STEP)
+    world, bundle = played(tmp_path / "world", recorded, devices)
+    decided = shown(bundle, world, contest(world)).evidence["decided"][0]
+    assert decided["guilty"] == ["lab"]
+    assert "its rounding log is none: rounding log is cut short" in decided["text"]
 
 
 def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):
