@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from firmware_sim import limits
 from inspector.inspection.agreement import agreement_of
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect, verify
@@ -15,6 +16,7 @@ from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.programs.constants import Constant
 from monitor.transcript import RunFolder
 from monitor.transcript.draft import Draft
+from monitor.transcript.record import Entry
 from tests.guards import off
 
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
@@ -126,11 +128,19 @@ def empty(draft, run, path):
     draft.put(run, path, b"")
 
 
+def huge(draft, run, path):
+    """List more than any program may have; not a byte of it lies on a disk, and none is read."""
+    with (run / path).open("wb") as file:
+        file.truncate(limits.CONSTANTS_BYTES.most + 4)
+    draft.files[path] = Entry(limits.CONSTANTS_BYTES.most + 4, "0" * 64)
+
+
 HOSTILE = {
     "missing": (lambda draft, run, path: draft.drop(run, path), "has 0 bytes; its program's constants have 128"),
     "cut": (lambda draft, run, path: draft.put(run, path, bytes(124)), "has 124 bytes; its program's constants"),
     "longer": (lambda draft, run, path: draft.put(run, path, bytes(132)), "has 132 bytes; its program's constants"),
     "other": (lambda draft, run, path: draft.put(run, path, bytes(range(128))), "is not the one of which its program"),
+    "huge": (huge, "at most 67108864 bytes of a program's constants"),
     "empty": (empty, "has 0 bytes; its program's constants have 128"),
     "of no program": (
         lambda draft, run, path: draft.put(run, f"constants/{'0' * 64}.bin", b"1"),
