@@ -253,6 +253,9 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
     if strange:
         text = f"its rounding log is about operator {min(strange)}; the program has {len(program.calls)}"
         return Ruling(guilty=(LAB,), operator=None, text=text, case="log")
+    if not stated and not provers[CLUSTER].trace(step).size:
+        text = "what the cluster has of the step does not say which part of the log stopped it"
+        return Ruling(guilty=(), operator=None, text=text, case="not opened")
     task = StepTask(
         step=step,
         declared=run.declared,

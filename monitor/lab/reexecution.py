@@ -71,7 +71,8 @@ class TracedStep:
     Attributes:
         inputs, outputs: tensors of the node that was to be captured.
         session: with the rounding log's entries of each operator; None where the step could not be taken.
-        leaf: what the step leads to; None where it could not be taken, and the last node is where it stopped.
+        leaf: what the step leads to; None where it could not be taken. Then the last node is the operator whose part of
+            the log does not let it go on, and there are no nodes where something else stopped it.
     """
 
     nodes: list[Node]
@@ -108,8 +109,11 @@ class Reexecution:
         try:
             leaf, session = steps.take(tracer)
             tracer.commit_state(steps.memory.export(), str(steps.memory.digest().root))
-        except (EvidenceError, IndexError, ValueError) as error:  # as a replay is stopped
-            tracer.stop(error.call if isinstance(error, numerics.LogContradiction) else None)
+        except numerics.LogContradiction as error:
+            if error.call < len(program.calls):
+                tracer.stop(error.call)
+        except (EvidenceError, IndexError, ValueError):  # whatever else stops a replay
+            tracer.nodes.clear()
         return TracedStep(
             nodes=tracer.nodes,
             inputs=tracer.captured_inputs,

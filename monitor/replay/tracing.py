@@ -97,12 +97,12 @@ class ProgramTracer:
             self.captured_outputs = [tensor.detach().clone() for tensor in outputs]
         self._finish(tuple(map(tensor_digest, outputs)))
 
-    def stop(self, at: int | None) -> None:
-        """Forget all operators from one on, by default the one that is running, which has no results then."""
-        if at is not None and at < len(self.nodes):
+    def stop(self, at: int) -> None:
+        """Forget all operators from one on that has begun; it has no results then."""
+        if at < len(self.nodes):
             self._inputs = self.nodes[at].inputs
             del self.nodes[at:]
-        self._finish((REFUSED,) * len(self._specification[len(self.nodes)]["results"]))
+        self._finish((REFUSED,) * len(self._specification[at]["results"]))
 
     def commit_state(self, state: Mapping[str, Tensor], root: str) -> None:
         """Add the last node: the new state's tensors, and the digest that the step commits to."""

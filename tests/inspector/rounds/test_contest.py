@@ -356,6 +356,28 @@ def test_a_cluster_that_was_stopped_and_says_by_what_state_it_was_reached_is_not
     assert "a contest is about another step than the cluster's replay departs at" in after.reasons[0].text
 
 
+class Unopened(Stopped):
+    """A cluster that says that it was stopped, and by no operator."""
+
+    def _execute(self, step, *, capture):
+        return replace(super()._execute(step, capture=capture), nodes=[])
+
+
+def test_a_cluster_that_was_stopped_by_no_operator_is_not_named(tmp_path, rounded, devices):
+    """It may have been: by a batch that it cannot read, say. That stays on its word."""
+    recorded, _ = rounded
+
+    def unread(world):
+        folder = openings(world, CLUSTER) / "lab.run"
+        return Unopened(RunFolder(folder, world.trust().labs["lab"], opened=()), Conduct())
+
+    world, bundle = played(tmp_path / "world", recorded, devices, lying=unread)
+    after = shown(bundle, world, contest(world, cluster=unread(world)))
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, [])
+    assert "not decided: what the cluster has of the step does not say" in after.evidence["decided"][0]["text"]
+    assert any("contested, rests on cluster key" in each for each in after.evidence["grounds"])
+
+
 def test_a_malformed_log_decides_without_an_operator(tmp_path, small, devices, monkeypatch):
     class Garbage(EditRoundingLog):
         """Its log is no log; the step itself is taken as it should be."""
