@@ -6,6 +6,7 @@ import base64
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,8 @@ from monitor.lab.conduct import Conduct
 from monitor.lab.lies import LIES, EditRoundingLog, conduct
 from monitor.lab.prover import RunProver
 from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.numerics import Bound, Formats
+from monitor.numerics.rounding import codec
 from monitor.transcript import RunFolder
 from tests.guards import off
 
@@ -378,21 +381,58 @@ def test_a_cluster_that_was_stopped_by_no_operator_is_not_named(tmp_path, rounde
     assert any("contested, rests on cluster key" in each for each in after.evidence["grounds"])
 
 
-def test_a_malformed_log_decides_without_an_operator(tmp_path, small, devices, monkeypatch):
-    class Garbage(EditRoundingLog):
-        """Its log is no log; the step itself is taken as it should be."""
+def of_call(log, change):
+    """The log with its groups changed."""
+    groups = change(codec.decode(log, Formats(), Bound()))
+    return codec.encode(groups, Formats(), Bound())
 
+
+def one_entry(call):
+    """A group with one entry, at a call."""
+    return codec.Group(call=call, part=0, size=1, positions=np.array([0]), upward=np.array([True]))
+
+
+def without_group(call, groups):
+    """The other groups, with one at that call in its place in the order."""
+    return sorted([*(each for each in groups if each.call != call), one_entry(call)], key=lambda each: each.call)
+
+
+LOGS = {
+    "cut short": (lambda log: log + b"\xff", "its rounding log is none: rounding log is cut short"),
+    "without entries": (lambda log: of_call(log, lambda _: []), "no entry, although the value lies within"),
+    "beyond the program": (
+        lambda log: of_call(log, lambda groups: [*groups, one_entry(10**6)]),
+        "its rounding log is about operator 1000000; the program has",
+    ),
+    "where nothing rounds": (
+        lambda log: of_call(log, lambda groups: without_group(0, groups)),
+        "entry for sub-operation 0, which rounds nothing in this step",
+    ),
+    "of another size": (
+        lambda log: of_call(log, lambda groups: [replace(groups[0], size=groups[0].size + 1), *groups[1:]]),
+        "lab gave no valid answer",  # nobody can obey that, the lab neither
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_that_no_honest_device_writes_names_the_lab(tmp_path, small, devices, monkeypatch, name):
+    """The step itself is taken as it should be, and only its log is another."""
+    edit, expected = LOGS[name]
+
+    class OtherLog(EditRoundingLog):
         def record(self, moment):
             log, loss = Conduct.record(self, moment)
-            return (log + b"\xff" if moment.step == STEP else log), loss
+            return (edit(log) if moment.step == STEP else log), loss
 
-    monkeypatch.setitem(LIES, LabLie.EDITED_ROUNDING_LOG, Garbage)
+    monkeypatch.setitem(LIES, LabLie.EDITED_ROUNDING_LOG, OtherLog)
     monkeypatch.setattr("monitor.recording.held.HeldState.repeat_segment", lambda *_: None)
     recorded = small(numerics="rounded", lie="edited-rounding-log", lie_step=STEP)
     world, bundle = played(tmp_path / "world", recorded, devices)
-    decided = shown(bundle, world, contest(world)).evidence["decided"][0]
-    assert decided["guilty"] == ["lab"]
-    assert "its rounding log is none: rounding log is cut short" in decided["text"]
+    assert any("contested" in each for each in shown(bundle, world).evidence["grounds"])
+    after = shown(bundle, world, contest(world))
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, ["lab"])
+    assert expected in after.evidence["decided"][0]["text"]
 
 
 def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):
