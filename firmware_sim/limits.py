@@ -45,7 +45,7 @@ JSON_DEPTH = Limit(64, "levels of nesting in a JSON document")
 JSON_INTEGER_BITS = Limit(128, "bits of a JSON integer")
 """Converts to a float and to decimal digits whatever it is multiplied with; counters have 64."""
 JSON_BYTES = Limit(256 * _MIB, "bytes of a JSON document")
-"""Programs hold constants; every other kind has a limit of its own below."""
+"""An agreed program may be that long; every other kind has a limit of its own below."""
 WIDE_TEXT_BYTES = Limit(16 * _MIB, "bytes of a document with other than ASCII characters")
 """One character of four bytes makes Python store all of a text in four bytes a character."""
 AGREED_ITEMS = Limit(1 << 26, "items in an agreed program")
@@ -70,7 +70,9 @@ ROUNDING_LOG_BYTES = Limit(64 * _MIB, "bytes of a step's rounding log")
 """A step of the largest preset logs less than 1 MB."""
 PROGRAM_BYTES = Limit(256 * _MIB, "bytes of a program")
 """The digest of a program that was not agreed is checked, and nothing else: half a second."""
-PROGRAMS_BYTES = Limit(4 << 30, "bytes of all programs of a run")
+CONSTANTS_BYTES = Limit(64 * _MIB, "bytes of a program's constants")
+"""A recorder refuses more. Not all of them need lie on disk: equal elements stand in a program once."""
+PROGRAMS_BYTES = Limit(4 << 30, "bytes of all programs of a run, with their constants")
 """4096 of a mebibyte each: as many lengths of a sequence, in a model of a thousand operators."""
 SALT_BYTES = Limit(32, "bytes of a salt key")
 SAMPLES_BYTES = Limit(256 * _MIB, "bytes of samples")

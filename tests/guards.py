@@ -76,6 +76,8 @@ def _any_replay(content: bytes, trust: Any) -> Any:
     return min(trust.clusters, key=lambda key: key.raw), SignedReplay.parse(canonical.decode(payload))
 
 
+_SECRET = {"data", "logs", "batches", "checkpoints"}
+"""Folders that no inspectorate is shown, constants left out."""
 _ANY = 1 << 62
 """In place of a limit."""
 
@@ -131,6 +133,12 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("inspector.replay.served.is_same_program", _always),
         ("analysis.commands._resident_process.is_same_program", _always),
     ),
+    "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
+    "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
+    "constants as named": (("monitor.programs.constants.check_named", _nothing),),
+    "constants as listed": (("monitor.transcript.reader.RunFolder._check_constants", _nothing),),
+    "constants in one form": (("monitor.programs.constants.check_form", _nothing),),
+    "constants withheld": (("inspector.inspection.thin._is_thin", lambda path: path.split("/")[0] not in _SECRET),),
     # law 4: what a checkpoint leaves out
     "left out unread": (
         ("monitor.replay.replaying.check_absent", _nothing),

@@ -222,7 +222,7 @@ def _check(
     return outcome, text, grounds
 
 
-def _decided(decisions: Iterable[Decision], run: _Run, place: tuple[int, bytes] | None) -> str:
+def _decided(decisions: Iterable[Decision], run: _Run, place: tuple[int, bytes | None] | None) -> str:
     """The decision against the lab about the step at which a replay departs, in words; empty where there is none."""
     about = [each for each in decisions if place is not None and (each.head, each.step) == (run.head_digest, place[0])]
     return next((each.text for each in about if LAB in each.ruling.guilty), "")

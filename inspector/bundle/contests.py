@@ -4,6 +4,10 @@ Where a replay cluster says that a step leads elsewhere, the lab and the cluster
 step, and the first one about which they differ is opened: its inputs, nothing else. Whoever holds the bundle executes
 it, and knows who is wrong without trusting either (Arun et al. 2025, section 3).
 
+Where the cluster says that the lab's rounding log cannot be obeyed, what it has of the step ends with the operator that
+stopped it. The log is opened then, whose digest stands in the lab's leaf, and the operator is executed under its part:
+either no honest device can have written that, or none can be stopped by it.
+
     {"format": "chipwitness/contest/1", "program": base64, "lab": DSSE envelope, "cluster": DSSE envelope}
 """
 
@@ -11,27 +15,38 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
+from typing import TypeVar
 
 from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import SignatureError, SigningKey, VerifyingKey, canonical, decode_base64, leaf_hash
+from firmware_sim.evidence import (
+    SignatureError,
+    SigningKey,
+    VerifyingKey,
+    canonical,
+    decode_base64,
+    digest_bytes,
+    leaf_hash,
+)
 from inspector.bundle.clusters import of_cluster
 from inspector.bundle.replays import SignedReplay
 from inspector.dispute.answers import Answers, Heard, Said
 from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from inspector.dispute.operators import Ruling, StepTask, settle_operators
 from inspector.inspection.trust import Trust
+from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.lab.prover import Prover, RunProver
+from monitor.programs.constants import Constant
 from monitor.programs.program import Program
 from monitor.replay.steps import execution_of
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
+
+Shown = TypeVar("Shown")
 
 __all__ = ["CLUSTER", "LAB", "Contest", "Contested", "Decision", "decide", "departure", "hold", "read_contest"]
 
@@ -126,7 +141,8 @@ def hold(
         EvidenceError: the bundle does not open the step, or a party cannot run it again.
     """
     heads = {LAB: lab.trace(step), CLUSTER: cluster.trace(step)}
-    leaves = {LAB: _opened(run, step)[1], CLUSTER: cluster.reached(step).encoded()}
+    reached = cluster.reached(step)
+    leaves = {LAB: _opened(run, step)[1], CLUSTER: b"" if reached is None else reached.encoded()}
     heard = {LAB: Heard(lab), CLUSTER: Heard(cluster)}
     _rule(run, step, Program.decode(program), leaves[CLUSTER], heard)
 
@@ -168,7 +184,7 @@ def decide(
         raise EvidenceError("a contest holds the lab's answers about another step")
     if (theirs.trace, theirs.against) != (mine.against, mine.trace):
         raise EvidenceError("a contest puts answers together that were given to others")
-    if (step, leaf_hash(mine.leaf)) not in [
+    if (step, leaf_hash(mine.leaf) if mine.leaf else None) not in [
         departure(each, run) for signer, each in replays if (signer, each.head) == (key, run.head)
     ]:
         raise EvidenceError("a contest is about another step than the cluster's replay departs at")
@@ -185,17 +201,26 @@ def decide(
     return Decision(head=run.head, step=step, key=key, ruling=ruling)
 
 
-def departure(result: SignedReplay, run: Contested) -> tuple[int, bytes] | None:
-    """The first step that a replay reaches otherwise than the lab signed it, and the hash of the leaf it reaches."""
+def departure(result: SignedReplay, run: Contested) -> tuple[int, bytes | None] | None:
+    """The first step that a replay reaches otherwise than the lab signed it, and the hash of the leaf it reaches.
+
+    None stands for the leaf of a step that it could not take as it was recorded.
+    """
     for replay in result.replays:
         for step, reached in enumerate(replay.leaves, start=replay.segment[1] + 1):
             if reached != leaf_hash(_opened(run, step)[1]):
                 return step, reached
+        if replay.contradicted_step is not None:
+            return replay.contradicted_step, None
     return None
 
 
 def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: Mapping[str, Prover]) -> Ruling:
-    """Rule between the lab's leaf and the cluster's, which start from one state."""
+    """Rule between the lab's leaf and the cluster's, which start from one state.
+
+    Args:
+        stated: the cluster's leaf, encoded; empty where it says that the step cannot be taken as it was recorded.
+    """
     leaf, before = _opened(run, step)[0], _opened(run, step - 1)[0]
     execution = execution_of(leaf)
     if program.digest != execution.program:
@@ -203,7 +228,7 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
     if run.declared.numerics == "native":
         raise EvidenceError("steps with native numerics cannot be decided: no two devices reach the same bits")
     try:
-        other = Leaf.decode(stated, run.declared.layout)
+        other = Leaf.decode(stated, run.declared.layout) if stated else leaf
     except EvidenceError as error:
         return Ruling(guilty=(CLUSTER,), operator=None, text=f"its leaf is none: {error}", case="leaf")
     if replace(other, state=leaf.state, loss=leaf.loss, flop=leaf.flop) != leaf:
@@ -215,13 +240,33 @@ def _rule(run: Contested, step: int, program: Program, stated: bytes, provers: M
     traffic, layout = Traffic(), run.declared.layout
     leaves = {LAB: {step - 1: before, step: leaf}, CLUSTER: {step - 1: before, step: other}}
     parties = tuple(_Party(name, provers[name], leaves[name], layout, traffic) for name in (LAB, CLUSTER))
+    try:
+        log = b""
+        if leaf.log != str(digest_bytes("rounding-log", log)):
+            log = _shown(parties, f"rounding log of step {step}", lambda party: party.log(step))
+    except EvidenceError as error:
+        return Ruling(guilty=(), operator=None, text=str(error), case="not opened")
+    try:
+        strange = [call for call in numerics.logged_calls(run.declared.numerics, log) if call >= len(program.calls)]
+    except EvidenceError as error:
+        return Ruling(guilty=(LAB,), operator=None, text=f"its rounding log is none: {error}", case="log")
+    if strange:
+        text = f"its rounding log is about operator {min(strange)}; the program has {len(program.calls)}"
+        return Ruling(guilty=(LAB,), operator=None, text=text, case="log")
+    if not stated and not provers[CLUSTER].trace(step).size:
+        text = "what the cluster has of the step does not say which part of the log stopped it"
+        return Ruling(guilty=(), operator=None, text=text, case="not opened")
     task = StepTask(
         step=step,
         declared=run.declared,
         layout=layout,
         program=program,
         execution=execution,
-        batch=lambda: _batch(parties, step),
+        batch=lambda: _shown(parties, f"batch of step {step}", lambda party: party.batch(step)),
+        constant=lambda number: _constant(parties, step, program, number),
+        log=log,
+        recorder=LAB,
+        stopped="" if stated else CLUSTER,
     )
     try:
         return settle_operators((parties[0], parties[1]), task, traffic)
@@ -248,11 +293,19 @@ def _opened(run: Contested, step: int) -> tuple[Leaf, bytes]:
     return run.leaves[step]
 
 
-def _batch(parties: Iterable[CheckedProver], step: int) -> Mapping[str, Tensor]:
-    """The batch to which both leaves commit, from whoever shows it."""
+def _constant(parties: Iterable[CheckedProver], step: int, program: Program, number: int) -> Constant:
+    """A constant of the program, from whoever shows it where the program has its digest alone."""
+    known = program.constants[number]
+    if known.unit is not None:
+        return known
+    return _shown(parties, f"constant {number} of step {step}", lambda party: party.constant(step, number, known))
+
+
+def _shown(parties: Iterable[CheckedProver], what: str, ask: Callable[[CheckedProver], Shown]) -> Shown:
+    """What both are committed to, from whoever shows it."""
     for party in parties:
         try:
-            return party.batch(step)
+            return ask(party)
         except EvidenceError:
             continue
-    raise EvidenceError(f"neither opens the batch of step {step}")
+    raise EvidenceError(f"neither opens the {what}")

@@ -132,10 +132,20 @@ class Heard(Prover):
         self.answers[f"batch {step}"] = {"is_file": opening.is_file, "parts": parts}
         return opening
 
+    def constant(self, step: int, number: int) -> bytes:
+        content = self.prover.constant(step, number)
+        self.answers[f"constant {step} {number}"] = base64.b64encode(content).decode()
+        return content
+
     def rounding_entries(self, step: int, index: int) -> bytes:
         entries = self.prover.rounding_entries(step, index)
         self.answers[f"entries {step} {index}"] = base64.b64encode(entries).decode()
         return entries
+
+    def log(self, step: int) -> bytes:
+        log = self.prover.log(step)
+        self.answers[f"log {step}"] = base64.b64encode(log).decode()
+        return log
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +190,14 @@ class Said(Prover):
         parts = [(decode_base64(salt), decode_base64(content)) for salt, content in opened["parts"]]
         return BatchOpening(parts, is_file=bool(opened["is_file"]))
 
+    def constant(self, step: int, number: int) -> bytes:
+        return decode_base64(self._answer(f"constant {step} {number}"))
+
     def rounding_entries(self, step: int, index: int) -> bytes:
         return decode_base64(self._answer(f"entries {step} {index}"))
+
+    def log(self, step: int) -> bytes:
+        return decode_base64(self._answer(f"log {step}"))
 
 
 def _head(data: object) -> TraceHead:

@@ -91,13 +91,15 @@ class Disputed:
         """One step of the task."""
         run = self._runs[0]
         execution = execution_of(run.leaf(step))
+        program = self._program(execution.program)
         return StepTask(
             step=step,
             declared=self._declared,
             layout=self.layout,
-            program=self._program(execution.program),
+            program=program,
             execution=execution,
             batch=lambda: run.batches().batch(step),
+            constant=program.constants.__getitem__,
         )
 
     def _check_batch(self, run: RunFolder, leaf: Leaf) -> bool:

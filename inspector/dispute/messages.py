@@ -11,8 +11,9 @@ from torch import Tensor
 
 from firmware_sim import limits
 from firmware_sim.errors import ChipwitnessError, EvidenceError
-from firmware_sim.evidence import canonical, verify_consistency, verify_inclusion
+from firmware_sim.evidence import canonical, digest_bytes, verify_consistency, verify_inclusion
 from monitor.lab.prover import Opening, Prover, TraceHead
+from monitor.programs.constants import Constant
 from monitor.programs.trace import Node
 from monitor.sharding import Layout
 from monitor.transcript import Leaf
@@ -123,11 +124,30 @@ class CheckedProver:
         self._count(list(batch.values()))
         return batch
 
+    def constant(self, step: int, number: int, known: Constant) -> Constant:
+        """A constant of the step's program, of which this knows the digest."""
+        found = self._ask(lambda: known.filled(_checked_bytes(self._prover.constant(step, number))))
+        self._traffic.bytes += found.length
+        return found
+
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""
         entries = self._ask(lambda: _checked_bytes(self._prover.rounding_entries(step, index)))
         self._traffic.bytes += len(entries)
         return entries
+
+    def log(self, step: int) -> bytes:
+        """The rounding log to which the leaf of a step commits."""
+
+        def opened() -> bytes:
+            log = _checked_bytes(self._prover.log(step))
+            limits.ROUNDING_LOG_BYTES.check(len(log))
+            check_log(log, self.leaf(step))
+            return log
+
+        log = self._ask(opened)
+        self._traffic.bytes += len(log)
+        return log
 
     def _ask(self, question: Callable[[], Result]) -> Result:
         try:
@@ -158,6 +178,12 @@ class CheckedProver:
 
     def _count(self, *groups: list[Tensor]) -> None:
         self._traffic.bytes += sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group)
+
+
+def check_log(log: bytes, leaf: Leaf) -> None:
+    """EvidenceError unless that is the rounding log to which a leaf commits."""
+    if str(digest_bytes("rounding-log", log)) != leaf.log:
+        raise EvidenceError(f"it opens another log than that of step {leaf.step}")
 
 
 def _checked_bytes(value: object) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from firmware_sim.errors import ChipwitnessError, EvidenceError
 from firmware_sim.evidence import canonical
@@ -19,6 +20,7 @@ from inspector.dispute.messages import CheckedProver, Failure, Traffic
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.numerics.operators import row_named
+from monitor.programs.constants import Constant
 from monitor.programs.interpreter import loss_of
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.program import Program, operator_of
@@ -31,12 +33,14 @@ from monitor.programs.trace import (
     tensor_digest,
     written_arguments,
 )
-from monitor.replay.tracing import ABSENT, specification
+from monitor.replay.tracing import ABSENT, REFUSED, specification
 from monitor.sharding import Layout, ShardedMemory, StateDigest
 from monitor.transcript import Execution
 
 __all__ = ["Ruling", "StepTask", "compare", "settle_operators"]
 
+_IMPOSSIBLE = (EvidenceError, IndexError, ValueError)
+"""What stops a replay, too."""
 _AS_STRIDED = "aten.as_strided.default"
 """Reads its input's memory by absolute places, which the input's content does not tell."""
 
@@ -65,6 +69,11 @@ class StepTask:
 
     Attributes:
         batch: opens the step's batch; EvidenceError where nobody shows it.
+        constant: opens a constant of the program by its number; EvidenceError where nobody shows it.
+        log: the rounding log that both obeyed; None where each recorded on its own.
+        recorder: the party that wrote it.
+        stopped: a party that says that the step cannot be taken under the log; its trace ends with the operator at
+            which it stopped.
     """
 
     step: int
@@ -73,6 +82,10 @@ class StepTask:
     program: Program
     execution: Execution
     batch: Callable[[], Mapping[str, Tensor]]
+    constant: Callable[[int], Constant]
+    log: bytes | None = None
+    recorder: str = ""
+    stopped: str = ""
 
     def specification(self) -> list[dict[str, Any]]:
         """Specification of the step's operators, equal for all honest provers."""
@@ -89,7 +102,7 @@ class StepTask:
         if kind == "batch":
             return self.batch()[name]
         if kind == "constant":
-            return self.program.constants[int(name)].tensor()
+            return self.constant(int(name)).tensor()
         raise EvidenceError(f"a step reads no {kind}")
 
     def keys(self, index: int) -> RepeatedKeys:
@@ -108,16 +121,25 @@ def settle_operators(parties: tuple[CheckedProver, CheckedProver], task: StepTas
     """
     expected = task.specification()
     for party in parties:
-        _check_trace(party, task.step, len(expected))
-    index = _first_operator(parties, task.step, len(expected), traffic)
+        _check_trace(party, task, len(expected))
+    shortest = min(party.trace(task.step).size for party in parties)
+    index = _first_operator(parties, task.step, shortest, traffic)
     if index is None:
         return _settle_loss(parties, task)
     traffic.rounds += 1
     return _settle_operator(parties, index, task, expected[index])
 
 
-def _check_trace(party: CheckedProver, step: int, size: int) -> None:
-    """The trace has as many operators as the program and ends with the state that the step commits to."""
+def _check_trace(party: CheckedProver, task: StepTask, size: int) -> None:
+    """The trace has as many operators as the program and ends with the state that the step commits to.
+
+    That of a party that was stopped is shorter, and ends with the operator that it cannot execute.
+    """
+    step = task.step
+    if party.name == task.stopped:
+        if party.trace(step).size > size:
+            raise Failure(party.name, f"its step {step} has {party.trace(step).size} operators; the program has {size}")
+        return
     if party.trace(step).size != size:
         raise Failure(party.name, f"its step {step} has {party.trace(step).size} operators; the program has {size}")
     last = party.node(step, size - 1)
@@ -221,6 +243,8 @@ def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node
         )
         return Ruling(guilty=(), operator=first.operator, text=text, case="output")
     inputs = _agreed_inputs(parties, task.step, first)
+    if task.log is not None and first.operator != COMMIT_STATE:
+        return _execute_logged(nodes, inputs, task, task.log)
     if first.operator == COMMIT_STATE:
         state = dict(zip(first.arguments["names"], inputs, strict=True))
         right = str(task.state_digest(state).root)
@@ -253,6 +277,30 @@ def _execute(parties: tuple[CheckedProver, CheckedProver], nodes: dict[str, Node
     )
 
 
+def _execute_logged(nodes: dict[str, Node], inputs: list[Tensor], task: StepTask, log: bytes) -> Ruling:
+    """Equal inputs and one log, which may be at fault itself; whoever obeyed it has the outputs that it gives.
+
+    A party that says that nobody can obey it is wrong if no honest device could be stopped by it.
+    """
+    node = nodes[task.recorder]
+    entries = numerics.entries_in(task.declared.numerics, log, node.index)
+    try:
+        out, is_lawful = _referee(node, inputs, task, entries)
+    except _IMPOSSIBLE as error:
+        text = f"{task.recorder} states what {node.operator} gives, and under its log it gives nothing: {error!s:.200}"
+        return Ruling(guilty=(task.recorder,), operator=node.operator, text=text, case="log", executed=1)
+    guilty = []
+    for name, each in nodes.items():
+        refuses = name == task.stopped and each.outputs == (REFUSED,) * len(each.results)
+        if each.outputs != out and (is_lawful or not refuses):
+            guilty.append(name)
+    if guilty:
+        text = f"executing {node.operator} on the agreed inputs does not give what {', '.join(guilty)} states"
+    else:
+        text = f"a device can round {node.operator} so that the log stops it, and another so that it does not"
+    return Ruling(guilty=tuple(guilty), operator=node.operator, text=text, case="output", executed=1)
+
+
 def _agreed_inputs(parties: tuple[CheckedProver, CheckedProver], step: int, node: Node) -> list[Tensor]:
     for party in parties:
         try:
@@ -266,11 +314,27 @@ def _agreed_inputs(parties: tuple[CheckedProver, CheckedProver], step: int, node
 
 def _outputs(node: Node, inputs: list[Tensor], task: StepTask, entries: bytes | None) -> tuple[str, ...]:
     """Execute one operator and return the digests of its results and of the arguments that it wrote."""
-    copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
-    args, kwargs = restore_arguments(node.arguments, copies)
-    func = operator_of(node.operator)
+    func, args, kwargs = _call(node, inputs)
     keys = task.keys(node.index)
     out = numerics.execute(task.declared.numerics, func, args, kwargs, entries=entries, keys=keys)
+    return _digests(node, func, args, kwargs, out)
+
+
+def _referee(node: Node, inputs: list[Tensor], task: StepTask, entries: bytes) -> tuple[tuple[str, ...], bool]:
+    """The same under a log's part, and whether no honest device can object to it."""
+    func, args, kwargs = _call(node, inputs)
+    keys = task.keys(node.index)
+    out, is_lawful = numerics.referee(task.declared.numerics, func, args, kwargs, entries=entries, keys=keys)
+    return _digests(node, func, args, kwargs, out), is_lawful
+
+
+def _call(node: Node, inputs: list[Tensor]) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
+    copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
+    args, kwargs = restore_arguments(node.arguments, copies)
+    return operator_of(node.operator), args, kwargs
+
+
+def _digests(node: Node, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[str, ...]:
     if row_named(node.operator).unset:
         out.zero_()
     written = written_arguments(func, args, kwargs)

@@ -138,7 +138,7 @@ def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement,
     programs = findings.read(lambda: _read_programs(run, report, agreed, findings), **where)
     if programs is None:
         return report
-    report.constant_bytes = sum(len(each.data) for program in programs.values() for each in program.constants)
+    report.constant_bytes = sum(each.length for program in programs.values() for each in program.constants)
     if begun is not None and begun.program in programs:
         report.brings = brings(programs[begun.program])
     report.executable = agreed.may_load(leaves[0], findings)

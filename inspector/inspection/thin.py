@@ -1,7 +1,8 @@
-"""A run without its states, samples and rounding logs, as an inspectorate is shown it; and what a cluster says of them.
+"""What an inspectorate is shown of a run, and what a cluster says of the rest.
 
-Weights and samples go from the lab to the replay cluster alone. Manifest, journal, metadata and programs go to the
-inspectorate too, which checks chips, log, programs and declared numbers on them, and nothing else of the run.
+Weights, samples, large constants and rounding logs go from the lab to the replay cluster alone. Manifest, journal,
+metadata and programs go to the inspectorate too, which checks chips, log, programs and declared numbers on them, and
+nothing else of the run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
 from inspector.inspection.guards import Guard
+from monitor.programs.program import Program
 from monitor.transcript import RunFolder
 from monitor.transcript.data import BatchOpening
 from monitor.transcript.layout import CHIP_FILES, JOURNAL, MANIFEST, METADATA, chip_path
@@ -74,7 +76,7 @@ def _is_counter(text: object) -> bool:
 
 
 class ThinRun(RunFolder):
-    """A run folder that holds no states, samples, batches or rounding logs.
+    """A run folder that holds no states, samples, batches, rounding logs or large constants.
 
     Attributes:
         checked: what a cluster that holds them says; None where none has.
@@ -94,6 +96,10 @@ class ThinRun(RunFolder):
             if path not in unread:
                 self.read(path)
         return len(there)
+
+    def _complete(self, program: Program) -> Program:
+        """The program as it is: its large constants are known by their digests."""
+        return program
 
     def checkpoint(self, step: int) -> dict[str, Tensor]:
         """The initial state with zeros but for the optimizer's single values; CallerError for another step's."""

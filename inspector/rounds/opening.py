@@ -1,7 +1,8 @@
 """What of a run is opened to the cluster: the drawn segments, and what the checks need besides; and nothing else.
 
-    always      head, journal (the leaves of all steps, which the inspectorate has too), metadata, programs, key of the
-                salts, initial state; of a preset's run its samples and their order, each of which was declared as one
+    always      head, journal (the leaves of all steps, which the inspectorate has too), metadata, programs with their
+                constants, key of the salts, initial state; of a preset's run its samples and their order, each of which
+                was declared as one
     drawn       of each drawn segment the state that it starts from, its batches and its rounding logs
     last state  where a rule asks for a score, or where another run continues this one
     batches     all of them, where a rule counts samples
@@ -78,7 +79,9 @@ class Asked:
         drawn = [known[index] for index in self.segments]
         steps = [step for each in drawn for step in range(each.start + 1, each.stop + 1)]
         states = {0, *(each.start for each in drawn), *([run.committed] if self.last else [])}
-        names = {METADATA, SALT, SAMPLES, ORDER, *run.programs().values(), *map(checkpoint_path, states)}
+        programs = run.programs()
+        names = {METADATA, SALT, SAMPLES, ORDER, *programs.values(), *run.constants(programs).values()}
+        names |= {*map(checkpoint_path, states)}
         names |= {*map(log_path, steps), *map(batch_path, range(1, run.committed + 1) if self.batches else steps)}
         return frozenset({MANIFEST, JOURNAL} | {name for name in names if name in run.files})
 

@@ -24,6 +24,7 @@ __all__ = [
     "RawTensor",
     "batch_root",
     "chip_commits",
+    "constants_apart",
     "labelled",
     "need",
     "open_envelope",
@@ -324,3 +325,10 @@ class _Proof:
             return first
         half = len(hashes) // 2
         return hashlib.sha256(b"\x01" + self.root(hashes[:half]) + self.root(hashes[half:])).digest()
+
+
+def constants_apart(program: Any) -> list[tuple[int, str]]:
+    """Bytes and SHA-256, in hex, of each constant that lies beside its program."""
+    apart = [each for each in program["constants"] if "sha256" in each]
+    widths = {**_WIDTHS, "complex128": 16}
+    return [(each["elements"] * widths[each["dtype"]], each["sha256"]) for each in apart]

@@ -24,6 +24,7 @@ from inspector.storage._fsck_formats import (
     Problem,
     batch_root,
     chip_commits,
+    constants_apart,
     labelled,
     need,
     open_envelope,
@@ -122,6 +123,7 @@ class _Run:
         self._here: set[str] = set()
         self._programs: set[str] = set()
         self._named: set[str] = set()
+        self._apart: dict[str, list[tuple[int, str]]] = {}
         self._task: Mapping[str, Any] = {}
         self._rows: list[list[int]] = []
         self._states: dict[int, str] = {}
@@ -153,7 +155,21 @@ class _Run:
         need(not unused, f"lists program {unused[:1]}, which no step runs")
         missing = sorted(self._named - self._programs)
         need(not missing, f"has a step that runs program {missing[:1]}, which is not listed")
+        for digest in sorted(self._programs & self._apart.keys()):
+            with self._report.about(f"constants/{digest}.bin"):
+                self._check_constants(f"constants/{digest}.bin", self._apart[digest])
         self._check_walk()
+
+    def _check_constants(self, path: str, apart: list[tuple[int, str]]) -> None:
+        """The bytes of a program's constants, one after the other, have the digests that it holds of them."""
+        need((path in self._listed) == bool(apart), "is not listed" if apart else "holds nothing of its program")
+        if path in self._here:
+            with _content(self._folder / path, -1) as data:
+                need(len(data) == sum(length for length, _ in apart), "does not hold its program's constants")
+                at = 0
+                for length, sha256 in apart:
+                    need(hashlib.sha256(data[at : at + length]).hexdigest() == sha256, "holds other constants")
+                    at += length
 
     def _check_digest(self, path: Path, pending: bytes) -> None:
         """Before any of it is parsed: it is what was signed, and perhaps a beginning of the announced record."""
@@ -192,7 +208,7 @@ class _Run:
         for path, entry in files.items():
             with report.about(path):
                 need(path not in self._listed, "is listed twice")
-                need(self._belongs(path, number), f"is listed in record {number}, where it does not belong")
+                need(self._belongs(path, number, files), f"is listed in record {number}, where it does not belong")
                 need(isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int, "has a malformed entry")
                 self._listed.add(path)
                 if entry[0] and not os.path.lexists(self._folder / path):
@@ -218,7 +234,7 @@ class _Run:
             place, since = place // 2, since // 2
         return place > 0 and since >= keep
 
-    def _belongs(self, path: str, number: int) -> bool:
+    def _belongs(self, path: str, number: int, files: Mapping[str, Any]) -> bool:
         step = number - 1
         before = f"checkpoints/{step - 1:08d}.safetensors" if step > 1 else ""
         if number == 0:
@@ -232,6 +248,8 @@ class _Run:
         if re.fullmatch(r"programs/[0-9a-f]{64}\.json", path):
             self._programs.add(path[9:-5])
             return True
+        if re.fullmatch(r"constants/[0-9a-f]{64}\.bin", path):
+            return f"programs/{path[10:-4]}.json" in files
         return _STEP_FILE.fullmatch(path) is not None and path.rpartition("/")[2].startswith(f"{step:08d}.")
 
     def _file(self, path: str, entry: list[Any], step: int, leaf: Any) -> None:
@@ -271,7 +289,7 @@ class _Run:
             report.batches += 1
         elif kind == "programs":
             need(hashlib.sha256(data).hexdigest() == path[9:-5], "has another digest than its name")
-            read_json(data)
+            self._apart[path[9:-5]] = constants_apart(read_json(data))
         elif kind == "checkpoints":
             found, declared, at = tensors(data), self._task.get("state"), int(path[12:20])
             need("proof" not in found or 0 < at < self._head["steps"], "leaves something out, and is the first or last")

@@ -163,7 +163,7 @@ class _Binding:
     def _is_alike(self, mine: int, theirs: int) -> bool:
         one, other = self._program.constants[mine], self._reference.constants[theirs]
         self._constants.add((mine, theirs))
-        return (one.dtype, len(one.data)) == (other.dtype, len(other.data))
+        return (one.dtype, one.elements) == (other.dtype, other.elements)
 
     def _check_commit(self) -> None:
         """Each weight of the new state is the old one's memory, and the optimizer's state is what its updates made."""

@@ -15,6 +15,7 @@ from monitor.lab.lies import conduct
 from monitor.lab.reexecution import Reexecution, TracedStep
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.programs.trace import Node
+from monitor.replay.steps import execution_of
 from monitor.transcript import Leaf, RunFolder
 from monitor.transcript.data import BatchOpening
 
@@ -69,8 +70,16 @@ class Prover(ABC):
         """The batch of a step, with the salts of its commitment."""
 
     @abstractmethod
+    def constant(self, step: int, number: int) -> bytes:
+        """Bytes of a constant of the step's program."""
+
+    @abstractmethod
     def rounding_entries(self, step: int, index: int) -> bytes:
         """Rounding-log entries of one operator."""
+
+    @abstractmethod
+    def log(self, step: int) -> bytes:
+        """The rounding log that the leaf of a step commits to."""
 
 
 class RunProver(Prover):
@@ -87,8 +96,8 @@ class RunProver(Prover):
         self._reexecution = Reexecution(run, behaviour)
         self._traces: dict[int, tuple[list[Node], MerkleTree]] = {}
 
-    def reached(self, step: int) -> Leaf:
-        """What a step leads to as this party runs it."""
+    def reached(self, step: int) -> Leaf | None:
+        """What a step leads to as this party runs it; None where it cannot be taken as it was recorded."""
         return self._execute(step, capture=None).leaf
 
     def step(self, number: int) -> Opening:
@@ -117,8 +126,15 @@ class RunProver(Prover):
     def batch(self, step: int) -> BatchOpening:
         return self._run.batches().opening(step)
 
+    def constant(self, step: int, number: int) -> bytes:
+        return self._run.program(execution_of(self._leaves[step]).program).constants[number].content
+
     def rounding_entries(self, step: int, index: int) -> bytes:
-        return self._execute(step, capture=None).session.entries_of(index)
+        session = self._execute(step, capture=None).session
+        return b"" if session is None else session.entries_of(index)
+
+    def log(self, step: int) -> bytes:
+        return self._run.rounding_log(step)
 
     def _trace(self, step: int) -> tuple[list[Node], MerkleTree]:
         if step not in self._traces:
@@ -141,6 +157,6 @@ class LabProver(RunProver):
 
     def _execute(self, step: int, *, capture: int | None) -> TracedStep:
         traced = super()._execute(step, capture=capture)
-        if traced.leaf != self._leaves[step]:
+        if traced.leaf not in (None, self._leaves[step]):
             raise EvidenceError(f"step {step} does not run again to its committed state")
         return traced

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
 from monitor.lab.conduct import Conduct
 from monitor.programs.interpreter import Watch
@@ -70,15 +70,16 @@ class TracedStep:
 
     Attributes:
         inputs, outputs: tensors of the node that was to be captured.
-        session: with the rounding log's entries of each operator.
-        leaf: what the step leads to.
+        session: with the rounding log's entries of each operator; None where the step could not be taken.
+        leaf: what the step leads to; None where it could not be taken. Then the last node is the operator whose part of
+            the log does not let it go on, and there are no nodes where something else stopped it.
     """
 
     nodes: list[Node]
     inputs: list[Tensor]
     outputs: list[Tensor]
-    session: numerics.Session
-    leaf: Leaf
+    session: numerics.Session | None
+    leaf: Leaf | None
 
 
 class Reexecution:
@@ -103,8 +104,16 @@ class Reexecution:
         execution = execution_of(self._run.leaf(step))
         program = self._run.program(execution.program)
         tracer = ProgramTracer(specification(program, self._run.declared, execution), capture=capture)
-        leaf, session = steps.take(tracer)
-        tracer.commit_state(steps.memory.export(), str(steps.memory.digest().root))
+        leaf: Leaf | None = None
+        session: numerics.Session | None = None
+        try:
+            leaf, session = steps.take(tracer)
+            tracer.commit_state(steps.memory.export(), str(steps.memory.digest().root))
+        except numerics.LogContradiction as error:
+            if error.call < len(program.calls):
+                tracer.stop(error.call)
+        except (EvidenceError, IndexError, ValueError):  # whatever else stops a replay
+            tracer.nodes.clear()
         return TracedStep(
             nodes=tracer.nodes,
             inputs=tracer.captured_inputs,

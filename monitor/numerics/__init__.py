@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from .errors import LogContradiction, UnsupportedOperator
 from .rounding.formats import Bound, Formats
-from .session import DECLARABLE, NUMERICS, Numerics, Observer, Session, execute, recording, replaying
+from .session import (
+    DECLARABLE,
+    NUMERICS,
+    Numerics,
+    Observer,
+    Session,
+    entries_in,
+    execute,
+    logged_calls,
+    recording,
+    referee,
+    replaying,
+)
 from .statistics import OperatorCount, Statistics
 
 __all__ = [
@@ -19,7 +31,10 @@ __all__ = [
     "Session",
     "Statistics",
     "UnsupportedOperator",
+    "entries_in",
     "execute",
+    "logged_calls",
     "recording",
+    "referee",
     "replaying",
 ]

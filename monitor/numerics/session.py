@@ -27,6 +27,7 @@ from monitor.numerics.operators.compositions import composition
 from monitor.numerics.operators.lookup import fused_kernels, overload_named
 from monitor.numerics.operators.variants import split_outputs
 from monitor.numerics.operators.widening import apply_widened, takes_half, types_of
+from monitor.numerics.rounding import codec
 from monitor.numerics.rounding.backend import RoundedBackend
 from monitor.numerics.rounding.formats import Bound, Formats, bound_named
 from monitor.numerics.statistics import Statistics
@@ -39,9 +40,12 @@ __all__ = [
     "Numerics",
     "Observer",
     "Session",
+    "entries_in",
     "execute",
+    "logged_calls",
     "plain_kernels",
     "recording",
+    "referee",
     "replaying",
 ]
 
@@ -441,8 +445,8 @@ def _build(
         raise CallerError(f"unknown numerics {declared!r}; choose {', '.join(DECLARABLE)}")
     numerics: Numerics = "rounded" if declared.startswith("rounded-") else cast(Numerics, declared)
     if numerics != declared:
-        named = bound_named(declared.removeprefix("rounded-"))
-        bound = dataclasses.replace(named, check=bound.check, contradictions=bound.contradictions)
+        kept = {name: getattr(bound, name) for name in ("check", "contradictions", "is_referee")}
+        bound = dataclasses.replace(_bound_of(declared), **kept)
     statistics = Statistics()
     backend: Backend | None = None
     if numerics == "rounded":
@@ -541,3 +545,52 @@ def execute(
         func = resolve(func)
     with _build(numerics, entries, formats, bound, None, keys):
         return func(*args, **kwargs)
+
+
+def referee(
+    numerics: str,
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    entries: bytes,
+    keys: Callable[[], int] | None = None,
+) -> tuple[Any, bool]:
+    """``execute`` for a recorder and a replayer that objects to a log: neither is trusted.
+
+    Returns the outputs, and whether no honest replayer can object to the entries.
+
+    Raises:
+        EvidenceError: no honest recorder can have written the entries.
+    """
+    session = _build(numerics, entries, _FORMAT, Bound(is_referee=True), None, keys)
+    with session:
+        out = func(*args, **kwargs)
+    return out, not session.statistics.open
+
+
+def entries_in(declared: str, log: bytes, call: int) -> bytes:
+    """The part of a step's rounding log that is about one call, in the form that ``execute`` takes.
+
+    Raises:
+        EvidenceError: the log is malformed.
+    """
+    groups = [dataclasses.replace(group, call=0) for group in _groups(declared, log) if group.call == call]
+    return codec.encode(groups, _FORMAT, _bound_of(declared)) if declared.startswith("rounded") else b""
+
+
+def logged_calls(declared: str, log: bytes) -> frozenset[int]:
+    """The calls about which a step's rounding log says something; EvidenceError if it is malformed."""
+    return frozenset(group.call for group in _groups(declared, log))
+
+
+def _groups(declared: str, log: bytes) -> list[codec.Group]:
+    if declared.startswith("rounded"):
+        return codec.decode(log, _FORMAT, _bound_of(declared))
+    if log:
+        raise EvidenceError(f"{declared} numerics have an empty rounding log; this one has {len(log)} bytes")
+    return []
+
+
+def _bound_of(declared: str) -> Bound:
+    return _BOUND if declared == "rounded" else bound_named(declared.removeprefix("rounded-"))

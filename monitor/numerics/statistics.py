@@ -25,6 +25,7 @@ class Statistics:
         forced: logged decisions that this device would have taken the other way (replay only).
         contradictions: entries that broke a rule and were tolerated, as a calibrated bound allows.
         recomputed: entries that broke a rule until the exact value of their element cleared the recorder.
+        open: entries, or missing ones, of which a referee cannot tell whether an honest device wrote them.
         operators: counts for each ATen operator that rounded something.
         items: values that the training code read with ``.item()``, as (call, value): inputs of its control flow.
     """
@@ -33,6 +34,7 @@ class Statistics:
     forced: int = 0
     contradictions: int = 0
     recomputed: int = 0
+    open: int = 0
     operators: dict[str, OperatorCount] = field(default_factory=dict)
     items: list[tuple[int, float]] = field(default_factory=list)
     entropy_bits: float = 0.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from firmware_sim import Meter
+from firmware_sim import Meter, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical, digest_bytes
 from monitor.numerics import Observer
@@ -24,8 +24,6 @@ from monitor.programs.wiring import Place, Wiring
 from monitor.programs.work import call_work, makes
 
 __all__ = ["Capture", "digest_reads", "numbered", "read_value"]
-
-MAXIMUM_CONSTANTS = 64 << 20
 
 
 def read_value(value: object) -> str:
@@ -228,8 +226,8 @@ class Capture:
         """A tensor from nowhere is a constant: its whole storage, by value."""
         storage = tensor.untyped_storage()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        total = sum(len(constant.data) for constant in self._constants) + storage.nbytes()
-        if dtype not in DTYPE_SIZES or total > MAXIMUM_CONSTANTS:
+        total = sum(constant.length for constant in self._constants) + storage.nbytes()
+        if dtype not in DTYPE_SIZES or total > limits.CONSTANTS_BYTES.most:
             raise CallerError(
                 f"{operator} reads a {dtype} tensor of {storage.nbytes()} bytes that no recorded operator, state or "
                 "batch produced; declare it in the batch or register it as a buffer"
@@ -237,7 +235,7 @@ class Capture:
         whole = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage)
         raw = whole.view(torch.uint8).cpu().numpy().tobytes() if whole.numel() else b""
         self._wiring.record(whole, f"constant:{len(self._constants)}")
-        self._constants.append(Constant(dtype, raw))
+        self._constants.append(Constant.of(dtype, raw))
         self._readers.append(operator)
 
 

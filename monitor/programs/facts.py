@@ -67,8 +67,7 @@ def facts_of(program: Form, scalar_calls: Sequence[int]) -> Facts:
         elementwise=compute.elementwise,
         inputs={name: dict(layout) for name, layout in program.batch.items()},
         constants=[
-            {"dtype": each.dtype, "bytes": len(each.data), "uniform": _is_uniform(each.data, each.dtype)}
-            for each in program.constants
+            {"dtype": each.dtype, "bytes": each.length, "uniform": each.is_uniform} for each in program.constants
         ],
         state_bytes=sum(_bytes(place) for place in program.commit.values() if place is not None),
         largest=largest,
@@ -83,10 +82,6 @@ def peak_bytes(program: Form) -> int:
     return _peak(program, Memory(program), _results(program)[1])
 
 
-def _is_uniform(data: bytes, dtype: str) -> bool:
-    return data == data[: DTYPE_SIZES[dtype]] * (len(data) // DTYPE_SIZES[dtype])
-
-
 def _bytes(layout: Mapping[str, Any]) -> int:
     return int(math.prod(layout["shape"])) * DTYPE_SIZES[layout["dtype"]]
 
@@ -95,7 +90,7 @@ def _results(program: Form) -> tuple[dict[str, Any] | None, dict[str, int]]:
     """The largest tensor that a call returns or writes, and the bytes of each by its source."""
     largest: dict[str, Any] | None = None
     sizes = {f"batch:{name}": _bytes(layout) for name, layout in program.batch.items()}
-    sizes |= {f"constant:{number}": len(each.data) for number, each in enumerate(program.constants)}
+    sizes |= {f"constant:{number}": each.length for number, each in enumerate(program.constants)}
     for number, call in enumerate(program.calls):
         for slot, layout in enumerate(call["results"]):
             size = sizes[f"node:{number}:{slot}"] = _bytes(layout)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import DTYPE_SIZES
 from monitor.programs.calls import is_view, operator_of, written_slots
 from monitor.programs.trace import reach
 
@@ -26,7 +25,16 @@ class _Constant(Protocol):
     def dtype(self) -> str: ...
 
     @property
-    def data(self) -> bytes: ...
+    def elements(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def is_uniform(self) -> bool: ...
+
+    @property
+    def unit(self) -> bytes | None: ...
 
 
 class Form(Protocol):
@@ -113,7 +121,7 @@ class Memory:
         for name, layout in program.batch.items():
             self._add(f"batch:{name}", math.prod(layout["shape"]))
         for number, constant in enumerate(program.constants):
-            self._add(f"constant:{number}", len(constant.data) // DTYPE_SIZES[constant.dtype])
+            self._add(f"constant:{number}", constant.elements)
         try:
             self.accesses = tuple(self._access(number, call) for number, call in enumerate(program.calls))
             self.commit = {name: None if place is None else self.spot(place) for name, place in program.commit.items()}

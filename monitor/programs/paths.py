@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import DTYPE_SIZES
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.moves import MOVES
 from monitor.programs.parts import Part, parts_of
@@ -180,10 +179,9 @@ class _Analysis:
         if kind == "node":
             return _Value(zero=True)
         if kind == "constant":
-            data = self._program.constants[int(name)]
-            size = DTYPE_SIZES[data.dtype]
-            if data.data == data.data[:size] * (len(data.data) // size):
-                return _Value(zero=not any(data.data))
+            constant = self._program.constants[int(name)]
+            if constant.is_uniform:
+                return _Value(zero=not any(constant.unit or b""))
         bit = 1 << len(self._sources)
         self._sources[source] = bit
         if name.startswith("weight/") and kind == "state":

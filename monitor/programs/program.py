@@ -8,19 +8,16 @@ the program's slots. Everything else is equal in all steps that run the program.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim import NO_WORK, Work, limits
@@ -28,6 +25,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
+from monitor.programs.constants import Constant, apart, parse_constants, with_content
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
 from monitor.programs.plan import CallPlan, plan_of
 from monitor.programs.unread import absent_state, first_writes, unread, written_state
@@ -53,28 +51,13 @@ MANY_PROGRAMS = 64
 _MOST_CALLS = 1 << 20
 _MOST_DRAWS = MAXIMUM_STREAMS * MAXIMUM_DRAWS
 _MOST_UPDATES = 64
-_FORM = "chipwitness/program/3"
+_FORM = "chipwitness/program/4"
 _KEYS = {"form", "calls", "scalars", "batch", "constants", "commit", "updates", "loss"}
 _CALL_KEYS = {"operator", "arguments", "sources", "results", "draws"}
 _PLACE_KEYS = {"source", "dtype", "shape", "stride", "offset"}
 _LAYOUT_KEYS = {"dtype", "shape", "stride"}
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _SOURCE = re.compile(r"(node:\d{1,8}:\d{1,6}|constant:\d{1,6}|(state|batch):.{1,512})", re.ASCII | re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A tensor that nothing in the step made: the whole storage, flat, little-endian."""
-
-    dtype: str
-    data: bytes
-
-    def tensor(self) -> Tensor:
-        """A fresh copy, 1-D."""
-        kind: torch.dtype = getattr(torch, self.dtype)
-        if not self.data:
-            return torch.empty(0, dtype=kind)
-        return torch.frombuffer(bytearray(self.data), dtype=kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +69,7 @@ class Program:
             writes) and draws (which of the step's random keys it takes) of each ATen call.
         scalars: hexadecimal values of all fractional arguments, in the order of the calls.
         batch: dtype and shape of each declared batch tensor.
-        constants: in the order of their first use.
+        constants: in the order of their first use; the bytes of some may be known by their digest alone.
         commit: for each tensor of the state, where its new value lies; None where it is absent, which counts as zeros.
         updates: for each run of the optimizer's ``step``, its first call and the one after its last.
         loss: where the step's scalar FP32 loss lies; None if the step commits to none.
@@ -102,7 +85,7 @@ class Program:
 
     def structure(self) -> tuple[Any, ...]:
         """Everything but scalars and the constants' values: what two runs of one program share."""
-        kinds = [(constant.dtype, len(constant.data)) for constant in self.constants]
+        kinds = [(constant.dtype, constant.elements) for constant in self.constants]
         return (self.updates, len(self.scalars), kinds, self.batch, self.commit, self.loss, self.calls)
 
     def to_json(self) -> dict[str, Any]:
@@ -112,10 +95,7 @@ class Program:
             "calls": [dict(call) for call in self.calls],
             "scalars": list(self.scalars),
             "batch": {name: dict(layout) for name, layout in self.batch.items()},
-            "constants": [
-                {"dtype": constant.dtype, "data": base64.b64encode(constant.data).decode()}
-                for constant in self.constants
-            ],
+            "constants": [constant.to_json() for constant in self.constants],
             "commit": {name: None if place is None else dict(place) for name, place in self.commit.items()},
             "updates": [list(update) for update in self.updates],
             "loss": None if self.loss is None else dict(self.loss),
@@ -130,6 +110,20 @@ class Program:
     def digest(self) -> str:
         """SHA-256 of the canonical bytes, lower-case hex: the program's name."""
         return hashlib.sha256(self.encoded).hexdigest()
+
+    @property
+    def apart(self) -> bytes:
+        """Bytes of the constants that it holds by their digests, one after the other; EvidenceError if not known."""
+        return b"".join(constant.content for constant in apart(self.constants))
+
+    @property
+    def apart_bytes(self) -> int:
+        """How many these are."""
+        return sum(constant.length for constant in apart(self.constants))
+
+    def complete(self, content: bytes) -> Program:
+        """The same program with these bytes (``apart``); EvidenceError unless it has their digests."""
+        return replace(self, constants=with_content(self.constants, content))
 
     @cached_property
     def compute(self) -> Compute:
@@ -248,7 +242,7 @@ class Program:
             parse_hex(text)
         if not isinstance(raw["constants"], list) or not isinstance(raw["batch"], dict):
             raise EvidenceError("a program's constants or batch are malformed")
-        constants = tuple(_constant(item) for item in raw["constants"])
+        constants = parse_constants(raw["constants"])
         for layout in raw["batch"].values():
             _check_layout(layout, {"dtype", "shape"})
         known = {f"batch:{name}" for name in raw["batch"]} | {f"constant:{i}" for i in range(len(constants))}
@@ -298,18 +292,6 @@ def _scalar_places(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[int, tu
         else:
             for name in sorted(value):
                 yield from _scalar_places(value[name], (*place, name))
-
-
-def _constant(data: object) -> Constant:
-    if not isinstance(data, dict) or set(data) != {"dtype", "data"} or data["dtype"] not in DTYPE_SIZES:
-        raise EvidenceError("a program's constant is malformed")
-    try:
-        content = base64.b64decode(data["data"], validate=True)
-    except (binascii.Error, TypeError, ValueError):
-        raise EvidenceError("a program's constant is not base64") from None
-    if len(content) % DTYPE_SIZES[data["dtype"]] or base64.b64encode(content).decode() != data["data"]:
-        raise EvidenceError("a program's constant is malformed")
-    return Constant(data["dtype"], content)
 
 
 def _check_updates(updates: object, calls: int) -> None:

@@ -30,7 +30,7 @@ from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
 from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, Staged, TranscriptWriter
-from monitor.transcript.layout import SALT, log_path, program_path
+from monitor.transcript.layout import SALT, constants_path, log_path, program_path
 
 __all__ = ["Recording"]
 
@@ -247,7 +247,7 @@ class Recording:
         if is_new:
             self.programs.know(program)
             self._agree()
-            files[program_path(program.digest)] = program.encoded
+            files |= _program_files(program)
         if self.loop.is_checked:
             _require_let_go(memory.meter, step, program)
         held.remember()
@@ -311,7 +311,7 @@ class Recording:
         self.loop.held.remember()
         flop = 0 if start is None else start.flop
         leaf = Leaf(step=0, batch="", state=memory.digest(), log="", loss="", flop=flop)
-        files = {} if start is None else {program_path(start.digest): start.encoded}
+        files = {} if start is None else _program_files(start)
         self.host.commit(leaf, {**files, **self._checkpoints.whole(0)})
 
     def _settle(self) -> None:
@@ -336,6 +336,12 @@ def _require_let_go(meter: Meter, step: int, program: Program) -> None:
             f"step {step}: {meter.holdings.byte_count} bytes of results are held, and a step makes {program.made}; "
             "keep numbers (.item(), .tolist()) or NumPy copies of what earlier steps made, and let go of the tensors"
         )
+
+
+def _program_files(program: Program) -> dict[str, bytes]:
+    """A program, and the bytes of its constants that lie apart."""
+    files = {program_path(program.digest): program.encoded}
+    return {**files, constants_path(program.digest): program.apart} if program.apart_bytes else files
 
 
 def _is_picked(seed: int, step: int, one_in: int) -> bool:

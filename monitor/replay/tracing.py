@@ -15,7 +15,7 @@ from monitor.programs.trace import COMMIT_STATE, DIGEST_LAYOUT, Node, layout_of,
 from monitor.replay.replaying import scalars_of
 from monitor.transcript.leaf import Execution
 
-__all__ = ["ABSENT", "ProgramTracer", "specification"]
+__all__ = ["ABSENT", "REFUSED", "ProgramTracer", "specification"]
 
 ABSENT = "absent"
 """Source of a tensor of the new state that the step leaves without a value: zeros."""
@@ -64,6 +64,10 @@ def _absent(entry: StateEntry) -> dict[str, Any]:
     return {"source": ABSENT, **layout_of(zeros), "offset": 0}
 
 
+REFUSED = ""
+"""In place of the digests of what an operator gives that cannot be executed as it was recorded."""
+
+
 class ProgramTracer:
     """Watches a program run and makes its nodes.
 
@@ -93,9 +97,17 @@ class ProgramTracer:
             self.captured_outputs = [tensor.detach().clone() for tensor in outputs]
         self._finish(tuple(map(tensor_digest, outputs)))
 
+    def stop(self, at: int) -> None:
+        """Forget all operators from one on that has begun; it has no results then."""
+        if at < len(self.nodes):
+            self._inputs = self.nodes[at].inputs
+            del self.nodes[at:]
+        self._finish((REFUSED,) * len(self._specification[at]["results"]))
+
     def commit_state(self, state: Mapping[str, Tensor], root: str) -> None:
         """Add the last node: the new state's tensors, and the digest that the step commits to."""
-        self.before(list(state.values()))
+        names = self._specification[-1]["arguments"]["names"]
+        self.before([state[name] for name in names])  # memory may hold them in another order
         self._finish((root,))
 
     def _finish(self, outputs: tuple[str, ...]) -> None:

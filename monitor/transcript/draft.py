@@ -8,7 +8,7 @@ from typing import Self
 
 from firmware_sim.evidence import MerkleTree, SigningKey
 from monitor.transcript.journal import Journal
-from monitor.transcript.layout import CREATION, JOURNAL, MANIFEST, closing_record, record_of, step_record
+from monitor.transcript.layout import CREATION, JOURNAL, MANIFEST, closing_record, program_of, record_of, step_record
 from monitor.transcript.manifest import Extent, Manifest
 from monitor.transcript.record import Entry, Record
 
@@ -98,7 +98,7 @@ class Draft:
     def _record_of(self, path: str, steps: int) -> int:
         if path in self.places:
             return self.places[path]
-        if path.startswith("programs/"):
+        if program_of(path) is not None:
             return step_record(1)
         index = closing_record(steps) if path.startswith("chips/") else record_of(path)
         return CREATION if index is None else index

@@ -8,15 +8,16 @@ from firmware_sim import limits
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import canonical
 
-__all__ = ["check_header", "header_bytes"]
+__all__ = ["PREFIX_BYTES", "check_header", "header_bytes"]
 
-_PREFIX = 8
+PREFIX_BYTES = 8
+"""Of a file, which say how long its header is."""
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
 def header_bytes(data: bytes) -> int:
     """Bytes of a file up to where its tensors begin, as it says itself."""
-    return _PREFIX + int.from_bytes(data[:_PREFIX], "little")
+    return PREFIX_BYTES + int.from_bytes(data[:PREFIX_BYTES], "little")
 
 
 def check_header(data: bytes, what: str) -> None:
@@ -27,7 +28,7 @@ def check_header(data: bytes, what: str) -> None:
     end = header_bytes(data)
     if len(data) < end:
         raise EvidenceError(f"{what} is not safetensors: its header is longer than the file")
-    header = canonical.parse(data[_PREFIX:end], most=limits.HEADER_BYTES)
+    header = canonical.parse(data[PREFIX_BYTES:end], most=limits.HEADER_BYTES)
     if not isinstance(header, dict):
         raise EvidenceError(f"{what} is not safetensors: its header is no object")
     limits.TENSORS.check(len(header))

@@ -12,14 +12,15 @@ A run folder holds {M, D, W} of Shavit 2023, section 4.1, the rounding logs and 
     checkpoints/00000012.safetensors W_12, without what step 13 overwrites before it reads it
     batches/00000012.safetensors     of a run without a preset, in place of data/: the batch of step 12, and a salt
     programs/<sha256>.json           a program that steps execute
+    constants/<sha256>.bin           of that program: the bytes of those constants of which it holds only the digests
     chips/<id>/log.bin …             what each chip says: log, quote, certificate chain, revealed epoch keys
     chips/<id>/checkpoint.json       of a chip that has released older records: what an inspector accepted of them
 
 The journal's record 0 lists M and D, record s + 1 what step s added, and one after the last step what came when the run
 was closed. A checkpoint comes with the record after its step's own, when it is known what is read of it: the last with
-the chips' evidence, and only W_0 with its step. So the record of a path follows from the path, but for programs, which
-stand in the record of the first step that runs them. A file of no bytes, such as the log of a step under exact
-numerics, is listed and not stored; a checkpoint that the declaration releases is listed and deleted.
+the chips' evidence, and only W_0 with its step. So the record of a path follows from the path, but for programs and
+their constants, which stand in the record of the first step that runs them. A file of no bytes, such as the log of a
+step under exact numerics, is listed and not stored; a checkpoint that the declaration releases is listed and deleted.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ __all__ = [
     "checkpoint_path",
     "chip_path",
     "closing_record",
+    "constants_path",
     "is_allowed",
     "log_path",
+    "program_of",
     "program_path",
     "record_of",
     "step_of",
@@ -64,7 +67,7 @@ CREATION = 0
 MAXIMUM_STEP = 99_999_999
 _ALLOWED = re.compile(
     r"metadata\.json|data/(samples\.safetensors|order\.safetensors|salt\.bin)"
-    r"|logs/(?P<log>\d{8})\.rlog|batches/(?P<batch>\d{8})\.safetensors|programs/[0-9a-f]{64}\.json"
+    r"|logs/(?P<log>\d{8})\.rlog|batches/(?P<batch>\d{8})\.safetensors|(programs/(?P<program>[0-9a-f]{64})\.json|constants/(?P<constants>[0-9a-f]{64})\.bin)"
     r"|checkpoints/(?P<checkpoint>\d{8})\.safetensors"
     r"|chips/[a-z0-9][a-z0-9-]{0,63}/(chain\.pem|checkpoint\.json|epochs\.json|log\.bin|quote\.json)",
     re.ASCII,
@@ -99,6 +102,17 @@ def batch_path(step: int) -> str:
 def program_path(digest: str) -> str:
     """Path of the program with that SHA-256, lower-case hex."""
     return f"programs/{digest}.json"
+
+
+def constants_path(digest: str) -> str:
+    """Path of the bytes of that program's constants that it holds by their digests."""
+    return f"constants/{digest}.bin"
+
+
+def program_of(path: str) -> str | None:
+    """Digest of the program whose file, or whose constants, that is; None for any other file."""
+    match = _ALLOWED.fullmatch(path)
+    return match and (match["program"] or match["constants"])
 
 
 def chip_path(chip_id: str, name: str) -> str:

@@ -13,7 +13,7 @@ from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
 from monitor.presets import preset
 from monitor.transcript.batch_file import FILE_SALT
-from monitor.transcript.layout import CHIP_CHECKPOINT, METADATA, ORDER, SALT
+from monitor.transcript.layout import CHIP_CHECKPOINT, METADATA, ORDER, SALT, program_of
 from monitor.transcript.record import Entry
 
 __all__ = ["CHIP_FILE_BYTES", "batch_bytes", "check_lengths"]
@@ -25,7 +25,7 @@ CHIP_FILE_BYTES = {
     "quote.json": limits.QUOTE_BYTES,
     "log.bin": Limit(RECORD_BYTES * limits.CHIP_LOG_RECORDS.most, "bytes of a chip's log"),
 }
-_BY_FOLDER = {"logs": limits.ROUNDING_LOG_BYTES, "programs": limits.PROGRAM_BYTES}
+_BY_FOLDER = {"logs": limits.ROUNDING_LOG_BYTES, "programs": limits.PROGRAM_BYTES, "constants": limits.CONSTANTS_BYTES}
 _BY_PATH = {METADATA: limits.METADATA_BYTES, SALT: limits.SALT_BYTES}
 _SLACK = 1 << 20
 """Bytes beyond what a declaration explains: a file that is wrong by little is for the checks that say what is wrong."""
@@ -42,7 +42,7 @@ def check_lengths(declared: Declaration, files: Mapping[str, Entry]) -> None:
         most = _bound(declared, path)
         if most is not None and entry.length > most.most:
             raise EvidenceError(f"{path} is signed as {entry.length} bytes long: at most {most.most} {most.what}")
-    limits.PROGRAMS_BYTES.check(sum(entry.length for path, entry in files.items() if path.startswith("programs/")))
+    limits.PROGRAMS_BYTES.check(sum(entry.length for path, entry in files.items() if program_of(path) is not None))
 
 
 def batch_bytes(layouts: Mapping[str, Mapping[str, Any]]) -> int:

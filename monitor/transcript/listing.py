@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from firmware_sim.errors import EvidenceError
 from monitor.programs.program import MAXIMUM_PROGRAMS
 from monitor.transcript.journal import Journal
-from monitor.transcript.layout import CREATION, closing_record, is_allowed, record_of
+from monitor.transcript.layout import CREATION, closing_record, is_allowed, program_of, program_path, record_of
 from monitor.transcript.record import Entry
 
 __all__ = ["Listing"]
@@ -57,8 +57,9 @@ class Listing(Mapping[str, Entry]):
         if not is_allowed(path):
             return None
         index, closing = record_of(path), closing_record(self._steps)
-        if path.startswith("programs/"):
-            index = self.programs.get(path, closing)
+        program = program_of(path)
+        if program is not None:
+            index = self.programs.get(program_path(program), closing)
         elif path.startswith("chips/"):
             index = closing
         elif index is None:

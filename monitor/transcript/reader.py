@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -38,7 +38,9 @@ from monitor.transcript.layout import (
     batch_path,
     checkpoint_path,
     chip_path,
+    constants_path,
     log_path,
+    program_of,
     program_path,
     step_of,
     step_record,
@@ -241,8 +243,8 @@ class RunFolder:
         if at is not None and path == checkpoint_path(at):
             return at % self.declared.checkpoint_every == 0
         begun = self.declared.origin.initialisation
-        if path.startswith("programs/"):
-            return step > 0 or (begun is not None and path == program_path(begun.program))
+        if (program := program_of(path)) is not None:
+            return step > 0 or (begun is not None and program == begun.program)
         if step and path == log_path(step):
             return True
         return not has_recipe and step > 0 and path == batch_path(step)
@@ -254,9 +256,16 @@ class RunFolder:
 
     def programs(self) -> dict[str, str]:
         """Path of each program by its digest; EvidenceError if there are too many, or too many bytes."""
-        paths = [path for path in self.files.programs if path not in self._absent]
-        lengths.check_lengths(self.declared, {path: self.files[path] for path in paths})
-        return {path.removeprefix("programs/").removesuffix(".json"): path for path in paths}
+        every = {str(program_of(path)): path for path in self.files.programs}
+        programs = {digest: path for digest, path in every.items() if not self._absent & {path, constants_path(digest)}}
+        both = [*programs.values(), *self.constants(programs).values()]
+        lengths.check_lengths(self.declared, {path: self.files[path] for path in both})
+        return programs
+
+    def constants(self, programs: Iterable[str]) -> dict[str, str]:
+        """Path of the constants of those of these programs, by their digests, of which the journal lists any."""
+        paths = {digest: constants_path(digest) for digest in programs}
+        return {digest: path for digest, path in paths.items() if path in self.files}
 
     @property
     def initialisation(self) -> Program | None:
@@ -269,13 +278,28 @@ class RunFolder:
         return path in self._pending
 
     def program(self, digest: str) -> Program:
-        """Return a program; EvidenceError unless it is there and has that digest."""
+        """Return a program; EvidenceError unless it is there with all its constants, and has that digest."""
         if digest not in self._programs:
             program = Program.decode(self.read(program_path(digest)))
             if program.digest != digest:
                 raise EvidenceError(f"{program_path(digest)} holds another program")
-            self._programs[digest] = program
+            self._check_constants(program)
+            self._programs[digest] = self._complete(program)
         return self._programs[digest]
+
+    def _check_constants(self, program: Program) -> None:
+        """EvidenceError unless the run lists as many bytes of constants as the program does not hold itself."""
+        entry = self.files.get(constants_path(program.digest))
+        listed = 0 if entry is None else entry.length
+        if listed != program.apart_bytes or (entry is not None and not listed):
+            raise EvidenceError(
+                f"{constants_path(program.digest)} has {listed} bytes; its program's constants have "
+                f"{program.apart_bytes} beside it"
+            )
+
+    def _complete(self, program: Program) -> Program:
+        """A program with its constants; EvidenceError unless these are there and have its digests."""
+        return program.complete(self.read(constants_path(program.digest))) if program.apart_bytes else program
 
     @property
     def committed(self) -> int:

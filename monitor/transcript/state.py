@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
-from monitor.transcript.header import check_header, header_bytes
+from monitor.transcript.header import PREFIX_BYTES, check_header, header_bytes
 
 __all__ = ["decode_state", "encode_state", "state_pieces"]
 
@@ -39,7 +39,7 @@ def _header(layout: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tup
     """What the format's own writer puts before tensors of this layout, and their names in the order of their bytes."""
     data = save({name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in layout})
     head = data[: header_bytes(data)]
-    places = {name: entry["data_offsets"] for name, entry in json.loads(head[8:]).items()}
+    places = {name: entry["data_offsets"] for name, entry in json.loads(head[PREFIX_BYTES:]).items()}
     return head, tuple(sorted(places, key=places.__getitem__))
 
 

@@ -13,7 +13,17 @@ from firmware_sim.evidence import MerkleTree, SigningKey, canonical
 from monitor.files import Files, Replaced
 from monitor.transcript.ahead import Ahead, Staged
 from monitor.transcript.journal import Journal
-from monitor.transcript.layout import JOURNAL, MANIFEST, METADATA, ORDER, SALT, SAMPLES, record_of, step_record
+from monitor.transcript.layout import (
+    JOURNAL,
+    MANIFEST,
+    METADATA,
+    ORDER,
+    SALT,
+    SAMPLES,
+    program_of,
+    record_of,
+    step_record,
+)
 from monitor.transcript.leaf import Leaf
 from monitor.transcript.manifest import Extent, Manifest
 from monitor.transcript.record import Entry, Record
@@ -147,7 +157,7 @@ class TranscriptWriter:
         if leaf.step != self.steps + 1 or self.tree.size != leaf.step:
             raise ValueError(f"step {leaf.step} does not follow step {self.steps}")
         for path in files:
-            if record_of(path) != step_record(leaf.step) and not path.startswith("programs/"):
+            if record_of(path) != step_record(leaf.step) and program_of(path) is None:
                 raise ValueError(f"{path} does not come with step {leaf.step}")
             if path in self._programs:
                 raise ValueError(f"{path} is written already")
@@ -160,7 +170,7 @@ class TranscriptWriter:
                 "on by the same ones alone"
             )
         self._publish(encoded, files, steps=leaf.step, root=root)
-        self._programs.update(path for path in files if path.startswith("programs/"))
+        self._programs.update(path for path in files if program_of(path) is not None)
         return root
 
     def finish(self, files: Mapping[str, bytes]) -> None:
@@ -230,4 +240,4 @@ def _cut_pending(journal: Path, manifest: Manifest) -> None:
 
 
 def _programs(record: Record) -> set[str]:
-    return {path for path in record.files if path.startswith("programs/")}
+    return {path for path in record.files if program_of(path) is not None}

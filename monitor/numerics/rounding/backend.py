@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import EvidenceError
 from monitor.numerics import exact
 from monitor.numerics.engines import engine_of
 from monitor.numerics.engines.eager.rounded import convolution
@@ -126,10 +125,8 @@ class RoundedBackend:
         if self._replay:
             group = self._expected.pop((call, part), None)
             if group is not None and group.size != size:
-                raise EvidenceError(
-                    f"rounding log counts {group.size} elements at call {call} ({self._judge.operator}), "
-                    f"sub-operation {part}; there are {size}"
-                )
+                rule = f"the log counts {group.size} elements of sub-operation {part}; there are {size}"
+                raise LogContradiction(call=call, operator=self._judge.operator, element=None, rule=rule)
             if group is not None or len(near.positions):
                 out = self._judge.obey(settled, group, work)
         elif len(near.positions):

@@ -57,6 +57,8 @@ class Bound:
     ``contradictions`` is the number of entries of one step that may break the rules because a bound that is not a
     worst case failed; such entries are followed and counted. It must be 0 for ``worst-case``.
     ``check`` switches the rules off; it exists for tests that show what the rules are for.
+    ``is_referee`` judges for both sides: a rule is broken where no honest device could have written the entry, and what
+    an honest device could still object to is counted (``Statistics.open``).
     """
 
     kind: Literal["worst-case", "probabilistic", "calibrated"] = "worst-case"
@@ -64,6 +66,7 @@ class Bound:
     calibration: Calibration | None = None
     contradictions: int = 0
     check: bool = True
+    is_referee: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("worst-case", "probabilistic", "calibrated"):

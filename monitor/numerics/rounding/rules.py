@@ -4,10 +4,16 @@ An honest recorder lists every element with |v − m| ≤ 4β for its midpoint m
 replayer whose own v contradicts that beyond 2β knows that one of the two devices broke β. Under a bound that is not a
 worst case it recomputes the element exactly; where the recorder is shown to be within β it follows the log, and only
 otherwise the log is at fault.
+
+A referee decides between a recorder and a replayer that objects. With t for the truth, an honest recorder's entries
+have |t − m| ≤ 5β, lie on the side of t or have |t − m| ≤ β, and are missing only where |t − m| > 3β; where all of that
+holds, no honest replayer can object. Where there is no exact value, the referee's own v shows that the log is at fault
+beyond a replayer's limits, that nobody could object within limits that are 2β tighter, and nothing in between.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,6 +38,10 @@ AGAINST = "entry against a value further than 2β from its midpoint"
 
 _MOST_RECOMPUTED = 4096
 _SLACK = 2.0**-52
+_BOUND_SLACK = 2.0**-20
+"""By how much, in proportion, two devices' computations of β may differ."""
+_VALUE_SLACK = 2.0**-53
+"""By how much, in proportion, an exact value may differ from the truth when it has been rounded to FP64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,20 @@ class Work:
     bound: Callable[[], ProductBound | RelativeBound]
     terms: int = 0
     worst: float = 1.0
+
+
+def _broken(said: bool | None, ratio: float, up: bool, tighter: float) -> str:
+    """The rule that an element breaks whose value lies ``ratio``·β from its midpoint; empty if it breaks none.
+
+    Args:
+        said: the direction of its entry; None where it has none.
+        tighter: by how many β the limits are drawn tighter than a replayer's.
+    """
+    if said is None:
+        return MISSING if ratio <= 2.0 + tighter else ""
+    if ratio > 6.0 - tighter:
+        return FAR
+    return AGAINST if up != said and ratio > 2.0 - tighter else ""
 
 
 class Judge:
@@ -78,6 +102,8 @@ class Judge:
         """
         near, out = settled.near, settled.out
         mandatory = near.distances <= 2.0 * near.betas
+        if self._bound.is_referee and self._bound.check:
+            return self._referee(settled, group, work)
         if group is None:
             return self._without_entries(out, near.positions[mandatory], work)
         at = np.searchsorted(near.positions, group.positions)
@@ -91,6 +117,44 @@ class Judge:
         self._follow_near(flat, near, at[reached], group.upward[reached], mandatory, work)
         self._follow_far(flat, group.positions[~reached], group.upward[~reached], work)
         return out
+
+    def _referee(self, settled: Settled, group: codec.Group | None, work: Work) -> Tensor:
+        """Judge for both sides, and follow what entries there are."""
+        near, flat = settled.near, settled.out.reshape(-1)
+        positions = np.empty(0, np.int64) if group is None else group.positions
+        upward = np.empty(0, np.bool_) if group is None else group.upward
+        said: dict[int, bool] = dict(zip(positions.tolist(), upward.tolist(), strict=True))
+        ratios = near.distances / near.betas
+        for element, ratio, up in zip(near.positions.tolist(), ratios.tolist(), near.upward.tolist(), strict=True):
+            self._rule(element, said.pop(element, None), ratio, up, work)
+        for element, up in said.items():
+            self._rule(element, up, math.inf, up, work)
+        if len(positions):
+            at = torch.from_numpy(positions).to(flat.device)
+            chosen = torch.from_numpy(upward).to(flat.device)
+            values = work.whole().reshape(-1)[at].to(torch.float64)
+            flat[at] = place(values, decide(values, work.bound().at(at, values), self._grid_bits), chosen)
+        return settled.out
+
+    def _rule(self, element: int, said: bool | None, ratio: float, up: bool, work: Work) -> None:
+        """What an element's entry may be, None where it has none, given where this device's own value lies."""
+        if not _broken(said, ratio * (1.0 + _BOUND_SLACK), up, 2.0):
+            return  # a value within 2β of this one breaks no replayer's rule either
+        truth = self._truth(element, work)
+        if truth is None:
+            rules = {_broken(said, ratio, up, 0.0)}
+        else:
+            self._statistics.recomputed += 1
+            beta, up = truth.beta.item(), bool(truth.up.item())
+            exact = truth.distance.item() / beta
+            slack = exact * _BOUND_SLACK + abs(work.value(element)) * _VALUE_SLACK / beta
+            rules = {_broken(said, exact + by, up, 1.0) for by in (-slack, slack)}
+            if not any(rules):
+                return
+        if "" in rules:
+            self._statistics.open += 1
+        else:
+            self.contradiction(element, rules.pop())
 
     def _without_entries(self, out: Tensor, positions: npt.NDArray[np.int64], work: Work) -> Tensor:
         """Elements within 2β that the log does not mention: truth beyond 3β of the midpoint clears the recorder."""
@@ -156,7 +220,8 @@ class Judge:
 
     def _truth(self, element: int, work: Work) -> Decisions | None:
         """Where the exact value stands to its midpoint; None where β is a worst case or there is no exact value."""
-        if self._bound.kind == "worst-case" or not self._bound.check or not work.terms:
+        is_enough = self._bound.kind == "worst-case" and not self._bound.is_referee
+        if is_enough or not self._bound.check or not work.terms:
             return None
         if self._statistics.recomputed + self._statistics.contradictions >= _MOST_RECOMPUTED:
             return None

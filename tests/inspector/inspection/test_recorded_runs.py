@@ -155,7 +155,7 @@ def test_agreed_program_named_for_another_one_is_rejected_by_replay(record_loop,
     recorded = Loop(scale=1.5).record(record_loop, name="honest")
     cheat = Loop(scale=1.0)
 
-    one, other = (Constant("float32", torch.tensor(scale).numpy().tobytes()) for scale in (1.0, 1.5))
+    one, other = (Constant.of("float32", torch.tensor(scale).numpy().tobytes()) for scale in (1.0, 1.5))
 
     def prepare(recorder):
         true_same = recorder._run.programs.same

@@ -17,6 +17,7 @@ from inspector.inspection.sampling import choose, draw, odds_of
 from inspector.probability.chances import chances
 from inspector.probability.odds import Audit, Violation, chain, usual_violations
 from inspector.replay.segment import Segment
+from inspector.rounds import steps
 from tests.guards import off
 
 DRAWS = 2000
@@ -110,6 +111,11 @@ def test_no_lab_hides_an_undeclared_run_better_than_the_odds():
     stated = 1 - rows["a run that nobody declared, on one chip"]
     assert stated == pytest.approx(5 / 8)
     assert sum(chip not in drawn(str(number)) for number in range(DRAWS)) <= binom.ppf(1 - FALSE_ALARM, DRAWS, stated)
+    with off("secret nobody can guess"):  # of the round's draw: the lab draws itself, before it takes a chip
+        known = [drawn(f"{steps.fresh_secret()} {number}") for number in range(DRAWS)]
+        taken = [min(set(pool) - set(drawn(f"{steps.fresh_secret()} {number}"))) for number in range(DRAWS)]
+    escaped = sum(chip not in some for chip, some in zip(taken, known, strict=True))
+    assert escaped > binom.ppf(1 - FALSE_ALARM, DRAWS, stated)
     untold = chances(chips=8, drawn=3, rate=RATE, segment=None)
     assert {row["lie"]: row["probability"] for row in untold}["a run that nobody declared, on one chip"] == 0.0
 

@@ -25,6 +25,7 @@ from monitor import Recorder
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import SAMPLES, batch_path
 from tests.conftest import STARTED
+from tests.guards import off
 
 WINDOW, DISTINCT = 16, 8
 SETTINGS = Settings(samples=2, seed=None, devices=("sse41",))
@@ -88,10 +89,10 @@ def secrets(small):
     return np.unique(np.concatenate([windows(array.tobytes()) for array in arrays]))
 
 
-def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_path):
-    """It decides when the folders of lab and cluster are gone."""
-    world, now = World.create(tmp_path / "world"), STARTED
-    world.join(small.trust, {"run": small.run})
+def played(folder, recorded, devices):
+    """A round up to the verdict, which comes when the folders of lab and cluster are gone."""
+    world, now = World.create(folder), STARTED
+    world.join(recorded.trust, {"run": recorded.run})
     steps.announce(world, SETTINGS, minutes=1, refusals=0, now=now)
     steps.hand(world, "lab", now=now)
     steps.reveal(world, now=now)
@@ -99,11 +100,16 @@ def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_pa
     steps.order(world, now=now)
     steps.disclose(world, "lab", now=now)
     steps.replay(world, now=now, worker=devices.run)
-    home = world.folder / INSPECTORATE
     for party in ("labs", CLUSTER):
         shutil.rmtree(world.folder / party)
-    decided = steps.decide(world, now=now)
+    return world, steps.decide(world, now=now)
+
+
+def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_path):
+    """It decides when the folders of lab and cluster are gone."""
+    world, decided = played(tmp_path / "world", small, devices)
     assert decided.verdict.outcome is Outcome.ACCEPT, decided.verdict.reasons
+    home = world.folder / INSPECTORATE
     assert check_bundle(decided.bundle.read_bytes(), world.trust()).outcome is Outcome.ACCEPT
     signed = json.loads(base64.b64decode(json.loads(decided.bundle.read_bytes())["items"]["checks/0.json"]))
     schema = json.loads((Path(contents.__file__).parent / "schemas" / "check.json").read_text())
@@ -114,6 +120,54 @@ def test_nothing_secret_reaches_the_inspectorate(small, secrets, devices, tmp_pa
     for number, form in enumerate((bytes, binascii.hexlify, base64.b64encode)):
         (home / f"planted-{number}").write_bytes(b"x" * 5 + form(tensor[3:40]) + b"-")
     assert leaked(home, secrets) == ["planted-0", "planted-1", "planted-2"]
+
+
+SAMPLE = np.random.default_rng(0).standard_normal((8, 4), np.float32)
+
+
+@pytest.fixture
+def baked(record_loop):
+    """A loop in whose program samples and the weights of a teacher are constants, and those constants as windows."""
+    torch.manual_seed(0)
+    model, teacher = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2).requires_grad_(False)
+    optimizer, sample = torch.optim.SGD(model.parameters(), lr=0.1), torch.from_numpy(SAMPLE)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        (model(sample + batch["x"]) - teacher(sample)).square().mean().backward()
+        optimizer.step()
+
+    def record():
+        batches = [{"x": 0.01 * torch.ones(8, 4)} for _ in range(2)]
+        return record_loop(model, optimizer, batches, body, chips=2, checkpoint_every=1)
+
+    hidden = [SAMPLE, teacher.weight.numpy()]
+    return record, np.unique(np.concatenate([windows(array.tobytes()) for array in hidden]))
+
+
+def test_samples_and_weights_in_constants_do_not_reach_it_either(baked, devices, tmp_path):
+    record, secrets = baked
+    recorded = record()
+    assert any("constants/" in path for path in leaked(recorded.run, secrets))
+    world, decided = played(tmp_path / "world", recorded, devices)
+    assert decided.verdict.outcome is Outcome.ACCEPT, decided.verdict.reasons
+    assert leaked(world.folder / INSPECTORATE, secrets) == []
+    assert check_bundle(decided.bundle.read_bytes(), world.trust()).outcome is Outcome.ACCEPT
+
+
+def test_guard_off_constants_within_programs_reach_it(baked, devices, tmp_path, monkeypatch):
+    monkeypatch.setattr("monitor.programs.constants.APART_BYTES", 1 << 30)
+    record, secrets = baked
+    world, _ = played(tmp_path / "world", record(), devices)
+    assert any("programs/" in path for path in leaked(world.folder / INSPECTORATE, secrets))
+
+
+def test_guard_off_files_of_constants_reach_it(baked, devices, tmp_path):
+    record, secrets = baked
+    with off("constants withheld"):
+        world, decided = played(tmp_path / "world", record(), devices)
+    assert decided.verdict.outcome is Outcome.ACCEPT
+    assert any("constants/" in path for path in leaked(world.folder / INSPECTORATE, secrets))
 
 
 def test_what_the_cluster_finds_in_samples_rejects(make_run, devices, tmp_path):

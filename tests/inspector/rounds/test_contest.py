@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from analysis.cli import main
 from firmware_sim import LabLie
@@ -21,10 +24,13 @@ from inspector.rounds.contest import contest
 from inspector.rounds.exchange import openings
 from inspector.rounds.world import CLUSTER, World
 from monitor.lab.conduct import Conduct
-from monitor.lab.lies import LIES, conduct
+from monitor.lab.lies import LIES, EditRoundingLog, conduct
 from monitor.lab.prover import RunProver
 from monitor.lab.simulated import SimulatedLab, lab_path
+from monitor.numerics import Bound, Formats
+from monitor.numerics.rounding import codec
 from monitor.transcript import RunFolder
+from tests.guards import off
 
 SETTINGS = Settings(samples=1, seed=None, devices=("sse41",), segments=None)
 STEP = 2
@@ -41,6 +47,36 @@ class OtherLoss(RunProver):
 
     def reached(self, step):
         return replace(super().reached(step), loss="3f800000")
+
+
+class Stopped(RunProver):
+    """A cluster that says of an operator of the step that the log does not let it go on.
+
+    Attributes:
+        at: number of the operator; the last has all that come before it.
+    """
+
+    at = 0
+
+    def _execute(self, step, *, capture):
+        traced = super()._execute(step, capture=capture)
+        if step != STEP:
+            return traced
+        last = traced.nodes[self.at]
+        nodes = [*traced.nodes[: self.at], replace(last, outputs=("",) * len(last.outputs))]
+        return replace(traced, nodes=nodes, session=None, leaf=None)
+
+
+def stopped(at):
+    """A cluster that stops at this operator."""
+
+    def make(world):
+        folder = openings(world, CLUSTER) / "lab.run"
+        made = Stopped(RunFolder(folder, world.trust().labs["lab"], opened=()), Conduct())
+        made.at = at
+        return made
+
+    return make
 
 
 def misstating(world):
@@ -62,7 +98,12 @@ def played(folder, recorded, devices, *, lying=None):
         result = devices.run(name, job)
         for replay in result.get("replays", ()):
             if lying is not None and replay["segment"][1] < STEP <= replay["segment"][2]:
-                replay["leaves"][STEP - replay["segment"][1] - 1] = lying(world).reached(STEP).to_json()
+                at, reached = STEP - replay["segment"][1] - 1, lying(world).reached(STEP)
+                if reached is None:
+                    replay["contradiction"] = {"step": STEP, "text": "", "obeyed": None}
+                    del replay["leaves"][at:]
+                else:
+                    replay["leaves"][at] = reached.to_json()
         return result
 
     now = recorded.now
@@ -166,6 +207,232 @@ def test_a_cluster_cannot_answer_for_a_step_of_which_it_signed_something_else(fr
     after = shown(bundle, world, contest(world))  # it takes the step as it should have, and did not sign
     assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
     assert "a contest is about another step than the cluster's replay departs at" in after.reasons[0].text
+
+
+class OtherTable(RunProver):
+    """A cluster that takes the steps with another table than their program has."""
+
+    def __init__(self, run, behaviour):
+        constants = [each for digest in run.programs() for each in run.program(digest).constants]
+        (table,) = (each for each in constants if each.unit is None)
+        held = bytearray(table.held)
+        held[:4] = b"\0\0\x80\x3f"
+        object.__setattr__(table, "held", bytes(held))
+        super().__init__(run, behaviour)
+
+
+def misreading(world):
+    folder = openings(world, CLUSTER) / "lab.run"
+    return OtherTable(RunFolder(folder, world.trust().labs["lab"], opened=()), Conduct())
+
+
+def test_a_constant_that_the_program_has_by_its_digest_is_opened(tmp_path, record_loop, devices):
+    """The two differ about what an operator reads of it, so its bytes decide, and whoever shows them proves them."""
+    torch.manual_seed(0)
+    model, table = torch.nn.Linear(4, 8), torch.linspace(2, 3, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(model, optimizer, batch):
+        optimizer.zero_grad()
+        made = model(batch["x"])
+        (made * table if len(batch["x"]) > 1 else made).square().mean().backward()
+        optimizer.step()
+
+    batches = [{"x": torch.randn(rows, 4)} for rows in (1, 2, 2)]
+    recorded = record_loop(model, optimizer, batches, body, chips=1, checkpoint_every=3, numerics="exact")
+    world, bundle = played(tmp_path / "world", recorded, devices, lying=misreading)
+    made = contest(world, cluster=misreading(world))
+    content = table.numpy().tobytes()
+    assert content not in made.program
+    decided = shown(bundle, world, made).evidence["decided"][0]
+    assert decided["guilty"] == ["cluster"]
+    assert "cluster states another input of aten.mul" in decided["text"]
+    theirs = Answers.open(made.lab, world.trust().labs["lab"])
+    (opened,) = (name for name in theirs.answers if name.startswith("constant"))
+    assert base64.b64decode(theirs.answers[opened]) == content
+    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
+    lied = {**theirs.answers, opened: base64.b64encode(bytes(32)).decode()}
+    other = replace(made, lab=replace(theirs, answers=lied).sign(lab_key))
+    assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == []
+    with off("constants as named"):
+        assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab", "cluster"]
+
+
+@pytest.fixture(scope="module")
+def rounded(small):
+    """An honest run under rounded numerics, and the operators of its steps."""
+    recorded = small(numerics="rounded")
+    run = RunFolder(recorded.run, recorded.trust.labs["lab"])
+    (program,) = (run.program(digest) for digest in run.programs())
+    return recorded, [call["operator"] for call in program.calls]
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory, small, devices):
+    """A lab that edited its rounding log, and a cluster that was stopped by that."""
+    recorded = small(numerics="rounded", lie="edited-rounding-log", lie_step=STEP)
+    world, bundle = played(tmp_path_factory.mktemp("edited") / "world", recorded, devices)
+    return world, bundle, recorded
+
+
+def test_a_lab_whose_log_stops_a_replay_is_named_by_one_operator(edited):
+    world, bundle, _ = edited
+    before = shown(bundle, world)
+    assert before.outcome is Outcome.REJECT
+    assert any("cannot be replayed as the lab recorded it" in each for each in before.evidence["grounds"])
+    assert all("contested, rests on cluster key" in each for each in before.evidence["grounds"])
+    after = shown(bundle, world, contest(world))
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, ["lab"])
+    text = after.evidence["decided"][0]["text"]
+    assert f"step {STEP}: decided by opened operator aten." in text
+    assert "under its log it gives nothing: rounding log contradicts the arithmetic" in text
+    assert text in after.evidence["grounds"]
+    assert not any("cannot be replayed" in each for each in after.evidence["grounds"])
+
+
+@pytest.mark.parametrize(
+    ("lie", "what"),
+    [("wrong-operator", "does not give what lab"), ("change-sample", "lab states another input of aten.")],
+)
+def test_what_came_before_the_operator_that_stopped_a_replay_decides(tmp_path, small, devices, lie, what):
+    """The log fits what the lab computed, and not what the cluster does."""
+    recorded = small(numerics="rounded", lie=lie, lie_step=STEP)
+    world, bundle = played(tmp_path / "world", recorded, devices)
+    before = shown(bundle, world)
+    assert any("cannot be replayed as the lab recorded it" in each for each in before.evidence["grounds"])
+    decided = shown(bundle, world, contest(world)).evidence["decided"][0]
+    assert decided["guilty"] == ["lab"]
+    assert what in decided["text"]
+
+
+def test_guard_off_a_log_that_is_not_judged_for_both_sides_clears_the_lab(edited):
+    world, bundle, _ = edited
+    made = contest(world)
+    with off("entries refereed"):
+        after = shown(bundle, world, made)
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.INCONCLUSIVE, ["cluster"])
+
+
+def test_a_lab_cannot_show_another_log_than_its_leaf_commits_to(edited, rounded):
+    """The honest one, say, of which nobody could say anything."""
+    world, bundle, recorded = edited
+    honest, _ = rounded
+    made = contest(world)
+    lab_key = SimulatedLab.lab_key(SimulatedLab.read_config(lab_path(recorded.run)))
+    theirs = Answers.open(made.lab, lab_key.verifying)
+    log = RunFolder(honest.run, honest.trust.labs["lab"]).rounding_log(STEP)
+    lied = {**theirs.answers, f"log {STEP}": base64.b64encode(log).decode()}
+    mine = Answers.open(made.cluster, world.public(CLUSTER))
+    both = {**mine.answers, f"log {STEP}": theirs.answers[f"log {STEP}"]}
+    other = replace(
+        made,
+        lab=replace(theirs, answers=lied).sign(lab_key),
+        cluster=replace(mine, answers=both).sign(world.key(CLUSTER)),
+    )
+    assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab"]
+    with off("log of the leaf"):
+        assert shown(bundle, world, other).evidence["decided"][0]["guilty"] == ["lab", "cluster"]
+
+
+PLACES = ["convolution", "_log_softmax", "relu", "t", "first", "last"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_cluster_that_was_not_stopped_loses(tmp_path, rounded, devices, place):
+    recorded, operators = rounded
+    at = {"first": 0, "last": len(operators)}.get(place)
+    at = operators.index(f"aten.{place}.default") if at is None else at
+    world, bundle = played(tmp_path / "world", recorded, devices, lying=stopped(at))
+    before = shown(bundle, world)
+    assert (before.outcome, before.evidence["decided"]) == (Outcome.REJECT, [])
+    after = shown(bundle, world, contest(world, cluster=stopped(at)(world)))
+    assert after.evidence["decided"][0]["guilty"] == ["cluster"], after.evidence["decided"]
+    assert (after.outcome, after.evidence["verifies"]) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_a_cluster_that_was_stopped_and_says_by_what_state_it_was_reached_is_not_heard(tmp_path, rounded, devices):
+    """It signed that it could not take the step; an answer with a leaf is about something else."""
+    recorded, _ = rounded
+    world, bundle = played(tmp_path / "world", recorded, devices, lying=stopped(0))
+    after = shown(bundle, world, contest(world))
+    assert (after.outcome, after.evidence["verifies"]) == (Outcome.REJECT, False)
+    assert "a contest is about another step than the cluster's replay departs at" in after.reasons[0].text
+
+
+class Unopened(Stopped):
+    """A cluster that says that it was stopped, and by no operator."""
+
+    def _execute(self, step, *, capture):
+        return replace(super()._execute(step, capture=capture), nodes=[])
+
+
+def test_a_cluster_that_was_stopped_by_no_operator_is_not_named(tmp_path, rounded, devices):
+    """It may have been: by a batch that it cannot read, say. That stays on its word."""
+    recorded, _ = rounded
+
+    def unread(world):
+        folder = openings(world, CLUSTER) / "lab.run"
+        return Unopened(RunFolder(folder, world.trust().labs["lab"], opened=()), Conduct())
+
+    world, bundle = played(tmp_path / "world", recorded, devices, lying=unread)
+    after = shown(bundle, world, contest(world, cluster=unread(world)))
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, [])
+    assert "not decided: what the cluster has of the step does not say" in after.evidence["decided"][0]["text"]
+    assert any("contested, rests on cluster key" in each for each in after.evidence["grounds"])
+
+
+def of_call(log, change):
+    """The log with its groups changed."""
+    groups = change(codec.decode(log, Formats(), Bound()))
+    return codec.encode(groups, Formats(), Bound())
+
+
+def one_entry(call):
+    """A group with one entry, at a call."""
+    return codec.Group(call=call, part=0, size=1, positions=np.array([0]), upward=np.array([True]))
+
+
+def without_group(call, groups):
+    """The other groups, with one at that call in its place in the order."""
+    return sorted([*(each for each in groups if each.call != call), one_entry(call)], key=lambda each: each.call)
+
+
+LOGS = {
+    "cut short": (lambda log: log + b"\xff", "its rounding log is none: rounding log is cut short"),
+    "without entries": (lambda log: of_call(log, lambda _: []), "no entry, although the value lies within"),
+    "beyond the program": (
+        lambda log: of_call(log, lambda groups: [*groups, one_entry(10**6)]),
+        "its rounding log is about operator 1000000; the program has",
+    ),
+    "where nothing rounds": (
+        lambda log: of_call(log, lambda groups: without_group(0, groups)),
+        "entry for sub-operation 0, which rounds nothing in this step",
+    ),
+    "of another size": (
+        lambda log: of_call(log, lambda groups: [replace(groups[0], size=groups[0].size + 1), *groups[1:]]),
+        "lab gave no valid answer",  # nobody can obey that, the lab neither
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_that_no_honest_device_writes_names_the_lab(tmp_path, small, devices, monkeypatch, name):
+    """The step itself is taken as it should be, and only its log is another."""
+    edit, expected = LOGS[name]
+
+    class OtherLog(EditRoundingLog):
+        def record(self, moment):
+            log, loss = Conduct.record(self, moment)
+            return (edit(log) if moment.step == STEP else log), loss
+
+    monkeypatch.setitem(LIES, LabLie.EDITED_ROUNDING_LOG, OtherLog)
+    monkeypatch.setattr("monitor.recording.held.HeldState.repeat_segment", lambda *_: None)
+    recorded = small(numerics="rounded", lie="edited-rounding-log", lie_step=STEP)
+    world, bundle = played(tmp_path / "world", recorded, devices)
+    assert any("contested" in each for each in shown(bundle, world).evidence["grounds"])
+    after = shown(bundle, world, contest(world))
+    assert (after.outcome, after.evidence["decided"][0]["guilty"]) == (Outcome.REJECT, ["lab"])
+    assert expected in after.evidence["decided"][0]["text"]
 
 
 def test_answers_to_another_opponent_are_not_held_against_a_lab(framed):

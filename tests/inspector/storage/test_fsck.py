@@ -59,13 +59,14 @@ def loop(tmp_path_factory) -> World:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
     optimizer = torch.optim.Adam(model.parameters())
+    table = torch.randn(4)
     recorder = Recorder(
         model, optimizer, out=run, seed=5, chips=3, checkpoint_every=2, lab="lab", started=STARTED, hours=1.0
     )
     for batch in torch.randn(3, 3, 4):
         with recorder.step(batch):
             optimizer.zero_grad()
-            model(batch).square().mean().backward()
+            model(batch * table).square().mean().backward()
             optimizer.step()
     recorder.finish()
     trust = Trust.load([run.with_name("run.trust.json")])
@@ -185,6 +186,35 @@ def test_a_state_that_its_leaf_does_not_have_is_found_in_a_loop(loop, tmp_path):
     draft.put(run, path, data[:-1] + bytes([data[-1] ^ 1]))
     draft.sign(run, loop.key)
     assert loop.both_refuse(run) == f"{path} is not the state that its leaf commits to"
+
+
+def _constants(run: Path) -> str:
+    return next(f"constants/{path.name}" for path in sorted((run / "constants").iterdir()))
+
+
+CONSTANTS = {
+    "another table": (lambda run, draft, path: draft.put(run, path, bytes(range(16))), "holds other constants"),
+    "a table cut": (
+        lambda run, draft, path: draft.put(run, path, (run / path).read_bytes()[:-4]),
+        "does not hold its program's constants",
+    ),
+    "a table without a program": (
+        lambda run, draft, path: draft.put(run, f"constants/{'0' * 64}.bin", b"1"),
+        "where it does not belong",
+    ),
+    "no table": (lambda run, draft, path: draft.drop(run, path), "is not listed"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_that_are_not_their_programs_are_found(loop, tmp_path, name):
+    run = tmp_path / "run"
+    shutil.copytree(loop.run, run)
+    draft = Draft.read(run, loop.key)
+    change, expected = CONSTANTS[name]
+    change(run, draft, _constants(run))
+    draft.sign(run, loop.key)
+    assert expected in loop.both_refuse(run)
 
 
 def test_a_program_that_no_step_runs_is_found(loop, tmp_path):
