@@ -30,8 +30,9 @@ NAMED = (
     *("AdamW, fused", "NAdam", "Adafactor", "Lion of one's own, counting in Python", "histogram of activations"),
     *("smallest and largest", "transformer encoder, evaluated", "averaged weights (SWA)", "unfreezing in mid-run"),
     *("annealed weight of a loss", "evaluation between training steps", "torch.compile", "module.compile"),
-    *("GRU, two layers, both ways", "loss: contrast", "upsampling, nearest", "T5", "Mixtral"),
+    *("GRU, two layers, both ways", "loss: contrast", "upsampling, nearest"),
 )
+ARCHITECTURES = ("Mixtral", "OLMoE", "Mamba", "T5", "BART", "ViT", "Swin", "Whisper", "wav2vec 2.0", "BLOOM")
 
 
 @pytest.mark.filterwarnings("default")
@@ -68,7 +69,9 @@ def test_committed_table_has_every_case_and_none_unequal():
     assert loops.verdict(rows) is None
     equal = {row["work"] for row in rows if row["equal"]}
     assert len(equal) >= 0.9 * len(rows)
-    assert {*CASES, *NAMED} <= equal
+    assert {*CASES, *NAMED, *ARCHITECTURES} <= equal
+    assert sum(row["package"] == "transformers" and bool(row["equal"]) for row in rows) >= 20
+    assert sum(row["package"] == "timm" and bool(row["equal"]) for row in rows) >= 10
     assert not [row for row in rows if row["outcome"] == "REJECT"]
     assert document["commit"]
     assert document["hardware"]
