@@ -36,7 +36,7 @@ _MANY = 48
 _REPEATS = 3
 _MOST_MEMORY = 1.1
 _MOST_TIME = 1.3
-_HALF, _TURNS = 4, 12
+_HALF, _TURNS = 2, 8
 """Micro-batches of the single process, and steps that are timed."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _RETURNING = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "32768", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -61,7 +61,7 @@ def run(*, steps: int = 3, cases: Sequence[str] = CASES, progress: Callable[[int
     inspection's ``outcome``, and as ``named`` step, rank and kind of each departure. Those of the work ``speed`` hold
     ``recorded`` (by a recorder, or by ranks that sign alone), and of FSDP2 on two processes of one thread each, beside
     one such process at half the batch, in the median of steps taken in turns: ``seconds`` of a step, ``ratio`` and
-    ``cpu_ratio`` (of wall and of processor time) and ``steps``.
+    ``cpu_ratio`` (of wall and of processor time) and ``steps``. Of a recorder, rank 0 finds the whole program too.
     """
     rows: list[Row] = []
 
@@ -214,7 +214,7 @@ def verdict(rows: Sequence[Row]) -> str | None:
         if row["ratio"] is not None and row["ratio"] > _MOST_MEMORY:
             return f"{row['micro_batches']} micro-batches take {row['ratio']:.2f} times the memory of {_MICRO_BATCHES}"
     for row in speeds:
-        if row["cpu_ratio"] > _MOST_TIME:
+        if not row["recorded"] and row["cpu_ratio"] > _MOST_TIME:
             return f"a step of {row['mode']} takes {row['cpu_ratio']:.2f} times one process's at half the batch"
     for row in lies:
         named = [] if row["lie"] is None else [[_LIE_STEP, _LIAR, row["lie"]]]
