@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -183,9 +182,8 @@ _MODELS: Mapping[str, tuple[str, str, Mapping[str, Any], Data]] = {
 
 
 def library_cases() -> Iterator[Case]:
-    """The cases whose package is installed."""
-    if importlib.util.find_spec("transformers") is None:
-        return
+    """The cases of ``transformers``; an ImportError where it is not installed."""
+    importlib.import_module("transformers")
     for name, (config, model, settings, data) in _MODELS.items():
         yield Case(name=name, package="transformers", make=_loop(config, model, settings, data), samples=3)
 

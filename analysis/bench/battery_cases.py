@@ -459,7 +459,9 @@ _LOSSES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: (
         x.sum() * (x.detach() * 1e30).to(torch.int32).sum().float() * (x / x.detach()).log().to(torch.int64).sum()
     ),
-    lambda x: F.multi_margin_loss(x.detach(), torch.arange(6)) * x.sum(),
+    lambda x: F.multi_margin_loss(x, torch.arange(6)),
+    lambda x: F.multi_margin_loss(x, torch.arange(6), p=2, margin=0.3, weight=x[0].detach().abs(), reduction="sum"),
+    lambda x: (x.abs() + 0.1).pow(x.flip(0)).sum(),
     lambda x: F.normalize(x).sum() + torch.einsum("ij,kj->ik", x, x).mean() + x.cumsum(0).mean(),
 )
 

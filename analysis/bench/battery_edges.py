@@ -21,7 +21,7 @@ sum mean norm.Scalar nan_to_num any all
 _BINARY = """
 add.Tensor sub.Tensor mul.Tensor div.Tensor maximum minimum eq.Tensor lt.Tensor rsub.Tensor clamp_min.Tensor
 clamp_max.Tensor sigmoid_backward tanh_backward silu_backward gelu_backward hardswish_backward mish_backward mse_loss
-smooth_l1_loss huber_loss binary_cross_entropy_with_logits logaddexp xlogy.Tensor
+smooth_l1_loss huber_loss binary_cross_entropy_with_logits logaddexp xlogy.Tensor pow.Tensor_Tensor
 """
 
 

@@ -3,7 +3,8 @@
 The unit of rounding is the micro-batch: under ``exact`` numerics the state root of every step is the same whatever the
 number of processes, their kernels and the optimizer's ``foreach``, and where processes come and go in mid-run. With
 PyTorch's own arithmetic each number of processes ends elsewhere. What four processes record is inspected by one; where
-the last of them lies, the run is rejected and that rank named.
+the last of them lies, the run is rejected and that rank named. What sharing costs is a step of two processes beside one
+process's at half the batch.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ __all__ = ["CASES", "run", "table", "verdict", "write"]
 
 Row = dict[str, Any]
 
-CASES = ("equality", "elastic", "memory", "lie")
+CASES = ("equality", "elastic", "memory", "lie", "speed")
 _CHILD = "analysis.bench._distributed_child"
+_SPEED = "analysis.bench._distributed_speed"
 _MICRO_BATCHES = 12
 _MANY = 48
 _REPEATS = 3
 _MOST_MEMORY = 1.1
+_MOST_TIME = 1.3
+_HALF, _TURNS = 2, 8
+"""Micro-batches of the single process, and steps that are timed."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _RETURNING = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "32768", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Has glibc give memory back that is let go, which is not what a rank needs."""
 _FAMILIES = ("mkl-compatible", "sse41")
@@ -52,7 +58,10 @@ def run(*, steps: int = 3, cases: Sequence[str] = CASES, progress: Callable[[int
     of which ranks hold pieces of different lengths; None for native), ``norms`` (of all gradients, in each step),
     ``clip`` (the most that is left of them) and ``roots`` (the state root after each step; of weights alone for
     native). Those of the work ``lie`` hold ``lie`` (what the last of four ranks alters; None for an honest run), the
-    inspection's ``outcome``, and as ``named`` step, rank and kind of each departure.
+    inspection's ``outcome``, and as ``named`` step, rank and kind of each departure. Those of the work ``speed`` hold
+    ``recorded`` (by a recorder, or by ranks that sign alone), and of FSDP2 on two processes of one thread each, beside
+    one such process at half the batch, in the median of steps taken in turns: ``seconds`` of a step, ``ratio`` and
+    ``cpu_ratio`` (of wall and of processor time) and ``steps``. Of a recorder, rank 0 finds the whole program too.
     """
     rows: list[Row] = []
 
@@ -87,12 +96,38 @@ def run(*, steps: int = 3, cases: Sequence[str] = CASES, progress: Callable[[int
             for count in (_MICRO_BATCHES, _MANY)
         }
         rows[-1]["ratio"] = grown[_MANY] / grown[_MICRO_BATCHES]
+    if "speed" in cases:
+        for is_recorded in (False, True):
+            rows.append(_timed(is_recorded))
+            if progress is not None:
+                progress(1)
     if "lie" in cases:
         for lie in (None, *RANK_LIES):
             rows.append(_lied(lie))
             if progress is not None:
                 progress(1)
     return rows
+
+
+def _timed(is_recorded: bool) -> Row:
+    """A step on two processes beside one of one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = {"out": folder, "recorded": is_recorded, "micro_batches": _HALF, "steps": _TURNS}
+        found = launch(_SPEED, 2, given, environment=_ONE_THREAD, timeout=7200.0)
+    wall, cpu = (
+        median(shared[part] / alone[part] for alone, shared in zip(found["alone"], found["fsdp2"], strict=True))
+        for part in (0, 1)
+    )
+    return {
+        "work": "speed",
+        "mode": "fsdp2-2",
+        "recorded": is_recorded,
+        "seconds": median(wall for wall, _ in found["fsdp2"]),
+        "ratio": wall,
+        "cpu_ratio": cpu,
+        "micro_batches": 2 * _HALF,
+        "steps": _TURNS,
+    }
 
 
 def _lied(lie: str | None) -> Row:
@@ -151,7 +186,8 @@ def _trained(
 def verdict(rows: Sequence[Row]) -> str | None:
     """Which layout ended in other bits than one process, or None; that native ends in one is also said."""
     lies = [row for row in rows if row["work"] == "lie"]
-    rows = [row for row in rows if row["work"] != "lie"]
+    speeds = [row for row in rows if row["work"] == "speed"]
+    rows = [row for row in rows if row["work"] not in ("lie", "speed")]
     exact = [row for row in rows if row["work"] == "equality" and row["numerics"] == "exact"]
     expected = exact[0]["roots"] if exact else []
     for row in exact:
@@ -177,6 +213,9 @@ def verdict(rows: Sequence[Row]) -> str | None:
     for row in rows:
         if row["ratio"] is not None and row["ratio"] > _MOST_MEMORY:
             return f"{row['micro_batches']} micro-batches take {row['ratio']:.2f} times the memory of {_MICRO_BATCHES}"
+    for row in speeds:
+        if not row["recorded"] and row["cpu_ratio"] > _MOST_TIME:
+            return f"a step of {row['mode']} takes {row['cpu_ratio']:.2f} times one process's at half the batch"
     for row in lies:
         named = [] if row["lie"] is None else [[_LIE_STEP, _LIAR, row["lie"]]]
         if row["outcome"] != (Outcome.REJECT if named else Outcome.ACCEPT).value or row["named"] != named:
@@ -193,6 +232,13 @@ def table(rows: Sequence[Row]) -> list[str]:
             named = ", ".join(f"step {step}, rank {rank}, {kind}" for step, rank, kind in row["named"])
             lines.append(
                 f"{'lie':9} {row['mode']:8} {row['lie'] or 'none':8} {row['outcome']}; {named or 'none named'}"
+            )
+            continue
+        if row["work"] == "speed":
+            kind = "recorded" if row["recorded"] else "signed alone"
+            lines.append(
+                f"{'speed':9} {row['mode']:8} {kind}: a step takes {row['ratio']:.2f} times one process's at half the "
+                f"batch ({row['cpu_ratio']:.2f} of processor time)"
             )
             continue
         roots = " ".join(root[:8] for root in row["roots"])

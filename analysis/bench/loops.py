@@ -10,7 +10,7 @@ import importlib.metadata
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from analysis.bench._image_cases import image_cases
 from analysis.bench._library_cases import library_cases
 from analysis.bench._loop_cases import Case, Loop, plain_cases
 from analysis.bench._origin import write
@@ -30,22 +31,39 @@ from inspector.replay.pool import DevicePool
 from monitor import Recorder
 from monitor.recording.rehearsal import rehearsals
 
-__all__ = ["DEVICES", "all_cases", "run", "table", "verdict", "write"]
+__all__ = ["DEVICES", "LIBRARIES", "absent", "all_cases", "run", "table", "verdict", "write"]
 
 Row = dict[str, Any]
 
 DEVICES = ("sse41", "mkl-compatible")
 """Replay devices whose native arithmetic differs."""
 
+LIBRARIES: Mapping[str, Callable[[], Iterator[Case]]] = {"transformers": library_cases, "timm": image_cases}
+"""Cases that need more than PyTorch, by package."""
+
+_UNUSABLE = (ImportError, RuntimeError)
 _LAB = "lab"
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 _STEPS = 3
 
 
 def all_cases() -> Iterator[Case]:
-    """Every case whose package is installed."""
+    """Every case whose package can be imported."""
     yield from plain_cases()
-    yield from library_cases()
+    for cases in LIBRARIES.values():
+        with contextlib.suppress(*_UNUSABLE):
+            yield from cases()
+
+
+def absent() -> dict[str, str]:
+    """The packages whose cases are left out, and why."""
+    found = {}
+    for name, cases in LIBRARIES.items():
+        try:
+            next(cases())
+        except _UNUSABLE as error:
+            found[name] = str(error).splitlines()[0]
+    return found
 
 
 def run(
@@ -201,6 +219,8 @@ def table(rows: Sequence[Row]) -> list[str]:
             lines += [f"    {text}" for text in row["reasons"]]
         for refusal in row["refusals"]:
             lines += [f"    {refusal['cause']}", f"    instead: {refusal['remedy']}"]
+    if {case.name for case in all_cases()} <= {row["work"] for row in rows}:
+        lines += [f"left out: the cases of {name} ({why})" for name, why in absent().items()]
     good = sum(bool(row["equal"]) for row in rows)
     lines.append(f"{good} of {len(rows)} recorded and equal on {' and '.join(DEVICES)}; a device takes {_STEPS} steps")
     return lines

@@ -64,11 +64,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         f"{_ROWS}: mode (layout and processes), numerics, device, foreach, micro_batches, step_mib "
         "(the most that a rank's memory grows by in a step), freed (storages that FSDP2 let go), uneven (tensors in "
         "pieces of different lengths), norms and clip, roots (of the state after each step); ratio is step_mib at 48 "
-        "micro-batches to that at 12; exit code 1 where a layout ends in other bits under exact numerics, memory "
-        "grows, less is let go than natively, clipping or uneven pieces do not occur, or a lying rank is not named",
+        "micro-batches to that at 12, or a step's time on two processes to one process's at half the batch; exit code "
+        "1 where a layout ends in other bits under exact numerics, memory or time grows, less is let go than "
+        "natively, clipping or uneven pieces do not occur, or a lying rank is not named",
     )
     one.add_argument("--steps", type=int, metavar="N", help="steps of each training, at least 3 (default: 3)")
-    kinds = ("equality", "elastic", "memory", "lie")
+    kinds = ("equality", "elastic", "memory", "lie", "speed")
     one.add_argument("--cases", nargs="+", choices=kinds, metavar="WORK", help=f"of {', '.join(kinds)} (default: all)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 

@@ -53,9 +53,11 @@ class Block(nn.Module):
 class SmallGPT(nn.Module):
     """A GPT over ``VOCABULARY`` tokens; its sizes divide evenly by no number of processes."""
 
-    def __init__(self, width: int = 30, heads: int = 3, layers: int = 2, dropout: float = 0.1) -> None:
+    def __init__(
+        self, width: int = 30, heads: int = 3, layers: int = 2, dropout: float = 0.1, context: int = CONTEXT
+    ) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
+        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY + 1, bias=False)
 

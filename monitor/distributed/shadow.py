@@ -6,12 +6,14 @@ shapes (the optimizer's counters, its numbers) is the host's, and real.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from firmware_sim.errors import CallerError
@@ -30,6 +32,14 @@ from monitor.recording.updates import OptimizerUpdates
 
 __all__ = ["Shadow"]
 
+_FACTORIES = frozenset(
+    (
+        *(torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros),
+        *(torch.rand, torch.randint, torch.randn, torch.randperm, torch.tril_indices, torch.triu_indices),
+    )
+)
+"""Functions whose results are given by shapes and numbers, on a device that may be left out."""
+
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes the key of each random operator, as the one who computes it does."""
@@ -47,11 +57,23 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class _OnShapes(TorchFunctionMode):
+    """What a model makes anew without naming a device lies where its parameters do."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FACTORIES and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": torch.device("meta")}
+        return func(*args, **kwargs)
+
+
 class Shadow:
     """A job's model and optimizer on the meta device."""
 
     def __init__(self, job: Job, seed: int) -> None:
-        self._job, self._seed = job, seed
+        self._job, self._seed = replace(job, loss=_on_shapes(job.loss)), seed
         with torch.device("meta"):
             model = job.model()
         self._model, self._optimizer = model, job.optimizer(iter(dict(model.named_parameters()).values()))
@@ -93,6 +115,14 @@ class Shadow:
             self._updates.end()
         state = self._loop.current()
         return TakenElsewhere(capture, self._updates, state, loss, self._loop.settle)
+
+
+def _on_shapes(loss: Callable[[nn.Module, Any], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
+    def taken(model: nn.Module, part: Any) -> Tensor:
+        with _OnShapes():
+            return loss(model, part)
+
+    return taken
 
 
 def _without_values(batch: Any) -> Any:

@@ -41,8 +41,8 @@ class Backend(Protocol):
     def unary(self, name: str, x: Tensor) -> Tensor:
         """exp, log, log1p, expm1, tanh, erf, erfc, sigmoid, rsqrt, sin, cos, silu, gelu or gelu_tanh."""
 
-    def power(self, x: Tensor, y: float) -> Tensor:
-        """x^y for a constant y."""
+    def power(self, x: Tensor, y: Tensor | float) -> Tensor:
+        """x^y for a constant y, or one of x's type that broadcasts with it."""
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:
         """2-D cross-correlation of (n, c, h, w) with (o, c/groups, kh, kw), no bias."""

@@ -64,7 +64,7 @@ class ExactBackend:
         """Correctly rounded."""
         return self._counted(exact.unary(name, x))
 
-    def power(self, x: Tensor, y: float) -> Tensor:
+    def power(self, x: Tensor, y: Tensor | float) -> Tensor:
         """Correctly rounded."""
         return self._counted(exact.power(x, y))
 

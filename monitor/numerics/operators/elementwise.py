@@ -32,7 +32,7 @@ __all__ = [
     "ordered",
     "power",
     "power_of_constant",
-    "power_of_integers",
+    "power_of_tensor",
     "quotient",
     "reciprocal",
     "rsub",
@@ -153,10 +153,9 @@ def power(backend: Backend, x: Tensor, y: Number) -> Tensor:
     return backend.power(x, float(y))
 
 
-def power_of_integers(backend: Backend, x: Tensor, y: Tensor) -> Tensor:
-    if x.dtype.is_floating_point or y.dtype.is_floating_point:
-        raise UnsupportedOperator("aten.pow.Tensor_Tensor", "use a constant exponent, or exp and log")
-    return torch.pow(x, y)
+def power_of_tensor(backend: Backend, x: Tensor, y: Tensor) -> Tensor:
+    kind = torch.result_type(x, y)
+    return backend.power(x.to(kind), y.to(kind)) if kind.is_floating_point else torch.pow(x, y)
 
 
 def power_of_constant(backend: Backend, base: Number, exponent: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 from monitor.numerics.backend import Backend
 from monitor.numerics.errors import UnsupportedOperator
 from monitor.numerics.kernels.bits import canonical_nan
-from monitor.numerics.operators.elementwise import quotient
+from monitor.numerics.operators.elementwise import Number, quotient, rsub
 
-__all__ = ["item", "mse", "mse_backward", "nll", "nll_backward"]
+__all__ = ["item", "mse", "mse_backward", "multi_margin_backward", "nll", "nll_backward"]
 
 _NONE, _MEAN = 0, 1
 
@@ -77,6 +77,30 @@ def mse_backward(_: Backend, grad: Tensor, x: Tensor, target: Tensor, reduction:
     if reduction == _MEAN:
         slope = quotient(slope, x.numel())
     return slope * grad
+
+
+def multi_margin_backward(
+    backend: Backend,
+    grad: Tensor,
+    x: Tensor,
+    target: Tensor,
+    p: Number,
+    margin: Number,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Tensor:
+    """Each class that comes within the margin of a sample's own is pushed away, and that one by their sum."""
+    rows, target = (x, target) if x.dim() > 1 else (x[None], target.reshape(1))
+    own, weights = _target_weights(rows, target, weight, -1)
+    column = own.unsqueeze(1)
+    short = rsub(backend, torch.gather(rows, 1, column), margin) + rows
+    slope = torch.ones_like(short) if p == 1 else short * 2.0
+    if weight is not None:
+        slope = slope * weights.unsqueeze(1)
+    count = rows.numel() if reduction == _MEAN else rows.shape[1]
+    slope = torch.where(short > 0, quotient(slope, count), torch.zeros_like(slope)).scatter_(1, column, 0.0)
+    slope = slope.scatter_(1, column, -backend.sum(slope, [1], True))
+    return (slope * grad.reshape(-1, 1)).reshape(x.shape)
 
 
 def item(_: Backend, x: Tensor) -> Any:

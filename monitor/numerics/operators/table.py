@@ -117,7 +117,7 @@ def _elementwise() -> Section:
         _code("addcmul", e.addcmul, fused=fused.with_product("addcmul")),
         _code("addcdiv", e.addcdiv, fused=fused.with_product("addcdiv")),
         _code("pow.Tensor_Scalar", e.power, in_place="aten.pow_.Scalar", fused=fused.square),
-        _code("pow.Tensor_Tensor", e.power_of_integers, in_place="aten.pow_.Tensor"),
+        _code("pow.Tensor_Tensor", e.power_of_tensor, in_place="aten.pow_.Tensor"),
         _code("pow.Scalar", e.power_of_constant),
         free("maximum", e.ordered(True)),
         free("minimum", e.ordered(False)),
@@ -266,6 +266,7 @@ def _losses() -> Section:
         _code("_ctc_loss _ctc_loss.Tensor", temporal.ctc),
         _code("_ctc_loss_backward _ctc_loss_backward.Tensor", temporal.ctc_backward),
         _code("mse_loss_backward", losses.mse_backward),
+        _code("multi_margin_loss_backward", losses.multi_margin_backward),
         _code("_local_scalar_dense", losses.item),
     )
 

@@ -193,25 +193,29 @@ class RoundedBackend:
 
     def unary(self, name: str, x: Tensor) -> Tensor:
         """The device library's function in the compute format, within 8 ulp of the truth."""
-        return self._function(FUNCTIONS[name], x, 64.0 if name in STEEP else 1.0)
+        return self._function(FUNCTIONS[name], x, magnified=64.0 if name in STEEP else 1.0)
 
-    def power(self, x: Tensor, y: float) -> Tensor:
+    def power(self, x: Tensor, y: Tensor | float) -> Tensor:
         """The device library's pow in the compute format."""
-        return self._function(lambda wide: torch.pow(wide, y), x, 1.0)
+        if isinstance(y, Tensor):
+            shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+            return self._function(torch.pow, x.expand(shape).contiguous(), y.expand(shape).contiguous())
+        return self._function(lambda wide: torch.pow(wide, y), x)
 
-    def _function(self, function: Callable[[Tensor], Tensor], x: Tensor, magnified: float) -> Tensor:
+    def _function(self, function: Callable[..., Tensor], *operands: Tensor, magnified: float = 1.0) -> Tensor:
+        """Of operands of one shape, element by element."""
         relative = self._bound.of_functions(self._formats) * magnified
         rounding = self._rounding(relative=relative)
 
         def value(i: int) -> float:
-            return float(function(self._widen(x.reshape(-1)[i : i + 1])).item())
+            return float(function(*(self._widen(each.reshape(-1)[i : i + 1]) for each in operands)).item())
 
         def whole() -> Tensor:
-            return function(self._widen(x))
+            return function(*map(self._widen, operands))
 
         bound = RelativeBound(factor=relative)
-        tiles = self.tiles_for(x)
-        settled = tiles.apply(function, x, rounding) if tiles else self.round_whole(whole(), bound, rounding)
+        tiles = self.tiles_for(operands[0]) if len(operands) == 1 else None
+        settled = tiles.apply(function, *operands, rounding) if tiles else self.round_whole(whole(), bound, rounding)
         return self._conclude(settled, Work(value=value, whole=whole, bound=lambda: bound))
 
     def convolution(self, x: Tensor, weight: Tensor, shape: ConvolutionShape) -> Tensor:

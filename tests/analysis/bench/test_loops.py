@@ -8,6 +8,7 @@ import pytest
 
 from analysis.bench import loops
 from analysis.bench._library_cases import library_cases
+from analysis.bench._loop_cases import plain_cases
 from analysis.bench._origin import DATA
 from firmware_sim.errors import CallerError
 
@@ -29,8 +30,9 @@ NAMED = (
     *("AdamW, fused", "NAdam", "Adafactor", "Lion of one's own, counting in Python", "histogram of activations"),
     *("smallest and largest", "transformer encoder, evaluated", "averaged weights (SWA)", "unfreezing in mid-run"),
     *("annealed weight of a loss", "evaluation between training steps", "torch.compile", "module.compile"),
-    *("GRU, two layers, both ways", "loss: contrast", "upsampling, nearest", "T5", "Mixtral"),
+    *("GRU, two layers, both ways", "loss: contrast", "upsampling, nearest"),
 )
+ARCHITECTURES = ("Mixtral", "OLMoE", "Mamba", "T5", "BART", "ViT", "Swin", "Whisper", "wav2vec 2.0", "BLOOM")
 
 
 @pytest.mark.filterwarnings("default")
@@ -67,7 +69,9 @@ def test_committed_table_has_every_case_and_none_unequal():
     assert loops.verdict(rows) is None
     equal = {row["work"] for row in rows if row["equal"]}
     assert len(equal) >= 0.9 * len(rows)
-    assert {*CASES, *NAMED} <= equal
+    assert {*CASES, *NAMED, *ARCHITECTURES} <= equal
+    assert sum(row["package"] == "transformers" and bool(row["equal"]) for row in rows) >= 20
+    assert sum(row["package"] == "timm" and bool(row["equal"]) for row in rows) >= 10
     assert not [row for row in rows if row["outcome"] == "REJECT"]
     assert document["commit"]
     assert document["hardware"]
@@ -85,3 +89,18 @@ def test_most_used_loops_are_equal_with_three_seeds_and_four_batch_sizes():
 def test_library_cases_need_the_library():
     pytest.importorskip("transformers")
     assert len(list(library_cases())) >= 20
+
+
+@pytest.mark.parametrize("error", [ImportError, RuntimeError])
+def test_cases_of_a_library_that_is_absent_are_left_out_and_that_is_said(monkeypatch, error):
+    def broken():
+        raise error("no such library\nand more")
+        yield
+
+    plain = [case.name for case in plain_cases()]
+    monkeypatch.setattr(loops, "LIBRARIES", {"other": broken})
+    assert [case.name for case in loops.all_cases()] == plain
+    assert loops.absent() == {"other": "no such library"}
+    rows = json.loads((DATA / "loops.json").read_text(encoding="utf-8"))["rows"]
+    assert "left out: the cases of other (no such library)" in loops.table(rows)
+    assert not any("left out" in line for line in loops.table(rows[:1]))
