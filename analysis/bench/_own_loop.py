@@ -16,6 +16,9 @@ from monitor.transcript.declared_data import declared_data
 
 __all__ = ["record_own_loop"]
 
+_GATHERED = 3
+"""Gradients, so that such a step has more operators than one with an update."""
+
 
 def record_own_loop(
     task: Task,
@@ -25,6 +28,7 @@ def record_own_loop(
     started: datetime,
     duration: timedelta,
     evaluates: bool = False,
+    restarts: bool = False,
     lie: str | None = None,
     lie_step: int = 1,
 ) -> None:
@@ -33,9 +37,12 @@ def record_own_loop(
     Args:
         rate: snapshots per chip and tick.
         evaluates: after each second step comes an evaluation on its batch.
+        restarts: each second step makes the optimizer's state anew; the one before adds up gradients.
         lie, lie_step: what the lab lies about, and from which step on.
     """
     model, optimizer = build(task, torch.device("cpu"))
+    if restarts:
+        optimizer.state.clear()
     data = declared_data(task, None).with_salt(bytes(32))
     recorder = Recorder(
         model,
@@ -58,8 +65,12 @@ def record_own_loop(
         batch = data.batch(number)
         with recorder.step(batch):
             optimizer.zero_grad()
-            loss(model, batch).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            for _ in range(_GATHERED if restarts and number % 2 else 1):
+                loss(model, batch).backward()  # type: ignore[no-untyped-call]
+            if restarts and number % 2:
+                optimizer.state.clear()
+            else:
+                optimizer.step()
         if evaluates and number % 2 == 0:
             model.eval()
             with recorder.evaluation(batch) as evaluation, torch.no_grad():

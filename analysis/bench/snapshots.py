@@ -35,6 +35,7 @@ DEVICES = ("sse41", "mkl-compatible")
 _PRESETS = ("tiny-gpt", "digits-cnn", "llama-small")
 _STARTED, _DURATION = datetime(2026, 1, 1, tzinfo=UTC), timedelta(hours=1)
 _LAB = "lab"
+_ANEW = "dropped, state anew"
 
 
 def run(
@@ -47,14 +48,16 @@ def run(
 ) -> list[Row]:
     """Record each preset with that many chips, all due for a snapshot in every tick, and inspect all of them.
 
-    Each is recorded twice: as a preset, which zeroes its gradients, and as a loop of one's own that drops them.
+    Each is recorded three times: as a preset, which zeroes its gradients, as a loop of one's own that drops them, and
+    as one whose optimizer makes its state anew in each second step.
 
     Returns:
-        Rows with ``work`` (the preset), ``mode`` (the numerics), ``gradients`` (``zeroed`` or ``dropped``),
-        ``seconds`` (of the inspection), ``ratio`` (None), ``chips``, ``steps``, ``snapshots``, ``inside`` (of steps),
-        ``in_updates`` (those of them between the operators of an optimizer's update), ``in_gradients`` (those between
-        the first and the last operator that writes a gradient for the first time in its step), ``operators`` (of the
-        last step), ``compared`` by device, and ``outcome``.
+        Rows with ``work`` (the preset), ``mode`` (the numerics), ``gradients`` (``zeroed``, ``dropped`` or ``dropped,
+        state anew``), ``seconds`` (of the inspection), ``ratio`` (None), ``chips``, ``steps``, ``snapshots``,
+        ``inside`` (of steps), ``in_updates`` (those of them between the operators of an optimizer's update),
+        ``in_gradients`` (those between the first and the last operator that writes a gradient for the first time in its
+        step), ``in_state`` (those of ``in_updates`` behind an operator that makes state of the optimizer anew),
+        ``operators`` (of the last step), ``compared`` by device, and ``outcome``.
 
     Raises:
         CallerError: an unknown preset, or an impossible number.
@@ -62,7 +65,7 @@ def run(
     rows = []
     with DevicePool() as devices, tempfile.TemporaryDirectory() as folder:
         for name in presets or _PRESETS:
-            for gradients in ("zeroed", "dropped"):
+            for gradients in ("zeroed", "dropped", _ANEW):
                 out = Path(folder) / f"{name}-{gradients}"
                 rows.append(_row(out, name, numerics, gradients, chips, steps, devices))
                 progress(1)
@@ -74,8 +77,8 @@ def _row(out: Path, preset: str, numerics: str, gradients: str, chips: int, step
         raise CallerError("the first step has no length to go by; take at least two")
     world: dict[str, Any] = {"started": _STARTED, "duration": _DURATION}
     task = Task.for_preset(preset, seed=1, steps=steps, numerics=numerics, checkpoint_every=4, shards=chips)
-    if gradients == "dropped":
-        record_own_loop(task, out, rate=Fraction(1), **world)
+    if gradients != "zeroed":
+        record_own_loop(task, out, rate=Fraction(1), restarts=gradients == _ANEW, **world)
     else:
         config = new_lab_config(lab=_LAB, seed=1, chips=chips, snapshot_rate=Fraction(1), **world)
         train(task, out, config, device="native")
@@ -108,16 +111,20 @@ def _counted(run: RunFolder) -> Mapping[str, int]:
         if record.kind is RecordKind.SNAPSHOT
     ]
     inside = [record for record in every if record.operators and not record.was_forced]
-    updating = gradients = operators = 0
+    updating = gradients = state = operators = 0
     for record in inside:
         program = run.program(execution_of(run.leaf(record.step + 1)).program)
         operators = len(program.counted)
         call = program.counted[record.operators - 1]
-        updating += any(first <= call < stop for first, stop in program.updates)
+        is_updating = any(first <= call < stop for first, stop in program.updates)
+        updating += is_updating
         first = [at for name, at in program.first_writes.items() if name.startswith("gradient/")]
         gradients += min(first) <= record.operators < max(first)
+        left = run.program(execution_of(run.leaf(record.step)).program).absent if record.step else ()
+        made = [at for name, at in program.first_held(left).items() if name in program.births.values()]
+        state += is_updating and record.operators >= min(made, default=operators + 1)
     found = {"snapshots": len(every), "inside": len(inside), "in_updates": updating, "in_gradients": gradients}
-    return {**found, "operators": operators}
+    return {**found, "in_state": state, "operators": operators}
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
@@ -133,13 +140,13 @@ def verdict(rows: Sequence[Row]) -> str | None:
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines for a person."""
     lines = [
-        f"{'run':14} {'numerics':9} {'gradients':9} {'snapshots':>9} {'inside':>7} {'in updates':>10} "
-        f"{'in gradients':>12} {'compared':>9}  outcome"
+        f"{'run':14} {'numerics':9} {'gradients':19} {'snapshots':>9} {'inside':>7} {'in updates':>10} "
+        f"{'in gradients':>12} {'in state':>8} {'compared':>9}  outcome"
     ]
     for row in rows:
         compared = min(row["compared"].values(), default=0)
         lines.append(
-            f"{row['work']:14} {row['mode']:9} {row['gradients']:9} {row['snapshots']:9} {row['inside']:7} "
-            f"{row['in_updates']:10} {row['in_gradients']:12} {compared:9}  {row['outcome']}"
+            f"{row['work']:14} {row['mode']:9} {row['gradients']:19} {row['snapshots']:9} {row['inside']:7} "
+            f"{row['in_updates']:10} {row['in_gradients']:12} {row['in_state']:8} {compared:9}  {row['outcome']}"
         )
     return [*lines, f"each compared on {' and '.join(DEVICES)}"]

@@ -177,9 +177,11 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         works,
         "snapshots",
         "snapshots in every step: replays on devices that differ must pass through each of them",
-        f"{_ROWS}: mode (numerics), gradients (zeroed by a preset, dropped by a loop of one's own), chips, steps, "
-        "snapshots, inside (of steps), in_updates (of these, inside of an optimizer's update), in_gradients (while "
-        "gradients came to be), operators, compared (by device), outcome; exit code 1 where one is not explained",
+        f"{_ROWS}: mode (numerics), gradients (zeroed by a preset, dropped by a loop of one's own, with an optimizer "
+        "that makes its state anew in each second step or without), chips, steps, snapshots, inside (of steps), "
+        "in_updates (of these, inside of an optimizer's update), in_gradients (while gradients came to be), in_state "
+        "(of in_updates, behind an operator that made state anew), operators, compared (by device), outcome; exit code "
+        "1 where one is not explained",
     )
     _add_presets(one, "tiny-gpt, digits-cnn and llama-small")
     one.add_argument("--chips", type=int, metavar="N", help="chips of each run (default: 16)")

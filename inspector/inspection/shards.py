@@ -120,7 +120,8 @@ def _replayed(transcript: Transcript, chip: str, step: int, operators: int) -> _
     if operators:
         training.memory.meter.wake(training.memory.meter.total.calls + operators, look)
         program = steps.program(step)
-        unknown = frozenset(name for name in unknown if program.first_writes.get(name, operators + 1) > operators)
+        first = program.first_held(training.left)
+        unknown = frozenset(name for name in unknown if first.get(name, operators + 1) > operators)
         steps.take()
     else:
         look()

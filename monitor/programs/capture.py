@@ -181,6 +181,10 @@ class Capture:
         else:
             charge_each(self._meter, work, written, self._before)
 
+    def move(self, tensor: Tensor, place: Tensor) -> None:
+        """Count ``place``, which holds what a call has left in a tensor, as left there by that call."""
+        self._wiring.record(place, self._wiring.source_of(tensor, COMMIT_STATE)["source"])
+
     @property
     def taken(self) -> int:
         """Number of operators so far."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,7 @@ from monitor.numerics.session import MakesCall
 from monitor.programs.capture import read_value
 from monitor.programs.keys import RepeatedKeys
 from monitor.programs.lists import charge_each
-from monitor.programs.plan import Call, CallPlan, Cut, Registers, as_evidence
+from monitor.programs.plan import Birth, Call, CallPlan, Cut, Registers, as_evidence
 from monitor.programs.program import Program
 from monitor.programs.trace import layout_of, result_tensors
 from monitor.sharding import ShardedMemory
@@ -63,10 +63,15 @@ class Prepared:
         session: numerics.Session,
         keys: RepeatedKeys,
         watch: Watch | None = None,
+        left: Collection[str] = (),
     ) -> tuple[list[str], str]:
         """Take one step: the memory goes from the state before to the state after it, and its meter counts the calls.
 
         They are counted one by one where somebody waits for one of them.
+
+        Args:
+            left: names, ``kind/name``, of what the step before left absent; what an optimizer makes of it comes into
+                the memory as it is made, and all else that is made anew as the step ends.
 
         Returns what the step read, and the bits of its loss (``loss_bits``), empty where the program commits to none.
 
@@ -81,14 +86,22 @@ class Prepared:
             plan, registers = self._ready(state, batch, every=watch is not None or session.is_observed)
             registers[: plan.scalars] = scalars
             with session.direct(len(self.program.calls)):
-                reads = self._run(plan, registers, session, keys, watch)
+                reads = self._run(
+                    plan, registers, {name: state[name] for name in left if name in state}, session, keys, watch
+                )
             keys.expect(())
             loss = "" if plan.loss is None else loss_bits(_placed(plan.loss, registers))
             _commit(plan, state, registers)
         return reads, loss
 
     def _run(
-        self, plan: CallPlan, registers: Registers, session: numerics.Session, keys: RepeatedKeys, watch: Watch | None
+        self,
+        plan: CallPlan,
+        registers: Registers,
+        left: Mapping[str, Tensor],
+        session: numerics.Session,
+        keys: RepeatedKeys,
+        watch: Watch | None,
     ) -> list[str]:
         """Make all calls of the plan; returns what they read."""
         reads: list[str] = []
@@ -106,6 +119,8 @@ class Prepared:
                     f"call {call.number} ({plan.operators[call.operator]}) returns tensors of another layout than its "
                     "program says"
                 )
+            if call.birth is not None and call.birth.name in left:
+                _bear(call.birth, left[call.birth.name], registers)
             if before is not None:
                 charge_each(meter, work, [registers[each] for each in call.written], before)
             elif is_awaited:
@@ -186,6 +201,16 @@ def _make(call: Call, operator: MakesCall, registers: Registers, reads: list[str
     if watch is not None:
         watch.after([*given, *written])
     return True
+
+
+def _bear(birth: Birth, place: Tensor, registers: Registers) -> None:
+    """Have what was just made lie where the chips hold it, for all calls to come."""
+    made = registers[birth.register]
+    if (made.dtype, made.numel()) != (place.dtype, place.numel()):
+        raise EvidenceError(f"the program gives {birth.name} another type or shape than the declared state")
+    registers[birth.register] = place.copy_(made.reshape(place.shape))
+    for cut in birth.cuts:
+        registers[cut.register] = cut.of(place)
 
 
 def _placed(cut: Cut, registers: Registers) -> Tensor:

@@ -15,7 +15,7 @@ from firmware_sim.errors import EvidenceError
 from monitor.programs.calls import is_view, operator_of, written_slots
 from monitor.programs.trace import reach
 
-__all__ = ["Access", "Form", "Memory", "Region", "Spot"]
+__all__ = ["Access", "Form", "Memory", "Region", "Spot", "is_dense"]
 
 _MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -176,3 +176,15 @@ def _overlaps(place: Mapping[str, Any]) -> bool:
                 return True
             end = step * (size - 1) + end
     return False
+
+
+def is_dense(place: Mapping[str, Any]) -> bool:
+    """Whether the elements of a place lie in memory row by row."""
+    size = math.prod(place["shape"])
+    if not size:
+        return True
+    for count, step in zip(place["shape"], place["stride"], strict=True):
+        size //= count
+        if count > 1 and step != size:
+            return False
+    return True

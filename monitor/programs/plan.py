@@ -20,11 +20,12 @@ from torch._ops import OpOverload
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor.numerics.operators import row_named
 from monitor.numerics.strides import canonical_strides
+from monitor.programs.births import births
 from monitor.programs.calls import ITEM, build_arguments, operator_of
 from monitor.programs.memory import Access, Form, Memory, Spot
 from monitor.programs.trace import layout_of, result_tensors
 
-__all__ = ["Call", "CallPlan", "Commit", "Cut", "Registers", "Result", "as_evidence", "plan_of"]
+__all__ = ["Birth", "Call", "CallPlan", "Commit", "Cut", "Registers", "Result", "as_evidence", "plan_of"]
 
 Registers = list[Any]
 _PROGRAM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -59,6 +60,14 @@ class Result(NamedTuple):
     layout: Mapping[str, Any]
 
 
+class Birth(NamedTuple):
+    """A tensor of the state that comes into its region: its name, the register of what was made, and cuts of that."""
+
+    name: str
+    register: int
+    cuts: tuple[Cut, ...]
+
+
 class Call(NamedTuple):
     """One call.
 
@@ -70,6 +79,7 @@ class Call(NamedTuple):
         inputs, written: registers of its tensors, and of those that it overwrites.
         rewritten: how those lie in memory afterwards, where the operator changes that.
         spent: registers that nothing reads after it.
+        birth: what of the new state it makes.
     """
 
     number: int
@@ -86,6 +96,7 @@ class Call(NamedTuple):
     rewritten: tuple[Mapping[str, Any], ...]
     results: tuple[Result, ...]
     spent: tuple[int, ...]
+    birth: Birth | None
 
 
 class Commit(NamedTuple):
@@ -155,6 +166,7 @@ class _Planner:
     def __init__(self, program: Form, place: torch.device, every: bool) -> None:
         self._program, self._place, self._every = program, place, every
         self._memory = Memory(program)
+        self._births = births(program, self._memory)
         self._registers: list[Any] = [None] * len(program.scalars)
         self._regions = [self._new() for _ in self._memory.regions]
         written = {access.inputs[slot].region for access in self._memory.accesses for slot in access.written}
@@ -264,7 +276,18 @@ class _Planner:
             rewritten=tuple(rewritten) if _changes_layout(func) else (),
             results=tuple(results),
             spent=(),
+            birth=self._birth(number),
         )
+
+    def _birth(self, number: int) -> Birth | None:
+        """What of the new state a call makes, whose tensors are known by now."""
+        name = self._births.get(number)
+        spot = None if name is None else self._memory.commit[name]
+        if name is None or spot is None:
+            return None
+        register = self._regions[spot.region]
+        cuts = [cut for cut in self._cuts.values() if cut.region == register != cut.register]
+        return Birth(name, register, tuple(cuts))
 
     def _result(self, layout: Mapping[str, Any], spot: Spot, access: Access) -> Result:
         register = -1
@@ -292,6 +315,8 @@ class _Planner:
         """Whether a call returns views and does nothing else; they must lie as the program says."""
         row = row_named(access.operator)
         call = access.call
+        if access.number in self._births:
+            return False
         if self._every or not access.is_view or access.written or call["draws"] or row.kind != "exact":
             return False
         if [str(each.type) for each in func._schema.returns] != ["Tensor"]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -24,9 +24,11 @@ from firmware_sim import NO_WORK, Work, limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES, canonical
 from monitor.programs import Compute, compute_of
+from monitor.programs.births import births
 from monitor.programs.calls import ITEM, build_arguments, operator_of, scalar_numbers
 from monitor.programs.constants import Constant, apart, parse_constants, with_content
 from monitor.programs.keys import MAXIMUM_DRAWS, MAXIMUM_STREAMS
+from monitor.programs.memory import Memory
 from monitor.programs.plan import CallPlan, plan_of
 from monitor.programs.unread import absent_state, first_writes, unread, written_state
 from monitor.programs.work import call_work, made_bytes
@@ -175,6 +177,17 @@ class Program:
         return unread(self)
 
     @cached_property
+    def births(self) -> dict[int, str]:
+        """The calls that make a tensor of an optimizer's state, with its name ``kind/name``; EvidenceError as above.
+
+        It comes into its region there, if the step before left it absent.
+        """
+        try:
+            return births(self, Memory(self))
+        except _MISFITS:
+            raise EvidenceError("a program's call has other arguments than its operator") from None
+
+    @cached_property
     def first_writes(self) -> dict[str, int]:
         """How many counted operators have run once each tensor of the state, ``kind/name``, is first written in place.
 
@@ -182,6 +195,12 @@ class Program:
         """
         ends = list(accumulate(work.calls for work in self.works))
         return {name: ends[call] - left for name, (call, left) in first_writes(self).items()}
+
+    def first_held(self, left: Collection[str]) -> dict[str, int]:
+        """The same with what it makes of an optimizer's state, where the step before left that absent."""
+        ends = list(accumulate(work.calls for work in self.works))
+        made = {name: ends[call] for call, name in self.births.items() if name in left}
+        return {**made, **self.first_writes}
 
     @cached_property
     def counted(self) -> tuple[int, ...]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 from firmware_sim.errors import EvidenceError
 from monitor.programs.calls import argument
-from monitor.programs.memory import Access, Form, Memory
+from monitor.programs.memory import Access, Form, Memory, is_dense
 from monitor.programs.parts import is_list, parts_of
 
 __all__ = ["absent_state", "first_writes", "unread", "written_state"]
@@ -69,7 +65,7 @@ def written_state(program: Form) -> tuple[str, ...]:
                 memory.regions[spot.region].source != f"state:{name}"
                 or spot.region in written
                 or spot.start != 0
-                or not _is_dense(program.commit[name] or {})
+                or not is_dense(program.commit[name] or {})
             )
         )
     except _MISFITS:
@@ -90,18 +86,6 @@ def _written(access: Access) -> tuple[int, ...]:
     """The inputs that a call writes: a normalisation by stored statistics is said to write them, and does not."""
     keeps = "batch_norm" in access.operator and argument(access.call, "training") is False
     return () if keeps else access.written
-
-
-def _is_dense(place: Mapping[str, Any]) -> bool:
-    """Whether the elements of a place lie in memory row by row."""
-    size = math.prod(place["shape"])
-    if not size:
-        return True
-    for count, step in zip(place["shape"], place["stride"], strict=True):
-        size //= count
-        if count > 1 and step != size:
-            return False
-    return True
 
 
 def _unread(program: Form, memory: Memory) -> frozenset[str]:

@@ -16,6 +16,7 @@ from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
 from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
+from monitor.recording.first_state import FirstState
 from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
 from monitor.recording.options import Options, check_objects
@@ -40,6 +41,7 @@ class AttachedLoop:
         state: weights, buffers, gradients, optimizer state and tensors of ``objects``, in chip memory.
         held: a copy of them after the last committed step.
         updates: of the optimizer in the open step.
+        first_state: brings what the optimizer makes into memory.
         groups: its hyper-parameters, by parameter group.
         is_checked: whether what the body does is compared with what its programs say.
 
@@ -67,6 +69,7 @@ class AttachedLoop:
             raise CallerError(f"direct_paths lists tensors of the state such as {sorted(names)[0]!a}")
         self.held = HeldState(self.state, watched=not options.trusted, kept=conduct.needs_before)
         self.updates = OptimizerUpdates(optimizer)
+        self.first_state = FirstState(self.state, optimizer)
         self.groups = tuple(self.updates.used)
         self._hooks: dict[str, RemovableHandle] = {}
         self._watch: Callable[[str, nn.Parameter], None] | None = None
@@ -103,7 +106,8 @@ class AttachedLoop:
         if self.options.trusted and known:
             return Follower(next(iter(known.values())), keys, meter, observer)
         recent = list(known.values())[: -_RECENT - 1 : -1]
-        capture = Capture(keys, watch, observer, meter=meter, known=recent)
+        capture = Capture(keys, watch, self.first_state.begin(observer), meter=meter, known=recent)
+        self.first_state.capture = capture
         capture.declare_inputs(self.state.inputs(), batch)
         return capture
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -45,15 +45,17 @@ def count_step(
     program: Program,
     execution: Execution,
     batch: Mapping[str, Tensor],
+    left: Collection[str],
 ) -> None:
     """Have the chips' meter count a step that others took.
 
-    Where a chip waits for one of its operators, the memory goes through them one by one, as one process would.
+    Where a chip waits for one of its operators, the memory goes through them one by one, as one process would; ``left``
+    is what the step before left absent.
     """
     if memory.meter.is_awaited(program.work.calls):
         keys = RepeatedKeys(declared.seed, step)
         session = numerics.recording(declared.numerics, keys=keys)
-        Prepared(program, memory).run(batch, scalars_of(program, execution), session, keys)
+        Prepared(program, memory).run(batch, scalars_of(program, execution), session, keys, left=left)
         return
     for work in program.works:
         memory.meter.charge(work)

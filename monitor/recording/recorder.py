@@ -479,14 +479,14 @@ class Recorder:
         self._require_ready()
         run, memory = self._run, self._run.loop.state.memory
         run.loop.held.require_untouched()
-        batch, step = flatten_batch(given), run.steps + 1
+        batch, step, left = flatten_batch(given), run.steps + 1, run.programs.left
         self._state = "failed"
         try:
             program, execution = run.programs.explain(
                 step, taken.observed, taken.updates, taken.state, batch, taken.loss
             )
             taken.settle()
-            count_step(run.declared, memory, step, program, execution, batch)
+            count_step(run.declared, memory, step, program, execution, batch, left)
             memory.meter.charge(beside(program))
             memory.load(reached)
             run.commit(program, execution, batch, run.source.keep(step, batch)[0], b"", loss_bits(loss))
@@ -581,12 +581,14 @@ class Recorder:
             displaced = exchange(batch, trained)
         watch = loop.held.watch(number, batch)
         observed = loop.observe(number, batch, keys, watch, run.programs.known)
-        loop.updates.begin(observed, loop.groups)
+        session = numerics.recording(declared.numerics, observer=observed, keys=keys)
+        foresee = functools.partial(loop.first_state.foresee, session.aside, run.programs.left)
+        loop.updates.begin(observed, loop.groups, (lambda: None) if loop.options.trusted else foresee)
         self._state, self._step = "open", step
         lie = functools.partial(loop.conduct.in_evaluation, number, loop.optimizer)
         return OpenStep(
             observed=observed,
-            session=numerics.recording(declared.numerics, observer=observed, keys=keys),
+            session=session,
             watch=watch,
             seed=step_seed(declared.seed, number),
             content=content,
@@ -620,9 +622,12 @@ class Recorder:
         """Turn what was seen of a step into a committed one."""
         run, batch = self._run, opened.batch
         state = run.loop.state
+        run.loop.first_state.end()
         program, execution = run.programs.explain(
             self.steps + 1, opened.observed, run.loop.updates, state.current(), batch, taken.loss, opened.kind
         )
+        if not run.loop.options.trusted:
+            run.loop.first_state.require(program)
         beside = NO_WORK if self._between is None else self._between.take()
         execution = replace(execution, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)

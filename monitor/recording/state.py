@@ -76,6 +76,11 @@ class LoopState:
             for (kind, name), tensor in tensors.items()
         )
         types = {(entry.kind, entry.name): (entry.dtype, entry.shape) for entry in self.entries}
+        self._keys: dict[str, list[str]] = {name: [] for name in self._names.values()}
+        for entry in self.entries:
+            if entry.kind == "optimizer":
+                owner, _, slot = entry.name.rpartition("/")
+                self._keys[owner].append(slot)
         self.memory = ShardedMemory(tensors, Layout.shared(types, shares))
         absent = {key for key, binding in self._bindings.items() if binding.get() is None}
         with torch.no_grad():
@@ -143,6 +148,15 @@ class LoopState:
         if (gradient.dtype, gradient.shape, gradient.layout) == (place.dtype, place.shape, place.layout):
             with torch.no_grad():
                 parameter.grad = place.copy_(gradient)
+
+    def absent(self) -> dict[tuple[Tensor, str], str]:
+        """Names of what the optimizer does not hold of its state now, by parameter and key."""
+        return {
+            (owner, key): f"{name}/{key}"
+            for owner, name in self._names.items()
+            for key in self._keys[name]
+            if not isinstance(self._optimizer.state.get(owner, {}).get(key), Tensor)
+        }
 
     def inputs(self) -> dict[str, Tensor]:
         """What the operators of a step may find, under ``kind/name``: what there is, and room for every gradient."""

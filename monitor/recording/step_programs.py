@@ -44,6 +44,7 @@ class StepPrograms:
 
     Attributes:
         known: all programs that a step ran, by digest.
+        left: names of tensors that the last step left absent.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class StepPrograms:
         self._by_form: dict[tuple[Any, ...], list[Program]] = {}
         self._declared, self._groups, self._options = declared, groups, options
         self._rules = StepNumbers(declared, start) if checked else None
-        self._absent = frozenset(name for name, tensor in start.items() if not tensor.any())
+        self.left = frozenset(name for name, tensor in start.items() if not tensor.any())
 
     def recall(self, program: Program, execution: Execution) -> None:
         """Take note of a step that was recorded before."""
         self.know(program)
         program = self.known[execution.program]
-        self._absent = program.absent
+        self.left = program.absent
         if self._rules is not None:
             self._rules.take(program, execution.slots, execution.hyper)
 
@@ -101,8 +102,8 @@ class StepPrograms:
     def settle(self, program: Program, kind: str) -> None:
         """Take note of what a step leaves absent; CallerError if it is an evaluation and changes the state."""
         if kind == EVALUATION and self._rules is not None:
-            require_unwritten(program, self._absent)
-        self._absent = program.absent
+            require_unwritten(program, self.left)
+        self.left = program.absent
 
     def _require_bound(
         self,

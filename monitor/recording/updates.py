@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -15,6 +15,7 @@ from monitor.recording.following import Follower
 __all__ = ["OptimizerUpdates"]
 
 Hyper = Mapping[str, Any]
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class OptimizerUpdates:
@@ -31,14 +32,21 @@ class OptimizerUpdates:
         self._optimizer = optimizer
         self._observed: Capture | Follower | None = None
         self._start = 0
+        self._foresee: Callable[[], None] = lambda: None
         self._hooks = [
             optimizer.register_step_pre_hook(self.before_update),
             optimizer.register_step_post_hook(self.after_update),
         ]
 
-    def begin(self, observed: Capture | Follower, declared: Sequence[Hyper]) -> None:
-        """A step opens, whose operators ``observed`` sees."""
+    def begin(
+        self,
+        observed: Capture | Follower,
+        declared: Sequence[Hyper],
+        foresee: Callable[[], None] = lambda: None,
+    ) -> None:
+        """A step opens, whose operators ``observed`` sees; ``foresee`` is called as the class's own calls begin."""
         self._observed, self.places, self.used = observed, [], list(declared)
+        self._foresee = foresee
 
     def end(self) -> None:
         """The step is over."""
@@ -49,14 +57,29 @@ class OptimizerUpdates:
         for hook in self._hooks:
             hook.remove()
 
-    def before_update(self, *_: object) -> None:
-        """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it."""
+    def before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
+        """Called before each ``optimizer.step``; a scheduler may change the learning rate right after it.
+
+        A closure is called first, and returns new arguments where there is one.
+        """
         if self._observed is None:
-            return  # between steps, where a write of the state is found
+            return None  # between steps, where a write of the state is found
         used: list[Hyper] = [hyper_of(group) for group in self._optimizer.param_groups]
         if self.places and used != self.used:
             raise CallerError("hyper-parameters change between two updates of one step; record one step for each")
         self.used, self._start = used, self._observed.taken
+        own, *given = args
+        closure = kwargs.get("closure", given[0] if given else None)
+        if closure is None:
+            self._foresee()
+            return None
+
+        def and_foresee() -> Any:
+            found = closure()
+            self._foresee()
+            return found
+
+        return ((own,), {"closure": and_foresee})
 
     def after_update(self, *_: object) -> None:
         """Called after each ``optimizer.step``."""

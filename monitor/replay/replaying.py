@@ -36,6 +36,7 @@ class ProgramTraining:
         step: number of the last step taken.
         memory: the state in the layout that the run declares.
         absent: what the checkpoint says of tensors that it leaves out, until a step has overwritten them.
+        left: names, ``kind/name``, of tensors that the last step left absent; none where that is not known.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class ProgramTraining:
         self.step = 0
         self.memory = task.empty_memory(accelerator() if device is None else device) if memory is None else memory
         self.absent: LeftOut = {}
+        self.left: frozenset[str] = frozenset()
         self._ready: dict[str, Prepared] = {}
 
     def restore(self, checkpoint: Mapping[str, Tensor], step: int) -> StateDigest:
         """Go on from the checkpoint of a step; returns the digest of the whole state, left-out tensors included."""
         self.absent, digest = self.memory.restore(checkpoint)
-        self.step = step
+        self.step, self.left = step, frozenset()
         return digest
 
     def take_step(
@@ -103,8 +105,8 @@ class ProgramTraining:
         check_absent(self.absent, self.step + 1, program)
         keys = RepeatedKeys(self.task.seed, self.step + 1)
         session = control(keys=keys)
-        reads, loss = self._prepared(program).run(batch, scalars, session, keys, watch)
-        self.step, self.absent = self.step + 1, {}
+        reads, loss = self._prepared(program).run(batch, scalars, session, keys, watch, self.left)
+        self.step, self.absent, self.left = self.step + 1, {}, program.absent
         return session, reads, loss
 
     def stop_after(self, operators: int, program: Program, found: Callable[[StateDigest], None]) -> None:
@@ -115,7 +117,7 @@ class ProgramTraining:
         """
         if not 0 < operators <= len(program.counted):
             raise CallerError(f"a step of {len(program.counted)} operators cannot be looked at after {operators}")
-        first = program.first_writes
+        first = program.first_held(self.left)
         absent = {name: held for name, held in self.absent.items() if first.get(name, operators + 1) > operators}
         meter = self.memory.meter
         meter.wake(meter.total.calls + operators, lambda: found(self.memory.digest(absent)))

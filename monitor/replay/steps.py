@@ -61,6 +61,8 @@ class ProgramSteps:
         self._bound = bound
         self.training = ProgramTraining(run.declared, device=device, memory=memory)
         self.start = self.training.restore(run.checkpoint(start), start)
+        if start:
+            self.training.left = self.program(start).absent
 
     def program(self, step: int) -> Program:
         """The program that a step runs."""

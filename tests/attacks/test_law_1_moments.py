@@ -15,6 +15,7 @@ from firmware_sim import FirmwareChip, Meter, RecordKind
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
+from monitor.recording.first_state import FirstState
 from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 from tests.guards import off
@@ -90,10 +91,10 @@ def test_a1_a2_guard_off_they_are_accepted(kind, request, judge):
 def record_small(record_loop):
     """A loop whose chips are due for a snapshot in each step, told another way by `prepare` or `body`."""
 
-    def record(body, **options):
+    def record(body, *, foreach=None, **options):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, foreach=foreach)
         batches = [torch.randn(2, 4) for _ in range(4)]
         defaults = {"snapshot_rate": Fraction(1), "numerics": "exact"}
         return record_loop(model, optimizer, batches, body, **{**defaults, **options})
@@ -163,6 +164,40 @@ def test_an_operator_index_on_the_other_side_of_a_new_gradient(record_small, jud
     assert [reason.guard for reason in verdict.reasons] == ["snapshot"] * len(shifted)
     with off("snapshots inside steps"):
         assert judge(recorded)(settings=settings).outcome is Outcome.ACCEPT
+
+
+def test_the_first_state_of_an_optimizer_that_is_elsewhere_until_the_step_ends(record_small, judge, monkeypatch):
+    """It is made in a step after the chips' first, and lies in memory from the operators on that make it.
+
+    The steps before are longer, so that snapshots fall as far as into the update.
+    """
+    recorders = []
+
+    def and_update_later(model, optimizer, batch):
+        optimizer.zero_grad()
+        is_early = recorders[-1].steps + 1 < 3
+        for _ in range(5 if is_early else 1):
+            model(batch).square().sum().backward()
+        if not is_early:
+            optimizer.step()
+
+    def record(name):
+        return record_small(and_update_later, name=name, prepare=recorders.append, chips=3, foreach=False)
+
+    honest = record("honest")
+    verdict = judge(honest)(settings=SETTINGS)
+    assert verdict.outcome is Outcome.ACCEPT
+    run = RunFolder(honest.run, honest.trust.labs["lab"])
+    assert len(run.program(execution_of(run.leaf(3)).program).births) == 12
+    monkeypatch.setattr(FirstState, "foresee", lambda *_: None)
+    monkeypatch.setattr(FirstState, "require", lambda *_: None)
+    recorded = record("elsewhere")
+    monkeypatch.undo()
+    verdict = judge(recorded)(settings=SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    assert {(reason.guard, reason.where["step"]) for reason in verdict.reasons} == {("snapshot", 3)}
+    with off("snapshots inside steps"):
+        assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
 
 
 def test_moments_that_the_host_chooses(record_small, judge):
