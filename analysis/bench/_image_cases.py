@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -44,14 +43,17 @@ _MODELS: Mapping[str, Mapping[str, Any]] = {
 
 def image_cases() -> Iterator[Case]:
     """The cases of ``timm``; an ImportError or RuntimeError where it, or what it needs, cannot be imported."""
-    importlib.import_module("timm")
+    import timm  # noqa: F401
+
     for name, settings in _MODELS.items():
         yield Case(name=name, package="timm", make=_loop(name, settings), samples=3)
 
 
 def _loop(name: str, settings: Mapping[str, Any]) -> Callable[[], Loop]:
     def make() -> Loop:
-        model: Any = importlib.import_module("timm").create_model(name, num_classes=_CLASSES, **settings)
+        import timm
+
+        model: Any = timm.create_model(name, num_classes=_CLASSES, **settings)
         model.train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 

@@ -183,7 +183,7 @@ class Capture:
 
     def move(self, tensor: Tensor, place: Tensor) -> None:
         """Count ``place``, which holds what a call has left in a tensor, as left there by that call."""
-        self._wiring.record(place, self._wiring.source_of(tensor, COMMIT_STATE)["source"])
+        self._wiring.record(place, self._wiring.place_of(tensor, COMMIT_STATE).source)
 
     @property
     def taken(self) -> int:
