@@ -12,6 +12,7 @@ from importlib import resources
 from typing import TypeVar
 
 from firmware_sim.errors import CallerError
+from firmware_sim.roofline import Roofline
 from inspector.probability.uncertain import Distribution, Fixed, Range
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Chip",
     "Stock",
     "TrainedModel",
+    "chip_named",
     "chips",
     "holder_names",
     "owners_today",
@@ -71,6 +73,11 @@ class Chip:
     confirmed: bool
 
     @property
+    def roofline(self) -> Roofline:
+        """What it does in a second at most."""
+        return Roofline(flop=self.peak_dense_flops_bf16, moved=self.memory_bandwidth_gbps * 1e9)
+
+    @property
     def flop_per_day(self) -> float:
         """FLOP in one day at full utilisation, the a of Eq. 1."""
         return self.peak_dense_flops_bf16 * 86_400
@@ -115,6 +122,14 @@ def trained_models() -> tuple[TrainedModel, ...]:
             confirmed=_yes(row["confirmed"]),
         ),
     )
+
+
+def chip_named(name: str) -> Chip:
+    """A row of chips.csv; CallerError lists them all."""
+    known = {each.chip: each for each in chips()}
+    if name not in known:
+        raise CallerError(f"there is no device {name!a:.100}; known: {', '.join(known)}")
+    return known[name]
 
 
 def chips() -> tuple[Chip, ...]:

@@ -115,6 +115,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "orders of what was drawn": (("inspector.rounds.laboratory.require_drawn", _nothing),),
     "deadlines": (("inspector.rounds.exchange.is_late", _no), ("inspector.rounds.steps.is_late", _no)),
     "uniform segments": (("inspector.inspection.sampling.drawn_uniformly", lambda every, count, seed: [every[0]]),),
+    "pace": (("inspector.inspection.commits.Pace.take", _nothing),),
     "beacons": (("inspector.inspection.commits.Beacons.take", _nothing),),
     "live challenge": (("inspector.inspection.answers.Answers.challenge", _nothing),),
     "fresh answer": (("firmware_sim.checks.check_quote_request", _nothing),),

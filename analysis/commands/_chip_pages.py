@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.public_data import Chip
 from firmware_sim.evidence import NO_RUN, LogRecord, RecordKind
-from firmware_sim.roofline import Roofline, intervals
+from firmware_sim.roofline import intervals
 from firmware_sim.service import ChipView, EpochRow
 
 __all__ = ["log_json", "log_lines", "quote_json", "quote_lines", "show_json", "show_lines"]
@@ -140,7 +140,7 @@ def show_lines(name: str, view: ChipView, device: Chip | None = None) -> Iterato
 
 def _clock(view: ChipView, device: Chip) -> dict[str, Any]:
     """The chip's meter as a clock, if it were such a device, and from beacon to beacon."""
-    roofline = Roofline(flop=device.peak_dense_flops_bf16, moved=device.memory_bandwidth_gbps * 1e9)
+    roofline = device.roofline
     return {
         "device": device.chip,
         "busy_seconds": roofline.seconds(view.work),

@@ -114,12 +114,9 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     from analysis.commands._chip_pages import show_json, show_lines
-    from analysis.public_data import chips
+    from analysis.public_data import chip_named
 
-    known = {each.chip: each for each in chips()}
-    if arguments.clock is not None and arguments.clock not in known:
-        raise CallerError(f"there is no device {arguments.clock!a:.100}; known: {', '.join(known)}")
-    device = known.get(arguments.clock)
+    device = None if arguments.clock is None else chip_named(arguments.clock)
     return _print(arguments, partial(show_json, device=device), partial(show_lines, device=device))
 
 

@@ -135,6 +135,12 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         help="reject a lab whose runs take more together, and a run that takes more with those that it continues; "
         "nor accept supplied weights (default: the trust file's maximum_flop, or no such rule)",
     )
+    parser.add_argument(
+        "--clock",
+        metavar="DEVICE",
+        help="the chips are such devices of chips.csv: reject what their meters count from one beacon to the next, if "
+        "the device takes longer for it (default: the trust file's rates, or no such rule)",
+    )
     add_rules(parser)
     parser.add_argument(
         "--every-lab",
@@ -243,6 +249,7 @@ _ALONE = (
     "prune_key",
     "earlier",
     "maximum_flop",
+    "clock",
     "every_lab",
     "answers",
     "live",
@@ -285,6 +292,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _inspect_alone(arguments: argparse.Namespace) -> int:
     """One process plays all parties, by the trust file that is given."""
+    from analysis.public_data import chip_named
     from inspector.bundle.building import bundle_of, settings_json
     from inspector.bundle.contents import accepted_in, heads_in, read_bundle
     from inspector.bundle.models import subject_of_model
@@ -322,6 +330,8 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments, seed=arguments.seed)
     if arguments.maximum_flop is not None:
         trust = replace(trust, maximum_flop=arguments.maximum_flop)
+    if arguments.clock is not None:
+        trust = replace(trust, rates=dict.fromkeys(trust.chips, chip_named(arguments.clock).roofline))
     memory = None if arguments.memory is None else load_memory(arguments.memory)
     ask = LiveChips(arguments.live).ask if arguments.live else None
     case = CaseFile()

@@ -22,6 +22,7 @@ from firmware_sim import (
 )
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import NEWBORN, Standing
+from firmware_sim.roofline import Roofline
 
 __all__ = [
     "Beacons",
@@ -31,6 +32,7 @@ __all__ = [
     "Law",
     "MeteredWork",
     "Needs",
+    "Pace",
     "SignsOfLife",
     "SnapshotMoment",
     "is_empty_snapshot",
@@ -325,6 +327,38 @@ class Beacons:
 
     def _open(self, record: LogRecord, what: str) -> Unaudited:
         return Unaudited(f"chip {self._chip}, record {record.counter}: {what}; {self._seconds} seconds are agreed")
+
+
+class Pace:
+    """From one beacon to the next a chip counts no more work than its device can do in that time.
+
+    A beacon is signed for its place in the log. So what the meter had counted at the record before that place was done
+    by then, and what it has counted since it recorded an earlier beacon was done after that. A second is allowed for
+    the fractions that beacons do not tell.
+
+    Args:
+        roofline: what the chip's device does in a second at most.
+    """
+
+    def __init__(self, chip: str, roofline: Roofline, since: LogCheckpoint = BIRTH) -> None:
+        self._chip = chip
+        self._roofline = roofline
+        self._time = since.beacon or None
+        self._begun = self._counted = Work.from_bytes(since.work)  # in this boot
+        self._earlier = NO_WORK  # in boots before it
+
+    def take(self, record: LogRecord) -> None:
+        """Check one record; EvidenceError says how long the work takes for which there was no time."""
+        if record.kind is RecordKind.BOOT:
+            self._earlier, self._begun = self._earlier + self._counted - self._begun, NO_WORK
+        time, work = self._time, self._earlier + self._counted - self._begun
+        self._counted = record.work
+        if record.kind is RecordKind.BEACON:
+            self._time, self._begun, self._earlier = record.step, record.work, NO_WORK
+            seconds = self._roofline.seconds(work)
+            if time is not None and seconds > record.step - time + 1:
+                what = f"the meter counts {work} in the {record.step - time} seconds between two beacons, "
+                raise _error(self._chip, record, f"{what}and its device takes {seconds:.4g} seconds for that at least")
 
 
 class SignsOfLife:

@@ -28,6 +28,7 @@ from inspector.inspection.commits import (
     HeldResults,
     Law,
     MeteredWork,
+    Pace,
     SignsOfLife,
     SnapshotMoment,
     is_empty_snapshot,
@@ -292,6 +293,8 @@ def _laws(
     ]
     if trust.beacon_seconds is not None:
         laws.append((Guard.TIME, Beacons(chip, trust.beacon_seconds, since)))
+    if chip in trust.rates:
+        laws.append((Guard.TIME, Pace(chip, trust.rates[chip], since)))
     return laws
 
 

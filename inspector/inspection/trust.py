@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from firmware_sim import limits
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonical
+from firmware_sim.roofline import Roofline
 from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _OPTIONAL: Mapping[str, Any] = {
     "countersigned": [],
     "maximum_flop": None,
     "beacon_seconds": None,
+    "rates": {},
 }
 
 
@@ -66,6 +68,7 @@ class Trust:
         maximum_flop: most FLOP that a lab's runs, or a run and those that it continues, may take together; None for no
             such rule.
         beacon_seconds: a chip works no longer than this from one beacon to the next; None where none are agreed.
+        rates: by chip what its device does in a second at most, of the chips of which that is known.
         registry: the registry's signed view, with a proof of each chip; None where the file itself is the list.
     """
 
@@ -79,6 +82,7 @@ class Trust:
     countersigned: frozenset[bytes] = frozenset()
     maximum_flop: int | None = None
     beacon_seconds: int | None = None
+    rates: Mapping[str, Roofline] = field(default_factory=dict)
     registry: RegisteredChips | None = None
 
     def __post_init__(self) -> None:
@@ -87,6 +91,8 @@ class Trust:
         strangers = set(self.chips.values()) - set(self.labs)
         if strangers:
             raise CallerError(f"the trust file gives chips to a lab that it does not name: {sorted(strangers)[0]}")
+        if not set(self.rates) <= set(self.chips):
+            raise CallerError(f"the trust file has rates of a chip that it does not list: {min(self.rates)}")
         if self.registry is not None:
             self.registry.require(self.chips)
 
@@ -126,6 +132,7 @@ class Trust:
         """Return both together; CallerError where they disagree about a lab, a chip or the challenge."""
         check_agree("lab", self.labs, other.labs)
         check_agree("chip", self.chips, other.chips)
+        check_agree("the rates of chip", self.rates, other.rates)
         if (self.verifier, self.nonce) != (other.verifier, other.nonce):
             raise CallerError("two trust files hold different challenges")
         mine, theirs = self.chip_trust, other.chip_trust
@@ -149,6 +156,7 @@ class Trust:
             countersigned=self.countersigned | other.countersigned,
             maximum_flop=_lower(self.maximum_flop, other.maximum_flop),
             beacon_seconds=_lower(self.beacon_seconds, other.beacon_seconds),
+            rates={**self.rates, **other.rates},
             registry=_joined(self.registry, other.registry),
         )
 
@@ -197,9 +205,10 @@ class Trust:
             "countersigned": sorted(envelope.decode() for envelope in self.countersigned),
             "maximum_flop": self.maximum_flop,
             "beacon_seconds": self.beacon_seconds,
+            "rates": {chip: {"flop": int(each.flop), "moved": int(each.moved)} for chip, each in self.rates.items()},
             "registry": None if self.registry is None else self.registry.to_json(),
         }
-        return data | {name: value for name, value in optional.items() if value not in ([], None)}
+        return data | {name: value for name, value in optional.items() if value not in ([], {}, None)}
 
     @classmethod
     def from_json(cls, data: object, source: str) -> Trust:
@@ -246,6 +255,7 @@ class Trust:
                 countersigned=frozenset(envelope.encode() for envelope in data["countersigned"]),
                 maximum_flop=data["maximum_flop"],
                 beacon_seconds=data["beacon_seconds"],
+                rates={chip: _rates(found) for chip, found in data["rates"].items()},
                 registry=registry,
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
@@ -281,6 +291,13 @@ def _parse_registry(data: object, source: str) -> RegisteredChips:
         return RegisteredChips.from_json(data)
     except (CallerError, EvidenceError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise CallerError(f"the trust file {source} is malformed: {error}") from None
+
+
+def _rates(found: Mapping[str, Any]) -> Roofline:
+    """A device's rates; ValueError on any other form."""
+    if set(found) != {"flop", "moved"} or not all(type(rate) is int and rate > 0 for rate in found.values()):
+        raise ValueError
+    return Roofline(flop=found["flop"], moved=found["moved"])
 
 
 def _lower(one: int | None, other: int | None) -> int | None:

@@ -8,12 +8,16 @@ from functools import partial
 
 import pytest
 
+from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import EvidenceError
+from firmware_sim.roofline import Roofline
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
 from monitor.lab.host import Host
 from monitor.lab.simulated import lab_path
+from monitor.transcript import RunFolder
+from monitor.transcript.layout import chip_path
 from tests.guards import off
 
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
@@ -34,6 +38,25 @@ def test_steps_between_beacons_are_accepted_and_longer_ones_are_not(make_run, ju
     assert "it worked in 120 seconds without a beacon; 119 seconds are agreed" in verdict.reasons[0].text
     with off("beacons"):
         assert look(replace(recorded.trust, beacon_seconds=119), SETTINGS).outcome is Outcome.ACCEPT
+
+
+def test_more_work_than_there_was_time_for_is_rejected(make_run, judge):
+    """The chips of one run, if their device were slower than what they count from beacon to beacon takes."""
+    recorded = make_run(beacon_every=2)
+    look = judge(recorded)
+    run = RunFolder(recorded.run, recorded.trust.labs["lab"])
+    records = parse_log(run.read(chip_path(run.metadata.chips[0], "log.bin")))
+    work = next(each.work for each in reversed(records) if each.kind is RecordKind.BEACON)
+    enough = Roofline(flop=work.flop, moved=work.moved)
+    trust = replace(recorded.trust, rates=dict.fromkeys(recorded.trust.chips, enough))
+    assert look(trust, SETTINGS).outcome is Outcome.ACCEPT
+    slow = replace(trust, rates=dict.fromkeys(trust.chips, Roofline(flop=enough.flop, moved=work.moved // 500)))
+    verdict = look(slow, SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdict.reasons} == {"time"}
+    assert "seconds between two beacons, and its device takes" in verdict.reasons[0].text
+    with off("pace"):
+        assert look(slow, SETTINGS).outcome is Outcome.ACCEPT
 
 
 @pytest.mark.parametrize("which", ["first", "last", "all"])
