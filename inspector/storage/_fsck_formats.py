@@ -329,6 +329,6 @@ class _Proof:
 
 def constants_apart(program: Any) -> list[tuple[int, str]]:
     """Bytes and SHA-256, in hex, of each constant that lies beside its program."""
-    apart = [each for each in program["constants"] if "sha256" in each]
+    apart = [each for each in program.get("constants", []) if "sha256" in each]
     widths = {**_WIDTHS, "complex128": 16}
     return [(each["elements"] * widths[each["dtype"]], each["sha256"]) for each in apart]
