@@ -215,8 +215,9 @@ def verdict(rows: Sequence[Row]) -> str | None:
             return f"{row['work']}, {row['mode']}: {row['outcome']}"
         if row["work"] == "long" and row["ratio"] > SHARE:
             return f"the long run: {row['ratio']:.1%} of its steps are replayed, more than {SHARE:.0%}"
-        if row["work"] == "workers" and row["mode"].startswith("replays, 2") and row["ratio"] > WORKERS:
-            return f"two workers take {row['ratio']:.2f} times as long as one, more than {WORKERS}"
+        if row["work"] == "workers" and row["ratio"] > WORKERS and ", 2 of" in row["mode"]:
+            what = row["mode"].partition(",")[0]
+            return f"two workers take {row['ratio']:.2f} times as long as one ({what}), more than {WORKERS}"
     return None
 
 

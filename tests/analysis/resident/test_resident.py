@@ -169,16 +169,12 @@ def test_a_command_says_the_same_in_the_resident_process(pool, world, words, cod
     assert there.out or there.err
 
 
-def test_the_program_itself_hands_its_command_over(pool, world):
-    before = until(lambda: {pool.residence})
-    done = alone(world, *INSPECT, "--pool", str(pool.socket), PYTHONPROFILEIMPORTTIME="")
-    assert (done.code, done.out.splitlines()[0]) == (0, "ACCEPT")
-    loaded = ended(
-        [sys.executable, "-c", "import sys, analysis.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"],
-        world,
-    )
-    assert loaded.code == 0
-    assert before == {pool.residence}
+@pytest.mark.parametrize(("with_pool", "loaded"), [(True, 0), (False, 1)])
+def test_the_program_itself_hands_its_command_over_and_loads_nothing(pool, world, with_pool, loaded):
+    code = "import sys; from analysis.cli import main; code = main(); sys.exit(code or 50 + ('numpy' in sys.modules))"
+    words = (*INSPECT, "--pool", str(pool.socket)) if with_pool else INSPECT
+    done = ended([sys.executable, "-c", code, *words], world)
+    assert (done.code, done.out.splitlines()[0]) == (50 + loaded, "ACCEPT")
 
 
 def test_nothing_of_an_earlier_inspection_is_remembered(pool, world):
