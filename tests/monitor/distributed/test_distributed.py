@@ -13,12 +13,14 @@ from firmware_sim.errors import CallerError
 from inspector import Outcome, Trust
 from monitor import RunFolder
 from monitor.distributed import shadow
-from monitor.distributed.attribution import departures
+from monitor.distributed.attribution import _Truth, departures
 from monitor.distributed.job import Job
 from monitor.distributed.launching import launch
+from monitor.distributed.metering import expected_moves
 from monitor.distributed.rank import Rank
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.reduction import even_pieces, row_pieces
+from monitor.distributed.statements import Statements
 
 WRONG = 3
 DYING = "tests.monitor.distributed.dying_rank"
@@ -70,6 +72,33 @@ def test_what_a_rank_alters_is_named(tmp_path, kind):
     recorder.finish()
     assert {(each.step, each.rank, each.kind) for each in departures(opened(run), lab_of(run))} == {(WRONG, 0, kind)}
     assert kind != "work" or "meter" in judge(run).reasons[0].text
+
+
+@pytest.mark.parametrize("is_looked_for", [True, False])
+def test_bytes_that_collectives_take_beside_the_step_are_named(tmp_path, monkeypatch, is_looked_for):
+    """And are not where nobody looks at them."""
+    close = Statements.close
+
+    def closed(self, step, work, moved, shards):
+        close(self, step, work, {"allreduce": 4096} if step == WRONG else moved, shards)
+
+    monkeypatch.setattr(Statements, "close", closed)
+    if not is_looked_for:
+        monkeypatch.setattr(_Truth, "_moves", lambda *_: [])
+    train(tmp_path / "run", "alone")
+    found = departures(opened(tmp_path / "run"), lab_of(tmp_path / "run"))
+    assert [(each.step, each.rank, each.kind) for each in found] == [(WRONG, 0, "moved")] * is_looked_for
+
+
+def test_what_collectives_take_by_formula():
+    pieces = {"a": [(0, 6), (6, 10)], "b": [(0, 1), (1, 1)]}
+    found = expected_moves(pieces, micro_batches=3, is_sharded=True, is_clipped=True)
+    row, passes = 4 * (6 + 1), 2
+    assert found["alltoall_base"] == (passes * 2 * row,) * 2
+    assert found["allgather_base"] == (passes * row, 2 * passes * row)
+    assert found["allreduce"] == (4 * 3 + 2 * (4 + 72 + 1),) * 2
+    whole = expected_moves(pieces, micro_batches=3, is_sharded=False, is_clipped=True)
+    assert (whole["allgather_base"], whole["allreduce"], whole["broadcast"]) == ((row, row), (12, 12), (0, 20))
 
 
 def test_a_statement_that_is_missing_or_forged_is_told(alone):
