@@ -12,6 +12,7 @@ from analysis.examples.train_on_two_processes import MODULE, batches, gpt_job, j
 from firmware_sim.errors import CallerError
 from inspector import Outcome, Trust
 from monitor import RunFolder
+from monitor.distributed import recorder as recorder_module
 from monitor.distributed import shadow
 from monitor.distributed.attribution import _Truth, departures
 from monitor.distributed.job import Job
@@ -191,6 +192,31 @@ class Masked(nn.Module):
         return self.head(self.block(self.tokens(tokens) + places, src_mask=mask))
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(9, 4), nn.Linear(5, 9)
+        self.cells = nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, tokens):
+        return self.head(self.cells(self.tokens(tokens))[0])
+
+
+class Stepwise(Recurrent):
+    """The same with its steps written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTMCell(4, 5)
+
+    def forward(self, tokens):
+        state, found = None, []
+        for step in self.tokens(tokens).unbind(1):
+            state = self.cells(step, state)
+            found.append(state[0])
+        return self.head(torch.stack(found, 1))
+
+
 def language(model):
     return Job(
         model=model,
@@ -215,6 +241,17 @@ def test_a_model_that_makes_tensors_of_its_own_is_recorded(tmp_path, monkeypatch
     monkeypatch.setattr(shadow, "_FACTORIES", frozenset())
     with pytest.raises(CallerError, match="shapes do not give it"):
         recorded_alone(language(Masked), tmp_path / "twin")
+
+
+def test_a_recurrent_layer_is_refused_by_name_and_its_steps_are_recorded(tmp_path, monkeypatch):
+    with pytest.raises(CallerError, match=r"layer 'cells' \(LSTM\) runs .* a loop over nn\.LSTMCell"):
+        recorded_alone(language(Recurrent), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    recorded_alone(language(Stepwise), tmp_path / "run")
+    assert judge(tmp_path / "run").outcome is Outcome.ACCEPT
+    monkeypatch.setattr(recorder_module, "_require_alike", lambda _: None)
+    with pytest.raises(CallerError, match="is no recorded operator"):
+        recorded_alone(language(Recurrent), tmp_path / "twin")
 
 
 def test_a_rank_that_fails_ends_the_job(tmp_path):
