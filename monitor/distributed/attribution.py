@@ -17,7 +17,7 @@ from torch import Tensor
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import VerifyingKey
 from monitor.distributed.job import norm_of
-from monitor.distributed.metering import expected_work, sums_at
+from monitor.distributed.metering import expected_moves, expected_work, norms_of, sums_at
 from monitor.distributed.reduction import Cut, even_pieces, row_pieces
 from monitor.distributed.statements import batch_digest, flat_digest, read_keys, read_step
 from monitor.programs.program import Program
@@ -28,9 +28,12 @@ from monitor.transcript import RunFolder
 __all__ = ["Departure", "departures"]
 
 
+_KINDS = ("statement", "batch", "chunk", "norm", "shard", "work", "moved")
+
+
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """What one rank did otherwise than the program: ``kind`` is batch, chunk, norm, shard, work or statement."""
+    """What one rank did otherwise than the program: ``kind`` is one of ``_KINDS``."""
 
     step: int
     rank: int
@@ -65,7 +68,7 @@ def departures(run: RunFolder, lab: VerifyingKey) -> list[Departure]:
                 found += [Departure(step, rank, *what) for what in truth.compare(said, rank, len(keys))]
             except (EvidenceError, CallerError, KeyError, TypeError, ValueError) as error:
                 found.append(Departure(step, rank, "statement", f"{error}"))
-        for kind in ("statement", "batch", "chunk", "norm", "shard", "work"):
+        for kind in _KINDS:
             if first := [each for each in found if each.kind == kind]:
                 return first
     return []
@@ -127,11 +130,27 @@ class _Truth:
             calls, flop = said["work"]
             extra = f"{calls - work.calls} calls and {flop - work.flop} FLOP"
             found.append(("work", f"its meter counts {extra} beside its micro-batches and its part of the update"))
+        found += self._moves(said["moved"], ranks)
         for name, (first, last, digest) in said["shards"].items():
             kind, _, tensor = name.partition("/")
             if flat_digest(self._state[kind, tensor].reshape(-1)[first:last]) != digest:
                 found.append(("shard", f"it held another {name} than the update leads to"))
         return found
+
+    def _moves(self, moved: Mapping[str, int], ranks: int) -> list[tuple[str, str]]:
+        """Collectives take what one of the two cuts gives, and none where there is one rank."""
+        shapes = {name: tuple(parts[0].shape) for name, parts in self._parts.items()}
+        is_clipped = norms_of(self._program, len(shapes)) > 0
+        for cut in (row_pieces, even_pieces):
+            pieces = {name: cut(shape, ranks) for name, shape in shapes.items()}
+            expected = expected_moves(
+                pieces, micro_batches=self._count, is_sharded=cut is row_pieces, is_clipped=is_clipped
+            )
+            kinds = {*moved, *expected} if ranks > 1 else set(moved)
+            limits = {kind: expected.get(kind, (0, 0)) if ranks > 1 else (0, 0) for kind in kinds}
+            if all(least <= moved.get(kind, 0) <= most for kind, (least, most) in limits.items()):
+                return []
+        return [("moved", f"it gave other bytes to collectives than the step's {ranks} ranks exchange: {dict(moved)}")]
 
     def _chunks(self, chunks: Sequence[Any], own: range, ranks: int) -> list[tuple[str, str]]:
         """Chunks are pieces of the gradients by one of the two cuts, and all of them."""

@@ -3,13 +3,13 @@
 A rank computes its micro-batches, then the update of its shards. In each backward pass it takes one part, also where
 none is left for it and it only joins the exchange; so a rank's work is that of its passes and that of the operators
 after the gradients' sums. Copies are not counted, as layouts make them, nor are views, single numbers and unset
-memory. The exchange, exact sums and the gradients' norms are an interval of their own, which shows its bytes alone: the
-chunks that a rank signs.
+memory. The exchange, exact sums and the gradients' norms are an interval of their own, which shows bytes alone: the
+chunks that a rank signs, and for each kind of collective how many bytes it handed over, which a formula gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,19 +22,32 @@ from firmware_sim.errors import EvidenceError
 from monitor.programs.calls import is_view, operator_of
 from monitor.programs.program import Program
 
-__all__ = ["RankMeter", "beyond", "expected_work", "sums_at"]
+__all__ = ["RankMeter", "beyond", "expected_moves", "expected_work", "norms_of", "sums_at"]
 
 _STACK, _SUM, _NORM = "aten.stack.default", "aten.sum.dim_IntList", "aten.linalg_vector_norm.default"
+_WITH_OUTPUT_FIRST = ("alltoall_base", "allgather_base")
 _MOVES = frozenset(
     {"aten.copy_.default", "aten.empty.memory_format", "aten.empty_strided.default", "aten.scalar_tensor.default"}
 )
 
 
 class RankMeter:
-    """Counts the operators that run in a rank's step; it stands for silicon, as ``Meter`` does."""
+    """Counts the operators that run in a rank's step; it stands for silicon, as ``Meter`` does.
+
+    Attributes:
+        moved: bytes that went into collectives, by kind: of the tensors that this rank gives, or reduces in place.
+    """
 
     def __init__(self) -> None:
         self._meter = Meter()
+        self.moved: dict[str, int] = {}
+
+    def moves(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+        """A collective is about to run."""
+        kind = func._schema.name.partition("::")[2].strip("_")
+        given = args[1 if kind in _WITH_OUTPUT_FIRST else 0]
+        size = sum(each.numel() * each.element_size() for each in tree_leaves(given) if isinstance(each, Tensor))
+        self.moved[kind] = self.moved.get(kind, 0) + size
 
     @property
     def total(self) -> Work:
@@ -93,10 +106,43 @@ def expected_work(program: Program, gradients: int, micro_batches: int, ranks: i
         raise EvidenceError("the micro-batches of the step run other operators than each other")
     passes = -(-micro_batches // ranks)
     part = sum((work for _, work in parts[0] * passes), NO_WORK)
-    norms = 0
+    rest = end + norms_of(program, gradients)
+    return part + sum((work for _, work in _calls(program, rest, len(program.calls))), NO_WORK)
+
+
+def norms_of(program: Program, gradients: int) -> int:
+    """How many norms of single gradients a program takes once they are summed; EvidenceError if it adds none."""
+    end, norms = sums_at(program, gradients) + 2 * gradients, 0
     while norms < gradients and program.calls[end + norms]["operator"] == _NORM:
         norms += 1
-    return part + sum((work for _, work in _calls(program, end + norms, len(program.calls))), NO_WORK)
+    return norms
+
+
+def expected_moves(
+    pieces: Mapping[str, Sequence[tuple[int, int]]], *, micro_batches: int, is_sharded: bool, is_clipped: bool
+) -> dict[str, tuple[int, int]]:
+    """Least and most bytes that a rank of several gives to each kind of collective in a step, as ``RankMeter.moved``.
+
+    In each backward pass all ranks' rows of all gradients are exchanged; beside these, every loss travels as its bits.
+    Where parameters are sharded, each pass gathers each of them once or twice, and clipping adds up norms: the largest
+    magnitude of each gradient, and the nine digits and the flags of its squares' exact sum. Where they are whole, the
+    sums are gathered once, and DDP may tell once in which order gradients come: 4 bytes for each and for each bucket.
+
+    Args:
+        pieces: of each gradient, first and end of each rank's part.
+    """
+    ranks = len(next(iter(pieces.values())))
+    passes = -(-micro_batches // ranks)
+    row = 4 * sum(last - first for first, last in (parts[0] for parts in pieces.values()))
+    norms = (4 + 8 * 9 + 1) * len(pieces) if is_sharded and is_clipped else 0
+    reduced = 4 * micro_batches + norms
+    gathered = (passes * row, 2 * passes * row) if is_sharded else (row, row)
+    return {
+        "alltoall_base": (passes * ranks * row, passes * ranks * row),
+        "allgather_base": gathered,
+        "allreduce": (reduced, reduced),
+        "broadcast": (0, 0 if is_sharded else 4 * (2 * len(pieces) + 1)),
+    }
 
 
 def beyond(works: Sequence[Work], expected: Work) -> Work:

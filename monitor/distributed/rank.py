@@ -42,6 +42,7 @@ class Rank:
         rank, ranks: this process's number, and how many there are.
         steps: taken so far.
         work: what its meter counted in the last step, without bytes.
+        moved: bytes that went into the last step's collectives, by kind.
         norm: of all gradients together, by which the last step clipped them; None without clipping.
 
     Raises:
@@ -60,7 +61,7 @@ class Rank:
         self.job, self.seed, self.steps = job, seed, 0
         self.rank, self.ranks = place()
         self.norm: Tensor | None = None
-        self.work = NO_WORK
+        self.work, self.moved = NO_WORK, dict[str, int]()
         model = initialised(job.model, seed=seed)
         self._buffers = dict(model.named_buffers())
         self.layout: RankLayout = LAYOUTS[layout](job, model, self.rank, self.ranks)
@@ -108,7 +109,7 @@ class Rank:
         for name, buffer in self._buffers.items():
             if buffer._version != versions[name]:
                 raise CallerError(f"buffer {name} is written in each micro-batch; such a model has one order of them")
-        self.steps, self.work = number, meter.total
+        self.steps, self.work, self.moved = number, meter.total, meter.moved
         self.close()
         return loss
 
@@ -130,7 +131,7 @@ class Rank:
     def close(self) -> None:
         """The step has ended."""
         if self.statements is not None:
-            self.statements.close(self.steps, self.work, self.shards())
+            self.statements.close(self.steps, self.work, self.moved, self.shards())
 
     def _clip(self, job: Job) -> None:
         gradients = [local(each.grad) for each in self.parameters.values() if each.grad is not None]

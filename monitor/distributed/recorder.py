@@ -183,8 +183,22 @@ def _seed_of(out: Path) -> int:
 
 def _rank(job: Job, layout: str, seed: int, lie: tuple[str, int, int] | None) -> Rank:
     if lie is not None and lie[1] == place()[0]:
-        return lying_rank(lie[0], job, layout, seed=seed, step=lie[2])
-    return Rank(job, layout, seed=seed)
+        rank: Rank = lying_rank(lie[0], job, layout, seed=seed, step=lie[2])
+    else:
+        rank = Rank(job, layout, seed=seed)
+    _require_alike(rank.layout.model)
+    return rank
+
+
+def _require_alike(model: nn.Module) -> None:
+    """CallerError for layers that run other operators where there are no values than on a device."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = type(module).__name__
+            raise CallerError(
+                f"layer {name!a:.80} ({kind}) runs operators that shapes alone do not give; write its steps as a loop "
+                f"over nn.{module.mode.partition('_')[0]}Cell"
+            )
 
 
 def _told(value: Any) -> Any:

@@ -20,6 +20,8 @@ from monitor.programs.keys import RecordedKeys, step_seed
 
 __all__ = ["rank_session"]
 
+_COLLECTIVES = ("c10d", "_c10d_functional")
+
 
 class _Aside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands distributed tensors back, so that they become operators on local ones, and keeps collectives out.
@@ -27,9 +29,9 @@ class _Aside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Calls on tensors without values are those by which PyTorch finds out how results are sharded.
     """
 
-    def __init__(self, session: numerics.Session) -> None:
+    def __init__(self, session: numerics.Session, meter: RankMeter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._session = session
+        self._session, self._meter = session, meter
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -39,6 +41,8 @@ class _Aside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         if func.namespace == "aten" and not any(map(_is_shape_alone, tree_leaves((args, kwargs)))):
             return func(*args, **kwargs)
+        if func.namespace in _COLLECTIVES:
+            self._meter.moves(func, args)
         with self._session.aside():
             return func(*args, **kwargs)
 
@@ -58,7 +62,7 @@ def rank_session(
     torch.default_generator.manual_seed(step_seed(seed, step))
     session = numerics.recording(name, keys=keys, observer=meter)
     try:
-        with session, _Aside(session):
+        with session, _Aside(session, meter):
             yield session
     finally:
         torch.set_rng_state(random)

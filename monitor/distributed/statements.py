@@ -39,7 +39,7 @@ _STEP = "application/vnd.chipwitness.rank-step+json"
 _CHANGES = Limit(1 << 16, "changes of a run's ranks")
 _BYTES = Limit(256 << 20, "bytes of a rank's statement")
 """That of a rank with 10^6 chunks of 200 bytes."""
-_PARTS = {"run", "step", "rank", "batches", "chunks", "norms", "work", "shards"}
+_PARTS = {"run", "step", "rank", "batches", "chunks", "norms", "work", "moved", "shards"}
 
 
 def ranks_path(run: Path) -> Path:
@@ -92,7 +92,9 @@ class Statements:
         """The rank scales gradients by these norms."""
         self._norms = [flat_digest(norm) for norm in norms]
 
-    def close(self, step: int, work: Work, shards: Mapping[TensorKey, tuple[int, Tensor]]) -> None:
+    def close(
+        self, step: int, work: Work, moved: Mapping[str, int], shards: Mapping[TensorKey, tuple[int, Tensor]]
+    ) -> None:
         """The step has ended, with what the rank's meter counted; of each tensor, what is held from an element on."""
         payload = {
             "run": self._run_id,
@@ -102,6 +104,7 @@ class Statements:
             "chunks": self._chunks,
             "norms": self._norms,
             "work": [work.calls, work.flop],
+            "moved": dict(moved),
             "shards": {
                 f"{kind}/{name}": [first, first + held.numel(), flat_digest(held)]
                 for (kind, name), (first, held) in shards.items()

@@ -12,13 +12,16 @@ from analysis.examples.train_on_two_processes import MODULE, batches, gpt_job, j
 from firmware_sim.errors import CallerError
 from inspector import Outcome, Trust
 from monitor import RunFolder
+from monitor.distributed import recorder as recorder_module
 from monitor.distributed import shadow
-from monitor.distributed.attribution import departures
+from monitor.distributed.attribution import _Truth, departures
 from monitor.distributed.job import Job
 from monitor.distributed.launching import launch
+from monitor.distributed.metering import expected_moves
 from monitor.distributed.rank import Rank
 from monitor.distributed.recorder import DistributedRecorder
 from monitor.distributed.reduction import even_pieces, row_pieces
+from monitor.distributed.statements import Statements
 
 WRONG = 3
 DYING = "tests.monitor.distributed.dying_rank"
@@ -70,6 +73,33 @@ def test_what_a_rank_alters_is_named(tmp_path, kind):
     recorder.finish()
     assert {(each.step, each.rank, each.kind) for each in departures(opened(run), lab_of(run))} == {(WRONG, 0, kind)}
     assert kind != "work" or "meter" in judge(run).reasons[0].text
+
+
+@pytest.mark.parametrize("is_looked_for", [True, False])
+def test_bytes_that_collectives_take_beside_the_step_are_named(tmp_path, monkeypatch, is_looked_for):
+    """And are not where nobody looks at them."""
+    close = Statements.close
+
+    def closed(self, step, work, moved, shards):
+        close(self, step, work, {"allreduce": 4096} if step == WRONG else moved, shards)
+
+    monkeypatch.setattr(Statements, "close", closed)
+    if not is_looked_for:
+        monkeypatch.setattr(_Truth, "_moves", lambda *_: [])
+    train(tmp_path / "run", "alone")
+    found = departures(opened(tmp_path / "run"), lab_of(tmp_path / "run"))
+    assert [(each.step, each.rank, each.kind) for each in found] == [(WRONG, 0, "moved")] * is_looked_for
+
+
+def test_what_collectives_take_by_formula():
+    pieces = {"a": [(0, 6), (6, 10)], "b": [(0, 1), (1, 1)]}
+    found = expected_moves(pieces, micro_batches=3, is_sharded=True, is_clipped=True)
+    row, passes = 4 * (6 + 1), 2
+    assert found["alltoall_base"] == (passes * 2 * row,) * 2
+    assert found["allgather_base"] == (passes * row, 2 * passes * row)
+    assert found["allreduce"] == (4 * 3 + 2 * (4 + 72 + 1),) * 2
+    whole = expected_moves(pieces, micro_batches=3, is_sharded=False, is_clipped=True)
+    assert (whole["allgather_base"], whole["allreduce"], whole["broadcast"]) == ((row, row), (12, 12), (0, 20))
 
 
 def test_a_statement_that_is_missing_or_forged_is_told(alone):
@@ -162,6 +192,31 @@ class Masked(nn.Module):
         return self.head(self.block(self.tokens(tokens) + places, src_mask=mask))
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(9, 4), nn.Linear(5, 9)
+        self.cells = nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, tokens):
+        return self.head(self.cells(self.tokens(tokens))[0])
+
+
+class Stepwise(Recurrent):
+    """The same with its steps written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTMCell(4, 5)
+
+    def forward(self, tokens):
+        state, found = None, []
+        for step in self.tokens(tokens).unbind(1):
+            state = self.cells(step, state)
+            found.append(state[0])
+        return self.head(torch.stack(found, 1))
+
+
 def language(model):
     return Job(
         model=model,
@@ -186,6 +241,17 @@ def test_a_model_that_makes_tensors_of_its_own_is_recorded(tmp_path, monkeypatch
     monkeypatch.setattr(shadow, "_FACTORIES", frozenset())
     with pytest.raises(CallerError, match="shapes do not give it"):
         recorded_alone(language(Masked), tmp_path / "twin")
+
+
+def test_a_recurrent_layer_is_refused_by_name_and_its_steps_are_recorded(tmp_path, monkeypatch):
+    with pytest.raises(CallerError, match=r"layer 'cells' \(LSTM\) runs .* a loop over nn\.LSTMCell"):
+        recorded_alone(language(Recurrent), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    recorded_alone(language(Stepwise), tmp_path / "run")
+    assert judge(tmp_path / "run").outcome is Outcome.ACCEPT
+    monkeypatch.setattr(recorder_module, "_require_alike", lambda _: None)
+    with pytest.raises(CallerError, match="is no recorded operator"):
+        recorded_alone(language(Recurrent), tmp_path / "twin")
 
 
 def test_a_rank_that_fails_ends_the_job(tmp_path):
