@@ -34,4 +34,5 @@ def test_what_comes_with_the_program_explains_a_thousand_snapshots():
     assert {row["work"] for row in rows} == {"tiny-gpt", "digits-cnn", "llama-small"}
     assert sum(row["inside"] for row in rows) >= 1000
     assert sum(row["in_updates"] for row in rows) >= 200
+    assert sum(row["in_state"] for row in rows) >= 200
     assert snapshots.verdict(rows) is None
