@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ _MODULES = (
 )
 _MOST = 1 << 24
 """Bytes of a command with its environment."""
+_AGAIN_SECONDS = 0.5
 
 
 def main(program: str, own: str) -> None:
@@ -127,10 +129,15 @@ def _enter(asked: dict[str, Any], given: Sequence[int]) -> None:
 
 
 def _watch(connection: socket.socket) -> None:
-    """Interrupt the command when whoever asked has been interrupted, or is gone."""
+    """Interrupt the command when whoever asked has been interrupted, or is gone; until it has ended.
+
+    An interrupt that meets a callback of compiled code is lost: what that raises is ignored.
+    """
     with contextlib.suppress(OSError):
         if not connection.recv(1):
-            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(_AGAIN_SECONDS)
 
 
 def _run(words: Sequence[str], parser: ArgumentParser) -> int:

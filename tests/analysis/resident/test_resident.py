@@ -222,7 +222,9 @@ def test_an_interrupt_reaches_the_command(pool, world):
         command = pool.at_work()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
-    assert (process.returncode, out, err) == (3, "", "chipwitness inspect: interrupted\n")
+    assert (process.returncode, out) == (3, "")
+    # Compiled code that met the first one says that it ignores it.
+    assert err.endswith("chipwitness inspect: interrupted\n")
     until(lambda: set() if command in parents() else {0})
 
 
