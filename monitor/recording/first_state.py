@@ -68,7 +68,7 @@ class FirstState:
             return
         self._left = left
         absent = {key: name for key, name in self._state.absent().items() if f"optimizer/{name}" in left}
-        if absent:
+        if any(owner.grad is not None for owner, _ in absent):  # what learns nothing is given no state
             with aside():
                 calls = _trial(self._optimizer, absent)
             self._due |= {self.capture.taken + number: name for number, name in calls.items()}

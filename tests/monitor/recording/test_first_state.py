@@ -10,6 +10,7 @@ from torch import nn
 
 from firmware_sim import Meter
 from firmware_sim.errors import CallerError
+from monitor.recording import first_state
 from monitor.recording.first_state import FirstState
 from monitor.replay.steps import ProgramSteps, execution_of
 from monitor.transcript import RunFolder
@@ -197,3 +198,31 @@ def test_in_a_first_step_nothing_is_tried(record, monkeypatch):
     monkeypatch.setattr("monitor.recording.first_state._trial", fail)
     run, _ = record(OPTIMIZERS["adam"], first=1)
     assert run.manifest.steps == STEPS
+
+
+@pytest.mark.parametrize(("thaws", "tried"), [(None, 0), (2, 1)])
+def test_a_frozen_part_of_an_optimizer_is_tried_when_it_first_learns_and_not_before(
+    record_loop, monkeypatch, thaws, tried
+):
+    """Its state is absent all the time, and a trial in each step would cost a copy of the optimizer each."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+    trials, done = [], []
+
+    def trial(*given, true=first_state._trial):
+        trials.append(given)
+        return true(*given)
+
+    def body(model, optimizer, batch):
+        model[0].requires_grad_(len(done) == thaws or model[0].weight.requires_grad)
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        optimizer.step()
+        done.append(batch)
+
+    monkeypatch.setattr(first_state, "_trial", trial)
+    record_loop(model, optimizer, [torch.randn(2, 4) for _ in range(STEPS)], body, numerics="exact", chips=1)
+    assert len(done) == STEPS
+    assert len(trials) == tried
