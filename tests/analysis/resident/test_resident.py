@@ -214,10 +214,16 @@ def test_a_resident_process_that_is_killed_is_replaced(world):
     assert not (world / "socket").exists()
 
 
+def heeding_interrupts() -> None:
+    """What a shell starts in the background ignores interrupts, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_reaches_the_command(pool, world):
     with subprocess.Popen(
         forwarded(*INSPECT, "--device", "native-1", "--pool", str(pool.socket)),
         cwd=world, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heeding_interrupts,
     ) as process:  # fmt: skip
         command = pool.at_work()
         process.send_signal(signal.SIGINT)
