@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from firmware_sim.evidence.chiplog import ZERO_DIGEST, LogError, LogRecord, RecordKind
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
-from firmware_sim.evidence.work import NO_WORK, Work
+from firmware_sim.evidence.work import NO_WORK, TICK, Roofline, Work
 
 __all__ = ["check_life"]
 
@@ -16,20 +16,23 @@ _BEFORE_SPENT = frozenset({RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF, RecordK
 _CLEAN = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF})
 
 
-def check_life(records: Sequence[LogRecord], *, chip: str, since: LogCheckpoint = BIRTH) -> None:
+def check_life(records: Sequence[LogRecord], *, chip: str, roofline: Roofline, since: LogCheckpoint = BIRTH) -> None:
     """Check that the records can be the life of one chip, from its start or from a checkpoint on.
 
     Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
-    stands exactly where it was not. Boots and epochs count up by one. Within a boot ticks, busy ticks and the meter
-    start at 0 and never fall, busy ticks grow by at most as much as ticks, and snapshots have rising ticks. At most one
-    epoch is open; time passes and work, commitments and quotes happen in an open epoch only. Each beacon is later than
-    the one before. Nothing comes after SPENT, which stands where an epoch or a boot has ended, but a boot if a
-    checkpoint lies between.
+    stands exactly where it was not. Boots and epochs count up by one. Within a boot the meter starts at 0 and never
+    falls, busy ticks are those that its counts take, and the idle ones never fall either. Snapshots are of rising
+    ticks. At most one epoch is open; time passes and work, commitments and quotes happen in an open epoch only. Each
+    beacon is later than the one before. Nothing comes after SPENT, which stands where an epoch or a boot has ended, but
+    a boot if a checkpoint lies between.
+
+    Args:
+        roofline: of the chip's device.
 
     Raises:
         LogError: names the record and its field.
     """
-    life = _Life.after(since, chip)
+    life = _Life.after(since, chip, roofline)
     for record in records:
         life.take(record)
 
@@ -37,29 +40,32 @@ def check_life(records: Sequence[LogRecord], *, chip: str, since: LogCheckpoint 
 @dataclass(slots=True)
 class _Life:
     chip: str
+    roofline: Roofline
     last: RecordKind | None = None
     boot: int = 0
     tick: int = 0
     busy: int = 0
     work: Work = NO_WORK
+    idle: int = 0
+    snapshot_tick: int = 0
     epochs: int = 0
     open_epoch: LogRecord | None = None
-    snapshot_tick: int = 0
     beacon_time: int = 0
     _record: LogRecord = field(init=False)
 
     @classmethod
-    def after(cls, since: LogCheckpoint, chip: str) -> _Life:
+    def after(cls, since: LogCheckpoint, chip: str, roofline: Roofline) -> _Life:
         return cls(
             chip=chip,
+            roofline=roofline,
             last=since.ended,
             boot=since.boot,
             tick=since.tick,
             busy=since.busy,
             work=Work.from_bytes(since.work),
+            idle=since.tick - since.busy,
             epochs=since.epochs,
             open_epoch=since.epoch_record,
-            snapshot_tick=since.tick,
             beacon_time=since.beacon,
         )
 
@@ -92,7 +98,7 @@ class _Life:
         self._require(record.work == NO_WORK, "work", f"is {record.work} at boot, expected none")
         clean = int(self.last in _CLEAN)
         self._require(record.op == clean, "op", f"is {record.op}, expected {clean} for how the last boot ended")
-        self.snapshot_tick = 0
+        self.idle = self.snapshot_tick = 0
 
     def _take_running(self, record: LogRecord) -> None:
         kind = record.kind
@@ -115,20 +121,21 @@ class _Life:
             self._take_work(record)
 
     def _take_time(self, record: LogRecord) -> None:
-        ticks, busy = record.tick - self.tick, record.busy - self.busy
-        self._require(ticks >= 0, "tick", f"is {record.tick}, below {self.tick} of the record before")
-        self._require(busy >= 0, "busy", f"is {record.busy}, below {self.busy} of the record before")
-        self._require(busy <= ticks, "busy", f"grows by {busy} in {ticks} ticks")
+        takes = self.roofline.time(record.work) // TICK
         self._require(self.work <= record.work, "work", f"is {record.work}, below {self.work} of the record before")
-        stands = self.open_epoch is not None or ticks == 0
+        self._require(record.busy == takes, "busy", f"is {record.busy}, and what the meter counts takes {takes} ticks")
+        idle = self.idle
+        if record.kind is not RecordKind.SNAPSHOT:
+            idle = record.tick - record.busy
+            self._require(idle >= self.idle, "tick", f"is {record.tick}, {idle} idle ones of {self.idle} before")
+        stands = self.open_epoch is not None or (record.work, idle) == (self.work, self.idle)
         self._require(stands, "tick", f"is {record.tick}, and no epoch is open since tick {self.tick}")
+        self.idle = idle
 
     def _take_close(self, record: LogRecord) -> None:
         opened = self._opened(record)
         self._require(record.step == opened.step, "step", f"is epoch {record.step}, expected {opened.step}")
         self._require(record.digest == opened.digest, "digest", "is not the commitment of the open epoch")
-        busy = record.busy - opened.busy
-        self._require(record.op == busy, "op", f"is {record.op} busy ticks, expected the {busy} of the epoch")
         self.open_epoch = None
 
     def _take_gap(self, record: LogRecord) -> None:
@@ -137,16 +144,16 @@ class _Life:
         epoch = max(self.epochs - 1, 0)
         self._require(record.step == epoch, "step", f"is epoch {record.step}, expected {epoch}")
         if record.op:
-            self._require(record.op == record.tick, "op", f"is tick {record.op}, expected 0 or {record.tick}")
-            self._require(record.op > self.snapshot_tick, "op", f"is tick {record.op}, which already holds a snapshot")
+            above = self.snapshot_tick < record.op <= record.tick + 1
+            self._require(above, "op", f"is tick {record.op - 1} and 1, which holds a snapshot or is still to come")
         self.open_epoch = None
 
     def _take_work(self, record: LogRecord) -> None:
         self._opened(record)
         if record.kind is RecordKind.SNAPSHOT:
-            above = record.tick > self.snapshot_tick
-            self._require(above, "tick", f"is {record.tick}, not above {self.snapshot_tick} of the snapshot before")
-            self.snapshot_tick = record.tick
+            above = record.tick >= self.snapshot_tick
+            self._require(above, "tick", f"is {record.tick}, not above {self.snapshot_tick - 1} of the one before")
+            self.snapshot_tick = record.tick + 1
         elif record.kind is RecordKind.BEACON:
             later = record.step > self.beacon_time
             self._require(later, "step", f"is a beacon of {record.step}, not later than that of {self.beacon_time}")

@@ -18,7 +18,7 @@ from firmware_sim.evidence.chiplog import RECORD_BYTES, RecordKind
 from firmware_sim.evidence.digest import digest_bytes
 from firmware_sim.evidence.envelope import VerifyingKey
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
-from firmware_sim.evidence.work import NO_WORK, Work
+from firmware_sim.evidence.work import NO_WORK, Roofline, Work
 from firmware_sim.identity import DeviceSecrets, Firmware, derive_key
 from firmware_sim.mailbox import ErrorCode, MailboxError
 from firmware_sim.nvram import Disk, LogFile, Nvram, NvramError, move, write_file
@@ -27,7 +27,7 @@ from firmware_sim.profiles import NvramProfile
 __all__ = ["Fuses", "Silicon", "State", "create_silicon", "powered_down"]
 
 _FUSES, _FIRMWARE, _NVRAM, _LOCK = "fuses.json", "firmware.json", "nvram.bin", "power.lock"
-_STATE = struct.Struct(f">Q32sI?QQ24s{RECORD_BYTES}sQ{len(BIRTH.to_bytes())}s")
+_STATE = struct.Struct(f">Q32sIQQQ24s{RECORD_BYTES}sQ{len(BIRTH.to_bytes())}s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class State:
     """The chip's persistent state; all the rest follows from the log, which it acknowledges up to `log_size`.
 
     `tick`, `busy` and `work` are this boot's time, busy ticks and what its meter had counted when this was stored;
-    `pending` says that the snapshot of `tick` is under way; `security_floor` is the highest security version ever
-    booted. `last_record` is the log's last record once more, so that one write to the log may get lost. What came
-    before `checkpoint` is released, and took `released` cells.
+    `pending` is 1 and the tick of the first snapshot that is under way, 0 if none is; `security_floor` is the highest
+    security version ever booted. `last_record` is the log's last record once more, so that one write to the log may get
+    lost. What came before `checkpoint` is released, and took `released` cells.
     """
 
     log_size: int = 0
     log_head: bytes = bytes(32)
-    pending: bool = False
+    pending: int = 0
     security_floor: int = 0
     tick: int = 0
     busy: int = 0
@@ -75,6 +75,7 @@ class Fuses:
 
     secrets: DeviceSecrets
     snapshot_rate: Fraction
+    roofline: Roofline
     algorithm: str
     beacon_key: VerifyingKey | None
     nvram: NvramProfile
@@ -93,6 +94,8 @@ class Fuses:
             "device_certificate": self.secrets.device_certificate.decode(),
             "maker_certificate": self.secrets.maker_certificate.decode(),
             "nvram_bytes": self.nvram.capacity,
+            "flop_rate": self.roofline.flop,
+            "moved_rate": self.roofline.moved,
             "quotas": {kind.name: count for kind, count in self.nvram.quotas.items()},
             "snapshot_rate": [self.snapshot_rate.numerator, self.snapshot_rate.denominator],
             "uds": self.secrets.uds.hex(),
@@ -116,6 +119,7 @@ class Fuses:
             return cls(
                 secrets=secrets,
                 snapshot_rate=Fraction(*content["snapshot_rate"]),
+                roofline=Roofline(flop=content["flop_rate"], moved=content["moved_rate"]),
                 algorithm=content["algorithm"],
                 beacon_key=None if beacon_key is None else VerifyingKey(bytes.fromhex(beacon_key)),
                 nvram=NvramProfile(

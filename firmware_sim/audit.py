@@ -1,15 +1,18 @@
-"""Does a chip's log hold a snapshot at exactly the ticks that its revealed epoch keys demand?"""
+"""Does a chip's log hold a snapshot for exactly the moments that its revealed epoch keys demand?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from firmware_sim import limits
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
-from firmware_sim.schedule import EpochKey, ScheduleError, Unaudited, commit_epoch, scheduled_ticks
+from firmware_sim.evidence.work import TICK, Roofline
+from firmware_sim.roofline import time_of
+from firmware_sim.schedule import EpochKey, ScheduleError, Unaudited, commit_epoch, scheduled, threshold
 
 __all__ = [
     "MAX_AUDITED_TICKS",
@@ -24,11 +27,20 @@ __all__ = [
 MAX_AUDITED_TICKS = limits.AUDITED_TICKS.most
 
 
+class Taken(NamedTuple):
+    """A snapshot as logged: between the times of the records around it, in 2^-32 ticks."""
+
+    record: LogRecord
+    after: int
+    before: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSpan:
-    """One epoch as logged: its ticks are (start, end]; `ended` is the record that ended it, None while it is open.
+    """One epoch as logged: the times (start, end], in 2^-32 ticks; `ended` is the record that ended it, if one did.
 
-    Where the power went, `end` is the last tick that began; `cut_tick` is that of a snapshot then under way.
+    Where the power went, `end` is the last time that the chip knew; snapshots from tick `cut_from` on were then under
+    way, None if none was.
     """
 
     epoch: int
@@ -37,18 +49,13 @@ class EpochSpan:
     end: int
     opened: LogRecord
     ended: LogRecord | None
-    snapshots: tuple[LogRecord, ...]
-    cut_tick: int | None
-
-    @property
-    def has_lost_power(self) -> bool:
-        """Whether the epoch ended with a power cut."""
-        return self.ended is not None and self.ended.kind is RecordKind.POWER_GAP
+    snapshots: tuple[Taken, ...]
+    cut_from: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleAudit:
-    """Extent of an audit: every tick of the chip's life up to the quote, or since a checkpoint."""
+    """Extent of an audit: the chip's life up to the quote, or since a checkpoint, in whole ticks."""
 
     epochs: int
     ticks: int
@@ -58,26 +65,38 @@ class ScheduleAudit:
     cut_snapshots: tuple[LogRecord, ...]
 
 
-def epoch_spans(records: Sequence[LogRecord], since: LogCheckpoint = BIRTH) -> list[EpochSpan]:
+def epoch_spans(records: Sequence[LogRecord], roofline: Roofline, since: LogCheckpoint = BIRTH) -> list[EpochSpan]:
     """Return the epochs of a log that has passed `check_life`, in order; that of a checkpoint is the first."""
     spans: list[EpochSpan] = []
     opened = since.epoch_record
+    after = 0 if opened is None else time_of(opened, roofline)
     snapshots: list[LogRecord] = []
+    taken: list[Taken] = []
     for record in records:
-        if record.kind is RecordKind.EPOCH:
-            opened, snapshots = record, []
-        elif record.kind is RecordKind.SNAPSHOT:
+        if record.kind is RecordKind.SNAPSHOT:
             snapshots.append(record)
+            continue
+        now = time_of(record, roofline)
+        taken += (Taken(each, after, now) for each in snapshots)
+        after, snapshots = now, []
+        if record.kind is RecordKind.EPOCH:
+            opened, taken = record, []
         elif record.kind in (RecordKind.CLOSE_EPOCH, RecordKind.POWER_GAP) and opened is not None:
-            spans.append(_span(opened, record, record.tick, snapshots))
+            spans.append(_span(opened, record, roofline, taken, now))
             opened = None
     if opened is not None:
-        spans.append(_span(opened, None, records[-1].tick, snapshots))
+        taken += (Taken(each, after, after) for each in snapshots)
+        spans.append(_span(opened, None, roofline, taken, after))
     return spans
 
 
 def check_epoch_keys(
-    records: Sequence[LogRecord], keys: Sequence[EpochKey], *, chip: str, since: LogCheckpoint = BIRTH
+    records: Sequence[LogRecord],
+    keys: Sequence[EpochKey],
+    *,
+    chip: str,
+    roofline: Roofline,
+    since: LogCheckpoint = BIRTH,
 ) -> None:
     """Check that there is exactly one key for each ended epoch, and that it opens the commitment in the log.
 
@@ -87,7 +106,7 @@ def check_epoch_keys(
     revealed = {key.epoch: key.key for key in keys}
     if len(revealed) != len(keys):
         raise ScheduleError(f"chip {chip}: two keys for one epoch")
-    for span in epoch_spans(records, since):
+    for span in epoch_spans(records, roofline, since):
         key = revealed.pop(span.epoch, None)
         if span.ended is None:
             if key is not None:
@@ -108,89 +127,100 @@ def audit_schedule(
     keys: Sequence[EpochKey],
     *,
     rate: Fraction,
+    roofline: Roofline,
     chip: str,
     max_ticks: int | None = None,
     since: LogCheckpoint = BIRTH,
 ) -> ScheduleAudit:
-    """Check that every tick of the log lies in an ended epoch, which holds a snapshot at exactly its scheduled ticks.
+    """Check that all time of the log lies in ended epochs, each of which holds a snapshot for exactly its moments.
 
-    The chip closes its epoch right before the quote, so the open one covers nothing; a snapshot that a power cut
-    interrupted is counted, not condemned. Where the power goes in the last tick before its snapshot's moment has come,
-    there is none. Needs records that passed `check_life`; the keys are checked by
+    The record of each stands where the log has come to its moment: behind what was recorded before, and before what was
+    recorded after. The chip closes its epoch right before the quote, so the open one covers nothing; snapshots that a
+    power cut interrupted are counted, not condemned. Needs records that passed `check_life`; the keys are checked by
     `check_epoch_keys`.
 
+    Args:
+        roofline: of the chip's device.
+
     Raises:
-        ScheduleError: a snapshot is missing or extra, naming chip, boot, tick and record; no epoch has ended, or the
-            open one covers ticks.
+        ScheduleError: a snapshot is missing, extra or out of place, naming chip, boot, tick and record; no epoch has
+            ended, or the open one covers time.
         Unaudited: the log claims more than `max_ticks` ticks, and none of them was looked at.
     """
     revealed = {key.epoch: key.key for key in keys}
-    spans = epoch_spans(records, since)
+    spans = epoch_spans(records, roofline, since)
     ended = [span for span in spans if span.ended is not None]
     if not ended:
         raise ScheduleError(f"chip {chip}: no epoch has ended, so no snapshot can be audited")
     check_open_epoch(spans[-1], chip=chip)
     max_ticks = MAX_AUDITED_TICKS if max_ticks is None else max_ticks
-    ticks = sum(max(span.end - span.start, 0) for span in ended)
+    ticks = sum(max(span.end - span.start, 0) for span in ended) // TICK
     if ticks > max_ticks:
         raise Unaudited(
             f"chip {chip}: its log covers {ticks} ticks, more than the {max_ticks} that an audit looks at: "
             "whether it took its snapshots is unknown"
         )
+    limit = threshold(rate)
     for span in ended:
         key = revealed.get(span.epoch)
         if key is None:
             raise ScheduleError(f"chip {chip}: the key of epoch {span.epoch} is missing")
-        _audit_span(span, key, rate, chip)
+        _audit_span(span, scheduled(key, span.boot, span.start, span.end, limit), chip)
     return ScheduleAudit(
         epochs=len(ended),
         ticks=ticks,
         busy_ticks=sum(span.ended.busy - span.opened.busy for span in spans if span.ended is not None),
         snapshots=sum(len(span.snapshots) for span in ended),
         power_gaps=sum(r.kind is RecordKind.POWER_GAP for r in records),
-        cut_snapshots=tuple(span.ended for span in ended if span.ended is not None and span.cut_tick is not None),
+        cut_snapshots=tuple(span.ended for span in ended if span.ended is not None and span.cut_from is not None),
     )
 
 
 def check_open_epoch(span: EpochSpan, *, chip: str) -> None:
-    """Check that an epoch whose key is not out yet covers no tick and no snapshot."""
+    """Check that an epoch whose key is not out yet covers no time and no snapshot."""
     if span.ended is None and (span.end > span.start or span.snapshots):
         raise ScheduleError(
-            f"chip {chip}: epoch {span.epoch} is still open and covers ticks {span.start + 1} to {span.end}: "
-            "its schedule cannot be audited"
+            f"chip {chip}: epoch {span.epoch} is still open and covers ticks {span.start / TICK:.2f} to "
+            f"{span.end / TICK:.2f}: its schedule cannot be audited"
         )
 
 
-def _audit_span(span: EpochSpan, key: bytes, rate: Fraction, chip: str) -> None:
-    found = {record.tick: record for record in span.snapshots}
-    if span.ended is not None and span.cut_tick is not None:
-        found[span.cut_tick] = span.ended
-    for tick in scheduled_ticks(key, span.boot, span.start, span.end, rate):
-        if found.pop(tick, None) is None and not (span.has_lost_power and tick == span.end):
-            after = max(
-                (record.counter for record in span.snapshots if record.tick < tick), default=span.opened.counter
-            )
+def _audit_span(span: EpochSpan, moments: Iterable[int], chip: str) -> None:
+    found = {each.record.tick: each for each in span.snapshots}
+    for moment in moments:
+        tick = moment // TICK
+        taken = found.pop(tick, None)
+        if taken is None and (span.cut_from is None or tick < span.cut_from):
+            earlier = (each.record.counter for each in span.snapshots if each.record.tick < tick)
             raise ScheduleError(
-                f"chip {chip}: no snapshot at boot {span.boot}, tick {tick} of epoch {span.epoch} "
-                f"(it belongs after log record {after})"
+                f"chip {chip}: no snapshot at boot {span.boot}, tick {moment / TICK:.2f} of epoch {span.epoch} "
+                f"(it belongs after log record {max(earlier, default=span.opened.counter)})"
+            )
+        if taken is not None and not taken.after < moment <= taken.before:
+            raise ScheduleError(
+                f"chip {chip}: log record {taken.record.counter}: the snapshot of boot {span.boot}, tick "
+                f"{moment / TICK:.2f} stands between records of ticks {taken.after / TICK:.2f} and "
+                f"{taken.before / TICK:.2f}"
             )
     if found:
-        extra = found[min(found)]
+        extra = found[min(found)].record
         raise ScheduleError(
             f"chip {chip}: log record {extra.counter}: snapshot at boot {span.boot}, tick {extra.tick} "
             f"of epoch {span.epoch} is not on the schedule"
         )
 
 
-def _span(opened: LogRecord, ended: LogRecord | None, end: int, snapshots: Sequence[LogRecord]) -> EpochSpan:
-    cut = ended.op if ended is not None and ended.kind is RecordKind.POWER_GAP and ended.op else None
+def _span(
+    opened: LogRecord, ended: LogRecord | None, roofline: Roofline, snapshots: Sequence[Taken], end: int
+) -> EpochSpan:
+    cut = ended.op - 1 if ended is not None and ended.kind is RecordKind.POWER_GAP and ended.op else None
     return EpochSpan(
         epoch=opened.step,
         boot=opened.boot,
-        start=opened.tick,
+        start=time_of(opened, roofline),
         end=end,
         opened=opened,
         ended=ended,
         snapshots=tuple(snapshots),
-        cut_tick=cut,
+        cut_from=cut,
     )

@@ -351,15 +351,26 @@ CHIP_GUARDS: Mapping[str, Callable[[ChipCase], object]] = MappingProxyType(
         "extension": lambda case: check_extends(case.records, case.quote, case.last, case.since),
         "log chain": lambda case: check_log_chain(case.records, case.identity, case.since),
         "log quoted": lambda case: check_log_quoted(case.records, case.quote, case.since),
-        "life": lambda case: check_life(case.records, chip=case.identity.chip_id, since=case.since),
+        "life": lambda case: check_life(
+            case.records, chip=case.identity.chip_id, roofline=case.quote.roofline, since=case.since
+        ),
         "registers": lambda case: check_registers(case.records, case.quote, case.since),
         "quote time": lambda case: check_quote_time(case.records, case.quote, case.since),
         "boots": lambda case: check_boots(case.records, case.trust, chip=case.identity.chip_id),
         "epoch keys": lambda case: check_epoch_keys(
-            case.records, case.keys, chip=case.identity.chip_id, since=case.since
+            case.records,
+            case.keys,
+            chip=case.identity.chip_id,
+            roofline=case.quote.roofline,
+            since=case.since,
         ),
         "schedule": lambda case: audit_schedule(
-            case.records, case.keys, rate=case.trust.snapshot_rate, chip=case.identity.chip_id, since=case.since
+            case.records,
+            case.keys,
+            rate=case.trust.snapshot_rate,
+            roofline=case.quote.roofline,
+            chip=case.identity.chip_id,
+            since=case.since,
         ),
     }
 )

@@ -1,12 +1,17 @@
 """The chip as a host and an inspector see it.
 
-Time is (boot, tick). A tick is one draw of the snapshot schedule; the host advances it with `tick` while it trains and
-with `idle` while it does not. Whatever a method records is in NVRAM before the method returns, and so is the time to
-which it has advanced: taking the power hides no tick. The one exception is a snapshot of much memory: its copy is taken
-before the method returns, and NVRAM says that it is under way; its record follows once the copy is hashed, before
-anything else is recorded.
+Time is (boot, tick) by the chip's own clock: what its meter has counted, by the roofline of its device, and the ticks
+that it was idle (`firmware_sim.roofline`). The host has no say in it. It tells the chip where it is, with `attach` and
+`commit`; a snapshot falls between two of the operators that run on the memory, at a moment that nobody knows before,
+and carries what was told last. Idle time is what an injected clock says. Here that is simulated, by `idle`.
 
-Arguments are of exact types. A refusal is a `MailboxError` with a number and has changed nothing.
+Whatever a method records is in NVRAM before the method returns, and each tick before its work goes on: taking the power
+hides no tick that has passed. The one exception is a snapshot of much memory: NVRAM says that it is under way, and its
+record follows once the copy is hashed, before anything else is recorded.
+
+Arguments are of exact types. A refusal is a `MailboxError` with a number and has changed nothing. Operators that run
+within a command, in a handler of a signal for instance, keep the chip from taking a snapshot in time: its record then
+says that it is late, which no inspector accepts.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ EMPTY_MEMORY = digest_list("device-memory", [], allow_empty=True)
 class SnapshotEvent:
     """A snapshot that is record number `record` of the chip's log, with its digest, once its copy is hashed.
 
-    The host hears only of those that fall at the tick itself.
+    The host hears only of those that fall while it lets the chip idle.
     """
 
     chip_id: str
@@ -66,16 +71,8 @@ class Chip(ABC):
         """Log 32 bytes that the host commits to for (run, step)."""
 
     @abstractmethod
-    def tick(self, run_id: bytes, step: int) -> SnapshotEvent | None:
-        """Advance time by one tick of work, behind a step of a run.
-
-        If a snapshot is due, it falls between two of the operators that run on the memory from now on. It is taken at
-        the next tick or record at the latest, and at once, and returned, where none ran since the last tick.
-        """
-
-    @abstractmethod
     def idle(self, ticks: int) -> list[SnapshotEvent]:
-        """Advance time by `ticks` without work; snapshots that fall due carry the last coordinate."""
+        """Let the injected clock say that `ticks` passed without work; returns the snapshots that fell in them."""
 
     def shards(self) -> list[tuple[int, bytes]]:
         """Return record number and bytes (`MemoryCopy.to_bytes`) of the snapshots since the last call, once.

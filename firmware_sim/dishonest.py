@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from firmware_sim._silicon import Silicon
-from firmware_sim.chip import SnapshotEvent
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence.chiplog import NO_RUN, RECORD_BYTES, LogRecord, RecordKind, parse_log
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.envelope import SigningKey
+from firmware_sim.evidence.work import TICK
 from firmware_sim.firmware import ChipOrder, FirmwareChip
 from firmware_sim.identity import Firmware, MakerCA, derive_key
 from firmware_sim.lies import ChipLie
@@ -73,7 +73,7 @@ class _SkipSnapshots(FirmwareChip):
 
 
 class _OpenEpoch(_SkipSnapshots):
-    """Closes its epoch before the first tick of each boot, and not again."""
+    """Closes its epoch at the start of each boot, and not again."""
 
     def _start(self) -> None:
         super()._start()
@@ -92,7 +92,10 @@ class _PredictSchedule(FirmwareChip):
 
     def predict(self, ticks: int) -> list[int]:
         """Return which of the coming `ticks` hold a snapshot, as distances from now (1 is the next tick)."""
-        return [ahead for ahead in range(1, ticks + 1) if self._is_due(self.time + ahead)]
+        now = self._time
+        return [
+            ahead for ahead in range(1, ticks + 1) if any(self._moments(now + (ahead - 1) * TICK, now + ahead * TICK))
+        ]
 
 
 class _SwapWeights(FirmwareChip):
@@ -133,7 +136,7 @@ class _ReplaySnapshot(FirmwareChip):
 class _RollBackLog(FirmwareChip):
     """Restores, when the epoch is closed for the second inspection, everything to how the boot left it."""
 
-    _fields = ("_counts", "_registers", "_epoch", "_epoch_key", "_opened_busy", "_beacon_time")
+    _fields = ("_counts", "_registers", "_epoch", "_epoch_key", "_looked_at", "_beacon_time")
     _saved: dict[str, Any]
     _quoted = False
 
@@ -195,13 +198,8 @@ class _SpliceLogs(FirmwareChip):
         self._donor = FirmwareChip.power_on(_donor_folder(self._silicon.folder))
         super()._start()
 
-    def _advance(self, ticks: int, *, busy: int) -> SnapshotEvent | None:
-        before = self.time
-        event = super()._advance(ticks, busy=busy)
-        self._donor.idle(self.time - before)
-        return event
-
     def _close_epoch(self) -> int:
+        self._donor.idle(self.time - self._donor.time)
         self._donor.close_epoch()
         return super()._close_epoch()
 

@@ -6,11 +6,12 @@ import dataclasses
 import hashlib
 import weakref
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import groupby
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -29,7 +30,7 @@ from firmware_sim.chip import EMPTY_MEMORY, Chip, SnapshotEvent, Utilisation
 from firmware_sim.errors import CallerError, ChipwitnessError, EvidenceError
 from firmware_sim.evidence.blocks import prepare
 from firmware_sim.evidence.chiplog import (
-    FORCED,
+    LATE,
     NO_RUN,
     ZERO_DIGEST,
     LogRecord,
@@ -43,18 +44,19 @@ from firmware_sim.evidence.digest import BLAKE3, DEFAULT_ALGORITHM, Digest, dige
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey
 from firmware_sim.evidence.pruning import open_log_checkpoint
 from firmware_sim.evidence.quote import Quote
-from firmware_sim.evidence.work import NO_WORK, Work
+from firmware_sim.evidence.work import NO_WORK, TICK, Roofline, Work
 from firmware_sim.identity import CURRENT_FIRMWARE, Firmware, IdentityError, MakerCA, check_image, issue_alias
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 from firmware_sim.memory import DeviceMemory, MemoryCopy
+from firmware_sim.meter import NEVER
 from firmware_sim.nvram import Disk, NvramError, PosixDisk
-from firmware_sim.profiles import BENCH, FOLDED, NvramProfile, NvramStatus
+from firmware_sim.profiles import BENCH, FOLDED, LABORATORY, NvramProfile, NvramStatus
 from firmware_sim.schedule import (
     EpochKey,
     commit_epoch,
     derive_epoch_key,
     is_scheduled,
-    operators_until,
+    moment_of,
     threshold,
 )
 
@@ -63,11 +65,11 @@ __all__ = ["ChipOrder", "FirmwareChip", "quote_request_digest"]
 _HASHED_AT_ONCE = 1 << 20
 """Bytes of memory: a thread costs more than hashing as much."""
 _MOST_SHARDS = 4
-"""Of them a host that asks after each tick misses none."""
+"""Of them a host that asks after each step misses few."""
 _PATIENCE = 0.01
 """Seconds after which a thread that waits for the gate looks whether it still must."""
 _NO_GAP = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP, RecordKind.SPENT})
-_BOOT_NEEDS = {RecordKind.BOOT: 1, RecordKind.EPOCH: 1, RecordKind.CLOSE_EPOCH: 1}
+_BOOT_NEEDS = {RecordKind.BOOT: 1, RecordKind.EPOCH: 1, RecordKind.CLOSE_EPOCH: 1, RecordKind.SNAPSHOT: 1}
 _SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223"
 _RFC8032_PRIVATE = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
 _RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"
@@ -77,15 +79,17 @@ _RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522
 class ChipOrder:
     """A maker's order of a chip; all of the chip's secrets follow from `seed` and `chip_id`.
 
-    `snapshot_rate` is in snapshots per tick, in [0, 1]; `beacon_key` is the verifier's, for beacons and log
-    checkpoints; `nvram` says how large the chip's memory is, and `quotas` overrides how many records of a kind it
-    takes. Only a dishonest chip that clones another one reads `clone_of`.
+    `snapshot_rate` is in snapshots per tick, in [0, 1]; `roofline` is what the device does at most in a second, which
+    is a tick; `beacon_key` is the verifier's, for beacons and log checkpoints; `nvram` says how large the chip's memory
+    is, and `quotas` overrides how many records of a kind it takes. Only a dishonest chip that clones another one reads
+    `clone_of`.
     """
 
     maker: MakerCA
     chip_id: str
     seed: bytes
     snapshot_rate: Fraction
+    roofline: Roofline = LABORATORY
     firmware: Firmware = CURRENT_FIRMWARE
     algorithm: str = DEFAULT_ALGORITHM
     beacon_key: VerifyingKey | None = None
@@ -101,16 +105,17 @@ class ChipOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UnderWay:
-    """A snapshot whose copy is being hashed; the host holds no part of it."""
+    """Snapshots of one moment whose copy is being hashed; the host holds no part of it."""
 
-    event: SnapshotEvent
+    events: Sequence[SnapshotEvent]
     op: int
+    work: Work
     frozen: MemoryCopy | None
     hashing: Future[Digest] = field(default_factory=Future)
 
 
 class _Waiting:
-    """A snapshot whose tick has begun and whose moment has not come. The host does not learn of it.
+    """The next moment at which the chip has to do something by its clock. The host does not learn of it.
 
     The meter that calls it may outlive the chip.
     """
@@ -119,10 +124,10 @@ class _Waiting:
         self._chip = weakref.ref(chip)
 
     def __call__(self) -> None:
-        """Its moment has come."""
+        """It has come."""
         chip = self._chip()
         if chip is not None:
-            chip._take_awaited(self)
+            chip._wake(self)
 
 
 class FirmwareChip(Chip):
@@ -145,13 +150,13 @@ class FirmwareChip(Chip):
         self._shards: deque[tuple[int, bytes]] | None = None
         self._waiting: _Waiting | None = None
         self._attached_at = self._earlier = NO_WORK
-        self._ticked_at = self._committed_at = 0
+        self._committed_at = self._looked_at = 0
         self._coordinate = (NO_RUN, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
         self._registers = Registers()
         self._boot = self._epoch = self._beacon_time = 0
-        self._opened_busy = self._snapshots = self._bytes_hashed = 0
+        self._snapshots = self._bytes_hashed = 0
         self._epoch_key = self._booted = b""
         self._spent = False
 
@@ -164,6 +169,7 @@ class FirmwareChip(Chip):
         chip_id: str,
         seed: bytes,
         snapshot_rate: Fraction,
+        roofline: Roofline = LABORATORY,
         firmware: Firmware = CURRENT_FIRMWARE,
         algorithm: str = DEFAULT_ALGORITHM,
         beacon_key: VerifyingKey | None = None,
@@ -180,6 +186,7 @@ class FirmwareChip(Chip):
             chip_id=chip_id,
             seed=seed,
             snapshot_rate=snapshot_rate,
+            roofline=roofline,
             firmware=firmware,
             algorithm=algorithm,
             beacon_key=beacon_key,
@@ -200,6 +207,7 @@ class FirmwareChip(Chip):
         fuses = Fuses(
             secrets=order.maker.issue_device(order.chip_id, order.seed),
             snapshot_rate=order.snapshot_rate,
+            roofline=order.roofline,
             algorithm=order.algorithm,
             beacon_key=order.beacon_key,
             nvram=order.nvram.with_quotas(order.quotas),
@@ -252,7 +260,7 @@ class FirmwareChip(Chip):
     @property
     def time(self) -> int:
         """The current tick of this boot."""
-        return self._silicon.state.tick
+        return self._time // TICK
 
     @property
     def _position(self) -> tuple[int, int]:
@@ -273,7 +281,7 @@ class FirmwareChip(Chip):
     def utilisation(self) -> Utilisation:
         state = self._silicon.state
         return Utilisation(
-            busy_ticks=state.busy,
+            busy_ticks=self._fuses.roofline.time(self._work) // TICK,
             idle_ticks=state.tick - state.busy,
             snapshots=self._snapshots,
             bytes_hashed=self._bytes_hashed,
@@ -297,12 +305,13 @@ class FirmwareChip(Chip):
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
         self._memory, self._copy = memory, None
         self._earlier, self._attached_at = record.work, memory.meter.total
-        self._ticked_at = self._committed_at = self._operators
+        self._committed_at = self._operators
         if self._hasher is None and memory.byte_count >= _HASHED_AT_ONCE:
             self._hasher = ThreadPoolExecutor(1)
             self._hasher.submit(bytes)  # starts its thread, which no tick then waits for
             prepare()
         self._coordinate = (run_id, step)
+        self._await_next()
         return record
 
     @command
@@ -311,27 +320,27 @@ class FirmwareChip(Chip):
         check_digest(self._fused_id, digest)
         record = self._append(RecordKind.COMMIT, run_id=run_id, step=step, op=self._held, digest=digest)
         self._committed_at = self._operators
-        return record
-
-    @command
-    def tick(self, run_id: bytes, step: int) -> SnapshotEvent | None:
-        check_coordinate(self._fused_id, run_id, step)
-        self._require_space(RecordKind.SNAPSHOT)
-        self._force_awaited()
         self._coordinate = (run_id, step)
-        return self._advance(1, busy=1)
+        return record
 
     @command
     def idle(self, ticks: int) -> list[SnapshotEvent]:
         check_ticks(self._fused_id, ticks)
-        self._require_space(RecordKind.SNAPSHOT)
-        target = self.time + ticks
-        events = []
-        while self.time < target:
-            self._require_space(RecordKind.SNAPSHOT)
-            event = self._advance(target - self.time, busy=0)
-            if event is not None:
-                events.append(event)
+        self._require_service()
+        self._catch_up()
+        start, passed, events = self._time, 0, list[SnapshotEvent]()
+        moments = self._moments(start, start + ticks * TICK)
+        for until, group in groupby(moments, lambda moment: -((start - moment) // TICK)):
+            due = [moment // TICK for moment in group]
+            self._room_for(due)
+            self._store(self._timed(self._silicon.state, idle=until - passed))
+            passed, self._looked_at = until, self._time
+            events += self._snapshot(due)
+            if self._spent:
+                return events
+        self._store(self._timed(self._silicon.state, idle=ticks - passed))
+        self._looked_at = self._time
+        self._await_next()
         return events
 
     @command
@@ -443,7 +452,7 @@ class FirmwareChip(Chip):
             measurement=self._firmware.measurement,
             security_version=self._firmware.security_version,
             boot=self._boot,
-            tick=self.time,
+            tick=state.tick,
             epoch=self._epoch,
             counter=self._silicon.nvram.sequence,
             log_size=self._silicon.state.log_size,
@@ -451,6 +460,8 @@ class FirmwareChip(Chip):
             journey=self._registers.journey,
             current=self._registers.current,
             snapshot_rate=self._fuses.snapshot_rate,
+            flop_rate=self._fuses.roofline.flop,
+            moved_rate=self._fuses.roofline.moved,
             snapshot_algorithm=self._fuses.algorithm,
             beacon=self._beacon_time,
             calls=state.work.calls,
@@ -485,7 +496,7 @@ class FirmwareChip(Chip):
         """The power supply's reserve lasts for one more write, which keeps what the meter has counted."""
         if self._finalizer.alive and self._work != self._silicon.state.work:
             with suppress(ChipwitnessError, OSError):
-                self._silicon.store(dataclasses.replace(self._silicon.state, work=self._work))
+                self._silicon.store(self._timed(self._silicon.state))
         self.lose_power()
 
     @property
@@ -496,6 +507,8 @@ class FirmwareChip(Chip):
     @property
     def _work(self) -> Work:
         """What the meter has counted in this boot."""
+        if self._spent:
+            return self._silicon.state.work
         if self._memory is None:
             return self._earlier
         return self._earlier + (self._memory.meter.total - self._attached_at).share(*self._memory.share)
@@ -513,17 +526,34 @@ class FirmwareChip(Chip):
         part, whole = self._memory.share
         return self._memory.meter.holdings.byte_count * part // whole
 
+    @property
+    def _time(self) -> int:
+        """The time of this boot, in 2^-32 ticks."""
+        state = self._silicon.state
+        return self._fuses.roofline.time(self._work) + (state.tick - state.busy) * TICK
+
+    def _timed(self, state: State, *, idle: int = 0) -> State:
+        """The state with the time that it is now, and so many idle ticks later."""
+        work = self._work
+        busy = self._fuses.roofline.time(work) // TICK
+        return dataclasses.replace(state, work=work, busy=busy, tick=state.tick - state.busy + busy + idle)
+
     def settle(self) -> None:
-        """Record the snapshot that is under way, once it is hashed."""
+        """Record the snapshots that are under way, once they are hashed."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
-        event, digest = under_way.event, under_way.hashing.result()
-        self._append(RecordKind.SNAPSHOT, run_id=event.run_id, step=event.step, op=under_way.op, digest=digest.value)
-        self._snapshots += 1
-        self._bytes_hashed += event.bytes_hashed
-        if self._shards is not None and under_way.frozen is not None:
-            self._shards.append((event.record, under_way.frozen.to_bytes()))
+        digest = under_way.hashing.result()
+        for number, event in enumerate(under_way.events, start=1):
+            self._append(
+                RecordKind.SNAPSHOT, run_id=event.run_id, step=event.step, op=under_way.op, digest=digest.value,
+                tick=event.tick, work=under_way.work,
+                pending=under_way.events[number].tick + 1 if number < len(under_way.events) else 0,
+            )  # fmt: skip
+            self._snapshots += 1
+            self._bytes_hashed += event.bytes_hashed
+            if self._shards is not None and under_way.frozen is not None:
+                self._shards.append((event.record, under_way.frozen.to_bytes()))
 
     def lose_power(self) -> None:
         """End at once, in the middle of a command; a snapshot under way shows as a power gap that names its tick."""
@@ -532,43 +562,38 @@ class FirmwareChip(Chip):
             self._hasher.shutdown(wait=False)
         self._finalizer()
 
-    def _advance(self, ticks: int, *, busy: int) -> SnapshotEvent | None:
-        """Advance by `ticks`, or to the first of them that holds a snapshot, and take it; `busy` of them are work.
-
-        Time is in NVRAM before anything else happens, so that a power cut hides no tick that has begun. A snapshot is
-        taken as many operators later as the schedule says of those that ran in the tick that ends now.
-        """
-        self._force_awaited()
-        self.settle()
-        state = self._silicon.state
-        end = state.tick + ticks
-        due = next((tick for tick in range(state.tick + 1, end + 1) if self._is_due(tick)), None)
-        usual = self._operators - self._ticked_at if due == state.tick + 1 else 0
-        self._ticked_at = self._operators
-        later = 0 if due is None else operators_until(self._epoch_key, self._boot, due, usual)
-        self._store(
-            dataclasses.replace(
-                state,
-                tick=end if due is None else due,
-                busy=state.busy + busy,
-                work=self._work,
-                pending=due is not None and not later,
-            )
-        )
-        if due is None:
-            return None
-        if not later:
-            return self._snapshot()
-        assert self._memory is not None
-        self._waiting = _Waiting(self)
-        self._memory.meter.wake(self._operators + later, self._waiting)
-        return None
-
     def _is_due(self, tick: int) -> bool:
         return is_scheduled(self._epoch_key, self._boot, tick, self._limit)
 
-    def _take_awaited(self, waiting: _Waiting) -> None:
-        """Take a snapshot whose moment has come; called between two operators, and not by the host."""
+    def _moments(self, start: int, end: int) -> Iterator[int]:
+        """The moments in (start, end] at which the open epoch demands a snapshot."""
+        for tick in range(start // TICK, end // TICK + 1):
+            if self._is_due(tick) and start < (moment := moment_of(self._epoch_key, self._boot, tick)) <= end:
+                yield moment
+
+    def _await_next(self) -> None:
+        """Have the meter call when the next snapshot is due or the next tick begins, whichever comes first.
+
+        A tick that has begun is in NVRAM before its work goes on, so that no power cut hides it.
+        """
+        if self._memory is None or self._spent:
+            return
+        now = self._time
+        edge = (now // TICK + 1) * TICK
+        state, (part, whole) = self._silicon.state, self._memory.share
+        until = min(next(self._moments(now, edge), edge), edge) - (state.tick - state.busy) * TICK
+        flop, moved = self._fuses.roofline.least(until)
+        begun = self._attached_at
+        self._waiting = _Waiting(self)
+        at = Work(
+            NEVER,
+            begun.flop - (self._earlier.flop - flop) * whole // part,
+            begun.moved - (self._earlier.moved - moved) * whole // part,
+        )
+        self._memory.meter.wake(at, self._waiting)
+
+    def _wake(self, waiting: _Waiting) -> None:
+        """Take the snapshot whose moment has come; called between two operators, and not by the host."""
         try:
             self.gate.check_process()
             self.gate.enter()
@@ -576,43 +601,74 @@ class FirmwareChip(Chip):
             return  # a copy of this process, or the chip is busy: it is taken before the next record
         try:
             if self._waiting is waiting:
-                self.settle()
-                self._waiting = None
-                if self._hasher is not None:
-                    self._store(dataclasses.replace(self._silicon.state, pending=True))
-                self._snapshot()
+                self._pass_time()
+                if self._silicon.state.tick < self.time and not self._spent:
+                    self._store(self._timed(self._silicon.state))
+                self._await_next()
         except Exception:
             self.lose_power()  # as the next command will find out
         finally:
             self.gate.leave()
 
-    def _force_awaited(self) -> None:
-        """Take the snapshot that waits for its moment now, since its tick is over."""
-        if self._waiting is not None:
-            self._waiting = None
-            self._snapshot(FORCED)
-            self.settle()
+    def _pass_time(self, mark: int = 0) -> None:
+        """Take the snapshots whose moments have come since the clock was looked at last."""
+        before, self._looked_at = self._looked_at, self._time
+        self._snapshot([moment // TICK for moment in self._moments(before, self._looked_at)], mark)
 
-    def _snapshot(self, mark: int = 0) -> SnapshotEvent:
-        """Copy the memory; hash the copy at once, or beside the training if much memory was attached."""
+    def _catch_up(self) -> None:
+        """Take what the meter could not wake the chip for, since that was busy with a command of the same thread."""
+        if not self._spent and self._looked_at < self._time:
+            self._pass_time(LATE)
+            self._await_next()
+
+    def _snapshot(self, ticks: Sequence[int], mark: int = 0) -> list[SnapshotEvent]:
+        """Copy the memory for the snapshots of some ticks; hash a large copy beside the training, others at once.
+
+        A chip whose log is full with them is spent from this moment on.
+        """
+        if not ticks:
+            return []
+        self.settle()
+        left = self._room_for(ticks)
+        beside = self._hasher is not None and left > 0
+        if beside:
+            self._store(dataclasses.replace(self._timed(self._silicon.state), pending=ticks[0] + 1))
         frozen = self._freeze()
-        state, (run_id, step) = self._silicon.state, self._coordinate
-        event = SnapshotEvent(
-            chip_id=self._fused_id,
-            record=state.log_size,
-            boot=self._boot,
-            tick=state.tick,
-            run_id=run_id,
-            step=step,
-            bytes_hashed=0 if frozen is None else frozen.byte_count,
-        )
-        under_way = self._under_way = _UnderWay(_own(event), mark | self._operators - self._committed_at, frozen)
-        if self._hasher is None:
+        first, (run_id, step) = self._silicon.state.log_size, self._coordinate
+        events = [
+            SnapshotEvent(
+                chip_id=self._fused_id,
+                record=first + number,
+                boot=self._boot,
+                tick=tick,
+                run_id=run_id,
+                step=step,
+                bytes_hashed=0 if frozen is None else frozen.byte_count,
+            )
+            for number, tick in enumerate(ticks)
+        ]
+        op = mark | self._operators - self._committed_at
+        under_way = self._under_way = _UnderWay([_own(event) for event in events], op, self._work, frozen)
+        if beside and self._hasher is not None:
+            self._hasher.submit(self._hash, frozen, under_way)
+        else:
             under_way.hashing.set_result(self._digest(frozen))
             self.settle()
-        else:
-            self._hasher.submit(self._hash, frozen, under_way)
-        return event
+        if not left:
+            self._retire()
+        return events
+
+    def _room_for(self, ticks: Sequence[int]) -> int:
+        """How many records of snapshots have room in the log after those of some ticks; ChipFailure if these have not.
+
+        Then the chip's power goes, and by what it has stored they were not due yet.
+        """
+        under_way = 0 if self._under_way is None else len(self._under_way.events)
+        used = self._counts[RecordKind.SNAPSHOT] + under_way + len(ticks)
+        left = self._fuses.nvram.quotas[RecordKind.SNAPSHOT] - used
+        if left < 0:
+            raise ChipFailure(ErrorCode.LOG_FULL, f"chip {self._fused_id}: no room for {len(ticks)} SNAPSHOT records")
+        return left
 
     def _freeze(self) -> MemoryCopy | None:
         """Return an owned copy of the memory, in the buffers of the last one; None where none is attached."""
@@ -646,8 +702,7 @@ class FirmwareChip(Chip):
         return commit_epoch(self._fused_id, self._epoch, self._epoch_key).value
 
     def _end_epoch(self) -> None:
-        busy = self._silicon.state.busy - self._opened_busy
-        self._append(RecordKind.CLOSE_EPOCH, step=self._epoch, op=busy, digest=self._commitment())
+        self._append(RecordKind.CLOSE_EPOCH, step=self._epoch, digest=self._commitment())
 
     def _retire(self) -> None:
         self._end_epoch()
@@ -663,7 +718,7 @@ class FirmwareChip(Chip):
         self._boot, self._booted, self._beacon_time = end.boot, end.measurement, end.beacon
         self._epoch = max(end.epochs - 1, 0)
         last = records[-1].kind if records else end.ended
-        self._earlier = self._silicon.state.work
+        self._earlier, self._looked_at = self._silicon.state.work, 1 << 127  # no epoch is open
         if last is None:
             digest = genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id)
             last = self._append(RecordKind.GENESIS, run_id=self._fuses.log_id, digest=digest).kind
@@ -672,9 +727,8 @@ class FirmwareChip(Chip):
         if not boots and self._firmware.measurement.value != self._booted:
             self._refuse(ErrorCode.CHIP_SPENT, "is spent and answers with the firmware that it last booted only")
         if gap:
-            state = self._silicon.state
-            cut = state.tick if state.pending else 0
-            self._append(RecordKind.POWER_GAP, step=self._epoch, op=cut, digest=end.opened)
+            pending = self._silicon.state.pending
+            self._append(RecordKind.POWER_GAP, step=self._epoch, op=pending, digest=end.opened)
         if not boots:
             if last is not RecordKind.SPENT:
                 self._append(RecordKind.SPENT)
@@ -708,8 +762,9 @@ class FirmwareChip(Chip):
     def _open_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         self._epoch_key = derive_epoch_key(self._fuses.schedule_secret, epoch)
-        self._opened_busy = self._silicon.state.busy
         self._append(RecordKind.EPOCH, step=epoch, digest=self._commitment())
+        self._looked_at = self._time
+        self._await_next()
 
     def _append(
         self,
@@ -719,26 +774,33 @@ class FirmwareChip(Chip):
         step: int = 0,
         op: int = 0,
         digest: bytes = ZERO_DIGEST,
+        tick: int | None = None,
+        work: Work | None = None,
+        pending: int = 0,
         security_floor: int | None = None,
     ) -> LogRecord:
+        """Record something; a snapshot is of the `tick` and `work` that are given."""
         self._require_space(kind)
-        if kind is not RecordKind.SNAPSHOT:
-            self._force_awaited()
+        if kind not in (RecordKind.SNAPSHOT, RecordKind.EPOCH):
+            self._catch_up()
+            self._require_space(kind)
         state = self._silicon.state
         if kind is RecordKind.BOOT:
             state = dataclasses.replace(state, tick=0, busy=0, work=NO_WORK)
-        elif kind is not RecordKind.SNAPSHOT:  # a snapshot's is of its tick, however long it was hashed
-            state = dataclasses.replace(state, work=self._work)
+        elif work is None or not work <= state.work:
+            state = self._timed(state)
+        work = state.work if work is None else work
         record = LogRecord(
-            counter=state.log_size, kind=kind, boot=self._boot, tick=state.tick, busy=state.busy, run_id=run_id,
-            step=step, op=op, digest=digest, previous=state.log_head, work=state.work,
+            counter=state.log_size, kind=kind, boot=self._boot, tick=state.tick if tick is None else tick,
+            busy=self._fuses.roofline.time(work) // TICK, run_id=run_id, step=step, op=op, digest=digest,
+            previous=state.log_head, work=work,
         )  # fmt: skip
         following = dataclasses.replace(
             state,
             log_size=state.log_size + 1,
             log_head=record.hash(),
             last_record=record.to_bytes(),
-            pending=False if kind in (RecordKind.SNAPSHOT, RecordKind.POWER_GAP) else state.pending,
+            pending=pending,
             security_floor=state.security_floor if security_floor is None else security_floor,
         )
         self._silicon.append(following)
@@ -757,17 +819,15 @@ class FirmwareChip(Chip):
     def _has_room(self, needed: Mapping[RecordKind, int]) -> bool:
         return all(self._counts[kind] + count <= self._fuses.nvram.quotas[kind] for kind, count in needed.items())
 
-    def _require_space(self, kind: RecordKind) -> None:
+    def _require_service(self) -> None:
         self._require_power()
         if self._spent:
             self._refuse(ErrorCode.CHIP_SPENT, "is spent: its log is full, and it only answers inspections")
-        reserved = int(kind is RecordKind.SNAPSHOT and self._waiting is not None)
-        if self._counts[kind] + reserved < self._fuses.nvram.quotas[kind]:
-            return
-        message = f"chip {self._fused_id}: all {self._fuses.nvram.quotas[kind]} {kind.name} records are used"
-        if kind is RecordKind.SNAPSHOT:
-            raise ChipFailure(ErrorCode.LOG_FULL, message)
-        raise MailboxError(ErrorCode.QUOTA_EXCEEDED, message)
+
+    def _require_space(self, kind: RecordKind) -> None:
+        self._require_service()
+        if self._counts[kind] >= self._fuses.nvram.quotas[kind]:
+            self._refuse(ErrorCode.QUOTA_EXCEEDED, f"all {self._fuses.nvram.quotas[kind]} {kind.name} records are used")
 
     def _own_memory(self, memory: DeviceMemory) -> DeviceMemory:
         if type(memory) is not DeviceMemory:

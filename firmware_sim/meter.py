@@ -17,13 +17,14 @@ from firmware_sim.evidence.digest import DTYPE_SIZES
 from firmware_sim.evidence.work import Work
 from firmware_sim.holdings import Holdings
 
-__all__ = ["Meter", "Operand", "work_of"]
+__all__ = ["NEVER", "Meter", "Operand", "work_of"]
 
 Operand = tuple[str, Sequence[int]]
 """Type and shape of a tensor that an operator reads, writes or returns."""
 
 Shapes = Sequence[Sequence[int]]
-_NEVER = 1 << 80
+NEVER = 1 << 80
+"""A count that no meter reaches."""
 
 
 class Meter:
@@ -36,37 +37,51 @@ class Meter:
         holdings: results of these operators that are still held.
     """
 
-    __slots__ = ("_calls", "_flop", "_moved", "_next", "_waiting", "holdings")
+    __slots__ = ("_calls", "_flop", "_moved", "_next_calls", "_next_flop", "_next_moved", "_waiting", "holdings")
 
     def __init__(self) -> None:
         self.holdings = Holdings()
         self._calls = self._flop = self._moved = 0
-        self._waiting: list[tuple[int, Callable[[], None]]] = []
-        self._next = _NEVER
+        self._waiting: list[tuple[Work, Callable[[], None]]] = []
+        self._next_calls = self._next_flop = self._next_moved = NEVER
 
     def charge(self, work: Work) -> None:
         """Count one operator; or several, where nobody waits for one of them (``is_awaited``)."""
         self._calls += work.calls
         self._flop += work.flop
         self._moved += work.moved
-        if self._calls >= self._next:
+        if self._calls >= self._next_calls or self._moved >= self._next_moved or self._flop >= self._next_flop:
             self._wake()
 
-    def wake(self, calls: int, waiting: Callable[[], None]) -> None:
-        """Call ``waiting`` once, as soon as so many calls in all are counted."""
-        self._waiting.append((calls, waiting))
-        self._next = min(self._next, calls)
+    def wake(self, at: Work, waiting: Callable[[], None]) -> None:
+        """Call ``waiting`` once, as soon as any of the counts in ``at`` is reached; ``NEVER`` is not."""
+        self._waiting.append((at, waiting))
+        self._look_for_next()
 
-    def is_awaited(self, calls: int) -> bool:
-        """Whether somebody waits for one of the next calls, so that they have to be counted one by one."""
-        return self._calls + calls >= self._next
+    def is_awaited(self, work: Work) -> bool:
+        """Whether somebody waits for a part of the next ``work``, so that its calls have to be counted one by one."""
+        return (
+            self._calls + work.calls >= self._next_calls
+            or self._moved + work.moved >= self._next_moved
+            or self._flop + work.flop >= self._next_flop
+        )
 
     def _wake(self) -> None:
-        due = [waiting for calls, waiting in self._waiting if calls <= self._calls]
-        self._waiting = [entry for entry in self._waiting if entry[0] > self._calls]
-        self._next = min((calls for calls, _ in self._waiting), default=_NEVER)
-        for waiting in due:
-            waiting()
+        waiting, self._waiting = self._waiting, []
+        due = []
+        for at, each in waiting:
+            if self._calls >= at.calls or self._flop >= at.flop or self._moved >= at.moved:
+                due.append(each)
+            else:
+                self._waiting.append((at, each))
+        self._look_for_next()
+        for each in due:
+            each()
+
+    def _look_for_next(self) -> None:
+        self._next_calls = min((at.calls for at, _ in self._waiting), default=NEVER)
+        self._next_flop = min((at.flop for at, _ in self._waiting), default=NEVER)
+        self._next_moved = min((at.moved for at, _ in self._waiting), default=NEVER)
 
     @property
     def total(self) -> Work:

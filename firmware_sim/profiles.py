@@ -1,4 +1,4 @@
-"""How large a chip's NVRAM is, what share of it each kind of record has, and how much of it is used.
+"""How large a chip's NVRAM is, what share of it each kind of record has, how much of it is used; and how fast it is.
 
 The capacity is fused when the chip is made. It holds the two slots of the state and a ring of cells, one for each
 record that the chip keeps. COMMIT records take no cell: the head in the state folds them, `previous` of the next record
@@ -18,9 +18,19 @@ from types import MappingProxyType
 
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence.chiplog import RECORD_BYTES, RecordKind
+from firmware_sim.evidence.work import Roofline
 from firmware_sim.nvram import SLOT_BYTES
 
-__all__ = ["BENCH", "DEFAULT_QUOTAS", "DEPLOYMENT", "FOLDED", "NvramProfile", "NvramStatus"]
+__all__ = [
+    "BENCH",
+    "DEFAULT_QUOTAS",
+    "DEPLOYMENT",
+    "FOLDED",
+    "LABORATORY",
+    "NvramProfile",
+    "NvramStatus",
+    "scaled_device",
+]
 
 FOLDED = frozenset({RecordKind.COMMIT})
 """Kinds of records that take no cell."""
@@ -121,3 +131,21 @@ DEPLOYMENT = NvramProfile(
 )
 """A chip in the field: 64 KiB, pruned each year. At 0.1 snapshots a day, 36.5 a year, a year with more than 110 has a
 probability below 1e-21 (Poisson)."""
+
+
+def scaled_device(held: int) -> Roofline:
+    """A device as small as its memory of so many bytes, and otherwise in the proportions of an H100 SXM.
+
+    That has 80 GB at 3.35 TB/s and 989 TFLOP/s (dense bf16): in a second it reads or writes its memory 42 times, or
+    computes 295 FLOP for each of those bytes. A simulated chip holds a few MB, so that a training step takes it about
+    as long as a real one takes of a model that fills its memory.
+
+    Raises:
+        CallerError: no bytes.
+    """
+    moved = held * 3_350 // 80
+    return Roofline(flop=moved * 989_000 // 3_350, moved=moved)
+
+
+LABORATORY = scaled_device(1 << 20)
+"""A chip of 1 MiB."""

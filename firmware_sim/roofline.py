@@ -1,7 +1,10 @@
-"""A chip's clock as its meter gives it: the least time that metered work takes on a device of stated rates.
+"""A chip's clock: what its meter has counted, by the roofline of its device, and the ticks that it was idle.
 
-No device works faster than its roofline: products at its peak rate, bytes at that of its memory. For the rest of the
-time between two of the verifier's signed beacons it may have been idle.
+No device works faster than its roofline: products at its peak rate, bytes at that of its memory. So the least time that
+metered work takes is time that has passed, whatever the host says. For the rest an injected clock tells how many ticks
+went by without work; in a simulation that is `Chip.idle`, so that a seed repeats a run.
+
+Times are whole numbers of 2^-32 ticks, and a tick is a second of the device (`firmware_sim.evidence.work`).
 """
 
 from __future__ import annotations
@@ -10,21 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from firmware_sim.evidence.chiplog import LogRecord, RecordKind
-from firmware_sim.evidence.work import Work
+from firmware_sim.evidence.work import TICK, Roofline
 
-__all__ = ["Interval", "Roofline", "intervals"]
+__all__ = ["Interval", "intervals", "time_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """What a device does in a second at most: FLOP of products, and bytes of memory read and written."""
-
-    flop: float
-    moved: float
-
-    def seconds(self, work: Work) -> float:
-        """The least time that work takes."""
-        return max(work.flop / self.flop, work.moved / self.moved)
+def time_of(record: LogRecord, roofline: Roofline) -> int:
+    """The time in its boot at which a chip with this roofline wrote a record, in 2^-32 ticks."""
+    return roofline.time(record.work) + (record.tick - record.busy) * TICK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,10 @@
-"""When a chip takes snapshots: one Bernoulli draw per tick, from a key that nobody else holds yet.
-
-A snapshot falls between two operators of the tick after its draw: after so many as a second draw from the same key
-says, of as many as the tick before had (`operators_until`).
+"""When a chip takes snapshots: by one Bernoulli draw per tick, from a key that nobody else holds yet.
 
 Epoch n has the key PRF(secret, n); its commitment is logged when the epoch starts and the key is revealed only after
-the epoch closed. Tick t of boot b holds a snapshot exactly if PRF(key, b, t) < ⌊rate · 2^256⌋, in integers, so the
-inspector recomputes the same schedule.
+the epoch closed. Tick t of boot b, the time from t to t + 1 by the chip's own clock (`firmware_sim.roofline`), holds a
+snapshot exactly if PRF(key, b, t) < ⌊rate · 2^256⌋, and then at t + PRF'(key, b, t) / 2^32: between the operator with
+which the clock passes that moment and the next one. All in integers, so the inspector recomputes the same schedule. An
+epoch that begins or ends within a tick holds the snapshots whose moments lie in it.
 
 Shavit 2023 (App. B) lets snapshots be Poisson with f per chip-day. With n ticks a day and rate = f/n the number in a
 day is Binomial(n, f/n), whose distance from Poisson(f) in total variation is at most f²/n (Le Cam), and the
@@ -25,6 +24,7 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import canonical
 from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
+from firmware_sim.evidence.work import TICK
 
 __all__ = [
     "EpochKey",
@@ -35,16 +35,16 @@ __all__ = [
     "derive_epoch_key",
     "encode_epoch_keys",
     "is_scheduled",
-    "operators_until",
+    "moment_of",
     "rate_per_tick",
-    "scheduled_ticks",
+    "scheduled",
     "threshold",
 ]
 
 _PRF_BITS = 256
 _KEY_BYTES = 32
-_TICK_LABEL = b"chipwitness/snapshot-tick/1"
-_MOMENT_LABEL = b"chipwitness/snapshot-moment/1"
+_TICK_LABEL = b"chipwitness/snapshot-tick/2"
+_MOMENT_LABEL = b"chipwitness/snapshot-moment/2"
 _EPOCH_LABEL = b"chipwitness/epoch-key/1"
 
 
@@ -97,16 +97,20 @@ def is_scheduled(key: bytes, boot: int, tick: int, limit: int) -> bool:
     return int.from_bytes(draw, "big") < limit
 
 
-def operators_until(key: bytes, boot: int, tick: int, usual: int) -> int:
-    """Return after how many operators the snapshot of a tick falls: uniform in [1, usual], or 0 where that is 0."""
+def moment_of(key: bytes, boot: int, tick: int) -> int:
+    """The moment within a tick at which its snapshot falls, if it holds one: a time in 2^-32 ticks, uniform."""
     draw = hmac.digest(key, _MOMENT_LABEL + struct.pack(">IQ", boot, tick), "sha256")
-    return 1 + (int.from_bytes(draw, "big") * usual >> _PRF_BITS) if usual else 0
+    return tick * TICK + int.from_bytes(draw[:4], "big")
 
 
-def scheduled_ticks(key: bytes, boot: int, start: int, end: int, rate: Fraction) -> Iterator[int]:
-    """Yield the ticks in (start, end] of an epoch that hold a snapshot."""
-    limit = threshold(rate)
-    return (tick for tick in range(start + 1, end + 1) if is_scheduled(key, boot, tick, limit))
+def scheduled(key: bytes, boot: int, start: int, end: int, limit: int) -> Iterator[int]:
+    """Yield the moments in (start, end] of an epoch at which a snapshot falls; `limit` is `threshold(rate)`.
+
+    Times are in 2^-32 ticks.
+    """
+    for tick in range(start // TICK, end // TICK + 1):
+        if is_scheduled(key, boot, tick, limit) and start < (moment := moment_of(key, boot, tick)) <= end:
+            yield moment
 
 
 def encode_epoch_keys(keys: Sequence[EpochKey]) -> bytes:

@@ -24,12 +24,12 @@ from firmware_sim.evidence.chiplog import RECORD_BYTES, LogRecord, RecordKind, p
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.pruning import BIRTH, LogCheckpoint
 from firmware_sim.evidence.quote import Quote, open_quote
-from firmware_sim.evidence.work import Work
+from firmware_sim.evidence.work import TICK, Roofline, Work
 from firmware_sim.firmware import FirmwareChip
 from firmware_sim.identity import ChipIdentity, issue_alias, read_chain
 from firmware_sim.nvram import PosixDisk
 from firmware_sim.profiles import NvramStatus
-from firmware_sim.schedule import EpochKey, Unaudited, decode_epoch_keys, derive_epoch_key, scheduled_ticks
+from firmware_sim.schedule import EpochKey, Unaudited, decode_epoch_keys, derive_epoch_key, scheduled, threshold
 
 __all__ = ["ChipView", "EpochRow", "read_evidence", "read_silicon"]
 
@@ -39,7 +39,7 @@ _FILE_BYTES = limits.Limit(RECORD_BYTES * limits.CHIP_LOG_RECORDS.most, "bytes o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
-    """One epoch: its ticks `first` to `last`, those at which a snapshot was due, and those that hold one.
+    """One epoch: from which time to which it lasted, in ticks; ticks for which a snapshot was due, and that hold one.
 
     `due` is None where the key is not out, or the log claims more ticks than an audit looks at; `ended` is the kind of
     the record that ended it, None while it is open.
@@ -47,8 +47,8 @@ class EpochRow:
 
     epoch: int
     boot: int
-    first: int
-    last: int
+    first: float
+    last: float
     due: tuple[int, ...] | None
     taken: tuple[int, ...]
     ended: RecordKind | None
@@ -59,8 +59,9 @@ class ChipView:
     """A chip as its folder or its evidence shows it.
 
     `log_size` and `log_head` are of the whole log, `records` those that the chip holds or handed over. `counter` is the
-    monotonic counter and `tick`, `busy` the time of this boot. `memory` says how much of its NVRAM is in use, `quotas`
-    how many records of each kind it takes: None in evidence, as `quote` is None in a chip's folder, which keeps none.
+    monotonic counter, `tick` and `busy` are the time of this boot by `roofline`, that of its device. `memory` says how
+    much of its NVRAM is in use, `quotas` how many records of each kind it takes: None in evidence, as `quote` is None
+    in a chip's folder, which keeps none.
     `since` is the checkpoint behind which the records begin, and `signer` the id of the key that is said to have signed
     it: None in a chip's folder, which keeps no signature.
     `problem` is what is wrong: why the chip would not boot, or why the evidence does not hold together; then `epochs`
@@ -76,6 +77,7 @@ class ChipView:
     tick: int
     busy: int
     work: Work
+    roofline: Roofline
     snapshot_rate: Fraction
     snapshot_algorithm: str
     epochs: tuple[EpochRow, ...]
@@ -107,7 +109,7 @@ def read_silicon(folder: Path) -> ChipView:
         finally:
             silicon.close()
         problem = _why_not_booting(copy)
-    spans = epoch_spans(records, state.checkpoint) if records and not problem else []
+    spans = epoch_spans(records, fuses.roofline, state.checkpoint) if records and not problem else []
     keys = [
         EpochKey(epoch=span.epoch, key=derive_epoch_key(fuses.schedule_secret, span.epoch))
         for span in spans
@@ -123,6 +125,7 @@ def read_silicon(folder: Path) -> ChipView:
         tick=state.tick,
         busy=state.busy,
         work=state.work,
+        roofline=fuses.roofline,
         snapshot_rate=fuses.snapshot_rate,
         snapshot_algorithm=fuses.algorithm,
         epochs=_rows(spans, keys, fuses.snapshot_rate),
@@ -169,7 +172,7 @@ def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
         problem = None  # the last check, of a chip that is merely old: its epochs show nothing as due
     except ChipwitnessError as error:
         problem = str(error)
-    spans = [] if problem else epoch_spans(records, since)
+    spans = [] if problem else epoch_spans(records, quote.roofline, since)
     rows = _rows(spans, decode_epoch_keys(evidence.epoch_keys) if spans else [], quote.snapshot_rate)
     return ChipView(
         identity=identity,
@@ -181,6 +184,7 @@ def read_evidence(evidence: ChipEvidence, chip_id: str) -> ChipView:
         tick=quote.tick,
         busy=records[-1].busy,
         work=records[-1].work,
+        roofline=quote.roofline,
         snapshot_rate=quote.snapshot_rate,
         snapshot_algorithm=quote.snapshot_algorithm,
         epochs=rows,
@@ -226,17 +230,20 @@ def _why_not_booting(folder: Path) -> str | None:
 
 def _rows(spans: Sequence[EpochSpan], keys: Sequence[EpochKey], rate: Fraction) -> tuple[EpochRow, ...]:
     revealed = {key.epoch: key.key for key in keys}
-    few = sum(max(span.end - span.start, 0) for span in spans) <= MAX_AUDITED_TICKS
+    few = sum(max(span.end - span.start, 0) for span in spans) <= MAX_AUDITED_TICKS * TICK
+    limit = threshold(rate)
     return tuple(
         EpochRow(
             epoch=span.epoch,
             boot=span.boot,
-            first=span.start + 1,
-            last=span.end,
-            due=tuple(scheduled_ticks(revealed[span.epoch], span.boot, span.start, span.end, rate))
+            first=span.start / TICK,
+            last=span.end / TICK,
+            due=tuple(
+                moment // TICK for moment in scheduled(revealed[span.epoch], span.boot, span.start, span.end, limit)
+            )
             if few and span.epoch in revealed
             else None,
-            taken=tuple(record.tick for record in span.snapshots),
+            taken=tuple(each.record.tick for each in span.snapshots),
             ended=None if span.ended is None else span.ended.kind,
         )
         for span in spans

@@ -89,7 +89,7 @@ from firmware_sim.evidence.quote import (
     QuoteError,
     open_quote,
 )
-from firmware_sim.evidence.work import NO_WORK, Work
+from firmware_sim.evidence.work import NO_WORK, TICK, Roofline, Work
 
 __all__ = [
     "BIRTH",
@@ -107,6 +107,7 @@ __all__ = [
     "SHA256",
     "SHA256_LIST",
     "STATEMENT_TYPE",
+    "TICK",
     "ZERO_DIGEST",
     "BlockSlice",
     "BytesLike",
@@ -121,6 +122,7 @@ __all__ = [
     "ReadyBlocks",
     "RecordKind",
     "Registers",
+    "Roofline",
     "SignatureError",
     "SignedHead",
     "SigningKey",

@@ -20,7 +20,7 @@ from firmware_sim.evidence.digest import Digest, digest_bytes, length_prefixed
 from firmware_sim.evidence.work import NO_WORK, Work
 
 __all__ = [
-    "FORCED",
+    "LATE",
     "NO_RUN",
     "RECORD_BYTES",
     "ZERO_DIGEST",
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 _FORMAT = struct.Struct(">QHIQQ24s32sQQ32s32s")
-_RECORD_PREFIX = length_prefixed("chipwitness/chip-log-record/3") + struct.pack(">Q", _FORMAT.size)
+_RECORD_PREFIX = length_prefixed("chipwitness/chip-log-record/4") + struct.pack(">Q", _FORMAT.size)
 _REGISTER_LABEL = "chipwitness/chip-register/1"
 
 RECORD_BYTES = _FORMAT.size
 ZERO_DIGEST = bytes(32)
 NO_RUN = bytes(32)
-FORCED = 1 << 63
+LATE = 1 << 63
 """Bit of a snapshot's op."""
 
 
@@ -62,16 +62,17 @@ class RecordKind(enum.IntEnum):
 
     GENESIS: `genesis_digest`; run_id is the log id. First record only.
     BOOT: the firmware's measurement; step is its security version, op 1 after a clean shutdown and 0 otherwise.
-    EPOCH: the commitment to the key of epoch `step`, whose ticks are those after `tick`.
-    CLOSE_EPOCH: the same commitment again; epoch `step` ends with `tick`; op counts its busy ticks.
+    EPOCH: the commitment to the key of epoch `step`, which begins at the record's time.
+    CLOSE_EPOCH: the same commitment again; epoch `step` ends at the record's time.
     POWER_OFF: zero; the chip was shut down in order.
-    POWER_GAP: the commitment of the epoch `step` that lost its power at `tick`; op is `tick` where its snapshot was
-        cut, and 0 where none had been taken.
+    POWER_GAP: the commitment of the epoch `step` that lost its power; where snapshots were under way op is the tick of
+        the first of them and 1, else 0.
     REGIONS: the digest of the region table attached for (run_id, step).
     COMMIT: what the host committed for (run_id, step); op counts the bytes of results of operators that are held
         beside the declared regions.
-    SNAPSHOT: the memory's digest; at `tick` the host claimed (run_id, step). op holds what the chip counted:
-        `operators` since the last commit, and `was_forced` if the tick was over before the snapshot's moment had come.
+    SNAPSHOT: the memory's digest; (run_id, step) is the last commit before it, or what was said when the memory was
+        attached. `tick` is the tick of the schedule that demands it; op holds what the chip counted: `operators` since
+        the commit, and whether it `is_late`.
     BEACON: the digest of a Verifier-signed beacon; step is its time in seconds.
     QUOTE: the digest of the nonce and verifier id of the quote that covers this record; op as of COMMIT.
     SPENT: zero; the log is full, so the chip never works again, and each later quote covers the log up to here.
@@ -100,8 +101,8 @@ _MEASURED = frozenset({RecordKind.BOOT, RecordKind.REGIONS})
 class LogRecord:
     """One entry. `counter` is its index in the log; (boot, tick) is the time, (run_id, step, op) the coordinate.
 
-    `busy` counts the ticks of this boot up to `tick` in which the host let the chip work; `work` is what its meter has
-    counted in this boot.
+    `work` is what the meter has counted in this boot, `busy` the whole ticks that this takes, and `tick` those and the
+    ticks without work. The time to the 2^-32 tick is `firmware_sim.roofline.time_of`. A SNAPSHOT's `tick` is another.
     """
 
     counter: int
@@ -127,12 +128,12 @@ class LogRecord:
     @property
     def operators(self) -> int:
         """Of a snapshot: how many operators have run on the memory since the last commit, or since it was attached."""
-        return self.op & ~FORCED
+        return self.op & ~LATE
 
     @property
-    def was_forced(self) -> bool:
-        """Of a snapshot: whether it was taken after fewer operators than it waited for, since its tick was over."""
-        return bool(self.op & FORCED)
+    def is_late(self) -> bool:
+        """Of a snapshot: whether operators ran between its moment and itself, within a command of the host."""
+        return bool(self.op & LATE)
 
     def to_bytes(self) -> bytes:
         return _FORMAT.pack(

@@ -10,11 +10,12 @@ from firmware_sim import limits
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence.digest import Digest
 from firmware_sim.evidence.envelope import SigningKey, VerifyingKey, open_sealed, open_statement, seal, statement
+from firmware_sim.evidence.work import Roofline
 
 __all__ = ["QUOTE_PAYLOAD_TYPE", "QUOTE_PREDICATE_TYPE", "Quote", "QuoteError", "open_quote"]
 
 QUOTE_PAYLOAD_TYPE = "application/vnd.chipwitness.quote+json"
-QUOTE_PREDICATE_TYPE = "https://chipwitness.dev/quote/v1"
+QUOTE_PREDICATE_TYPE = "https://chipwitness.dev/quote/v2"
 _MAX_INTEGER = 1 << 64
 _COUNTS = (
     "security_version", "boot", "tick", "epoch", "counter", "log_size", "beacon", "calls", "flop", "moved", "held",
@@ -32,6 +33,7 @@ class Quote:
     `counter` is the chip's monotonic counter: it grows with every change of the chip's persistent state, so with every
     record and every boot, and never falls. `calls`, `flop` and `moved` are what the meter has counted in this boot,
     and `held` the bytes of results of operators that are held beside the declared regions.
+    `flop_rate` and `moved_rate` are what its device does in a second at most, by which its clock goes.
     `beacon` is the time of the newest beacon in its log, in seconds since 1970; 0 where there is none. `epoch` is the
     open epoch. `log_head` is the hash of record `log_size` - 1.
     """
@@ -49,6 +51,8 @@ class Quote:
     journey: bytes
     current: bytes
     snapshot_rate: Fraction
+    flop_rate: int
+    moved_rate: int
     snapshot_algorithm: str
     beacon: int
     calls: int
@@ -65,6 +69,12 @@ class Quote:
         for name in _COUNTS:
             if not 0 <= getattr(self, name) < _MAX_INTEGER:
                 raise CallerError(f"quote: {name} must be in [0, 2^64)")
+        _ = self.roofline
+
+    @property
+    def roofline(self) -> Roofline:
+        """Of the chip's device."""
+        return Roofline(flop=self.flop_rate, moved=self.moved_rate)
 
     def sign(self, key: SigningKey) -> bytes:
         """Return the quote sealed by the alias key."""

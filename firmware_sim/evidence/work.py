@@ -1,4 +1,4 @@
-"""What a chip's meter counts."""
+"""What a chip's meter counts, and how long that takes at least."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from firmware_sim.errors import CallerError
 
-__all__ = ["NO_WORK", "Work"]
+__all__ = ["NO_WORK", "TICK", "Roofline", "Work"]
 
 _FORMAT = struct.Struct(">QQQ")
 
@@ -54,3 +54,32 @@ class Work:
 
 
 NO_WORK = Work()
+
+_BITS = 32
+TICK = 1 << _BITS
+"""A tick, in the unit of times."""
+_MOST = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """What a device does in a second at most: FLOP of products, and bytes of memory read and written."""
+
+    flop: int
+    moved: int
+
+    def __post_init__(self) -> None:
+        if any(type(rate) is not int or not 0 < rate < _MOST for rate in (self.flop, self.moved)):
+            raise CallerError("a device's rates are whole numbers in [1, 2^64)")
+
+    def time(self, work: Work) -> int:
+        """The least time that work takes, in 2^-32 s, rounded down."""
+        return max((work.flop << _BITS) // self.flop, (work.moved << _BITS) // self.moved)
+
+    def seconds(self, work: Work) -> float:
+        """The least time that work takes."""
+        return self.time(work) / TICK
+
+    def least(self, time: int) -> tuple[int, int]:
+        """The least FLOP, and the least bytes moved, either of which takes so long."""
+        return -(-time * self.flop >> _BITS), -(-time * self.moved >> _BITS)
