@@ -12,7 +12,7 @@ from importlib import resources
 from typing import TypeVar
 
 from firmware_sim.errors import CallerError
-from firmware_sim.roofline import Roofline
+from firmware_sim.evidence import Roofline
 from inspector.probability.uncertain import Distribution, Fixed, Range
 
 __all__ = [
@@ -75,7 +75,7 @@ class Chip:
     @property
     def roofline(self) -> Roofline:
         """What it does in a second at most."""
-        return Roofline(flop=self.peak_dense_flops_bf16, moved=self.memory_bandwidth_gbps * 1e9)
+        return Roofline(flop=int(self.peak_dense_flops_bf16), moved=int(self.memory_bandwidth_gbps * 1e9))
 
     @property
     def flop_per_day(self) -> float:

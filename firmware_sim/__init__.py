@@ -164,7 +164,7 @@ from firmware_sim.memory import (
     simulate_device,
     table_digest,
 )
-from firmware_sim.meter import Meter, Operand, work_of
+from firmware_sim.meter import NEVER, Meter, Operand, work_of
 from firmware_sim.nvram import (
     SLOT_BYTES,
     Disk,
@@ -215,6 +215,7 @@ __all__ = [
     "LABORATORY",
     "LEAKY_FIRMWARE",
     "MAX_AUDITED_TICKS",
+    "NEVER",
     "NO_RUN",
     "NO_WORK",
     "OLD_FIRMWARE",

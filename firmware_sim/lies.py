@@ -66,10 +66,10 @@ class LabLie(_Lie):
     ELSEWHERE_STEPS = "elsewhere-steps", "trains steps that the transcript does not show, on no registered chip"
     STALE_SNAPSHOTS = (
         "stale-snapshots",
-        "shows the initial weights at every snapshot and says so; later ones are made up",
+        "shows the initial weights whenever its chips idle; later ones are made up",
     )
-    EARLY_TICKS = "early-ticks", "lets its chips work without memory before the run"
-    PAUSED_TICKS = "paused-ticks", "shuts its chips down in mid-run, lets them work without memory, and goes on"
+    EARLY_TICKS = "early-ticks", "lets its chips work for no run before the run"
+    PAUSED_TICKS = "paused-ticks", "shuts its chips down in mid-run, lets them work for no run, and goes on"
     OTHER_DATA = "other-data", "declares one sample of noise over and over in place of the preset's data"
     OTHER_LEARNING_RATE = "other-learning-rate", "trains with another learning rate than it declares"
     FORGED_INITIALISATION = "forged-initialisation", "starts from weights that the declared seed does not give"

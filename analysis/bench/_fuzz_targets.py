@@ -220,9 +220,11 @@ class World:
         checks: list[Callable[[], object]] = [
             lambda: check_chain(records, bytes(32), chip="c"),
             lambda: check_registers(records, opened),
-            lambda: check_life(records, chip="c"),
-            lambda: check_epoch_keys(records, keys, chip="c"),
-            lambda: audit_schedule(records, keys, rate=Fraction(1), chip="c", max_ticks=1 << 12),
+            lambda: check_life(records, chip="c", roofline=opened.roofline),
+            lambda: check_epoch_keys(records, keys, chip="c", roofline=opened.roofline),
+            lambda: audit_schedule(
+                records, keys, rate=Fraction(1), roofline=opened.roofline, chip="c", max_ticks=1 << 12
+            ),
         ]
         for check in checks:
             with contextlib.suppress(EvidenceError):

@@ -110,7 +110,7 @@ def _counted(run: RunFolder) -> Mapping[str, int]:
         for record in parse_log(run.read(chip_path(chip, "log.bin")))
         if record.kind is RecordKind.SNAPSHOT
     ]
-    inside = [record for record in every if record.operators and not record.was_forced]
+    inside = [record for record in every if record.operators]
     updating = gradients = state = operators = 0
     for record in inside:
         program = run.program(execution_of(run.leaf(record.step + 1)).program)

@@ -1,8 +1,8 @@
-"""What an honest host makes a chip write, and when: memory first, then each step's work, its head and one tick."""
+"""What an honest host makes a chip write, and when: memory first, then each step's work and its head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,12 +21,10 @@ from firmware_sim import (
     Work,
 )
 from firmware_sim.errors import EvidenceError
-from firmware_sim.evidence import NEWBORN, Standing
-from firmware_sim.roofline import Roofline
+from firmware_sim.evidence import NEWBORN, Roofline, Standing
 
 __all__ = [
     "Beacons",
-    "BusyTicks",
     "CommitOrder",
     "HeldResults",
     "Law",
@@ -37,8 +35,6 @@ __all__ = [
     "SnapshotMoment",
     "is_empty_snapshot",
 ]
-
-_EXACT = frozenset({RecordKind.COMMIT, RecordKind.CLOSE_EPOCH, RecordKind.POWER_OFF})
 
 
 def is_empty_snapshot(record: LogRecord) -> bool:
@@ -128,38 +124,6 @@ class SnapshotMoment:
             )
 
 
-class BusyTicks:
-    """Every tick of work is explained by one committed step of a declared run, and every such step by one tick.
-
-    A step that is repeated after a crash is committed again, and explains its tick again. Between two records no tick
-    is without an explanation, so that extra work shows in the interval in which it was done.
-
-    Args:
-        runs: ids of the declared runs.
-    """
-
-    def __init__(self, chip: str, runs: Container[bytes], since: LogCheckpoint = BIRTH) -> None:
-        self._chip = chip
-        self._runs = runs
-        self._explained = since.busy
-        self._newest: int | None = None
-
-    def take(self, record: LogRecord) -> None:
-        """Check one record; EvidenceError says how many ticks are without a step, or which step without a tick."""
-        if record.kind is RecordKind.BOOT:
-            self._explained, self._newest = 0, None
-        extra, step = record.busy - self._explained, self._newest
-        if extra > 0 or record.kind in _EXACT:
-            self._explained = record.busy
-        if record.kind is RecordKind.COMMIT and record.run_id in self._runs:
-            self._explained += 1
-            self._newest = record.step
-        if extra > 0:
-            raise _error(self._chip, record, f"{extra} busy ticks before it are explained by no committed step")
-        if extra < 0 and record.kind in _EXACT:
-            raise _error(self._chip, record, f"no busy tick passed after step {step} was committed")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """What the steps of one run need of one of its chips.
@@ -183,7 +147,8 @@ class MeteredWork:
     """Between any two commits a chip's meter counts what the step of the second one needs, no more and no less.
 
     That is its program's work, and what the lab says that other operators did before it. Between a commit and another
-    record, such as a quote, there may have been some of these, of which the next commit would tell.
+    record, such as a quote, there may have been some of these, of which the next commit would tell; and before a
+    snapshot a part of the step.
 
     Memory is attached when it holds the state of the step that is committed next, so that this one needs no more work
     of the chip: it is step 0, or one that the chip has heard of before. What the meter counts while the chip holds no
@@ -238,6 +203,8 @@ class MeteredWork:
             self._heard[record.run_id] = max(heard, record.step)
             self._is_first = False
         expected, found = self._before + self._needed.share(*self._share), record.work
+        if record.kind is RecordKind.SNAPSHOT and expected <= found <= self._longest():
+            return  # in the middle of a step, of which the next commit tells
         fits = found == expected
         if not fits and record.kind is not RecordKind.COMMIT:
             fits = expected <= found <= self._before + (self._needed + self._allowed).share(*self._share)
@@ -258,9 +225,13 @@ class MeteredWork:
         what = amount if more or less else f"{found} where not"
         raise _error(self._chip, record, f"the meter counts {what} the {expected} that the committed steps need")
 
+    def _longest(self) -> Work:
+        """What the meter counts at most before the next commit, whatever that step is."""
+        return self._before + (self._needed + self._most + self._allowed).share(*self._share)
+
     def _after_gap(self, record: LogRecord, expected: Work) -> None:
         """The step in which the power went was never committed: whatever it was, it needs no more than any other."""
-        if expected <= record.work <= self._before + (self._needed + self._most + self._allowed).share(*self._share):
+        if expected <= record.work <= self._longest():
             return
         raise Unaudited(
             f"chip {self._chip}, record {record.counter}: when the power went its meter had counted "
@@ -306,15 +277,15 @@ class Beacons:
         self._chip = chip
         self._seconds = seconds
         self._last = since.beacon or None
-        self._busy = since.busy
+        self._work = Work.from_bytes(since.work)
         self._worked = False  # since the last beacon, in whatever boot; at a checkpoint it has not
 
     def take(self, record: LogRecord) -> None:
         """Check one record; Unaudited says for how long the chip worked without a beacon."""
         if record.kind is RecordKind.BOOT:
-            self._busy = 0
-        self._worked |= record.busy > self._busy
-        self._busy = record.busy
+            self._work = NO_WORK
+        self._worked |= record.work != self._work
+        self._work = record.work
         if record.kind is RecordKind.BEACON:
             last, self._last, worked, self._worked = self._last, record.step, self._worked, False
             if worked and last is not None and record.step - last > self._seconds:

@@ -54,42 +54,31 @@ def committed_after(records: Sequence[LogRecord]) -> Mapping[int, bool]:
     return found
 
 
-def place_of(record: LogRecord, transcript: Transcript, *, committed: bool) -> tuple[int, int]:
+def place_of(record: LogRecord, transcript: Transcript) -> tuple[int, int]:
     """Step and number of its operators at which a snapshot was taken; 0 where it shows the state after the step.
 
     Before the first operator of a step others may have run on the state, of which the step tells; these write nothing
-    of it. A chip that was kept waiting takes its snapshot as the tick ends, which an honest host lets happen before the
-    first operator of a step or after its last.
+    of it.
 
     Raises:
-        EvidenceError: no committed step has as many operators, or the tick was ended in the middle of one.
+        EvidenceError: no committed step has as many operators, or the chip was kept from taking it in time.
     """
+    if record.is_late:
+        raise EvidenceError("operators ran between its moment and itself, within a command of the host")
     if not record.operators:
         return record.step, 0
     step = record.step + 1
     if step >= len(transcript.leaves):
-        if record.was_forced or transcript.run.finished:
+        if transcript.run.finished:
             return record.step, 0  # behind the last step ran none that writes the state
         raise EvidenceError(f"it was taken inside of step {step}, which was not committed")
     operators = record.operators - execution_of(transcript.leaves[step]).beside.calls
     if operators <= 0:
         return record.step, 0
     count = operators_of(transcript, step)
-    if record.was_forced:
-        check_ended(step, operators, count if committed else None)
-        return step, 0 if operators == count else operators
     if operators > count:
         raise EvidenceError(f"it was taken after {operators} operators of step {step}, which has {count}")
     return step, operators
-
-
-def check_ended(step: int, operators: int, count: int | None) -> None:
-    """A tick that was over early ended behind the last of a step's operators; None: the step was not committed then.
-
-    Whoever ends it in the middle of a step chooses what a snapshot shows.
-    """
-    if operators != count:
-        raise EvidenceError(f"its tick was ended after {operators} operators of step {step}")
 
 
 def operators_of(transcript: Transcript, step: int) -> int:

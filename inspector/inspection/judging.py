@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from firmware_sim import LogPosition
+from firmware_sim import NO_WORK, TICK, LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
@@ -181,14 +181,6 @@ def inspect(
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
     evidence["chips_listed"] = trust.source
-    shortest = min((item.run.declared.checkpoint_every for item in transcripts), default=1)
-    evidence["chances"] = chances(
-        chips=len(pool),
-        drawn=len(drawn),
-        rate=trust.chip_trust.snapshot_rate,
-        segment=shortest if settings.segments is None and settings.sampling is None else None,
-        live=ask is not None,
-    )
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     if ask is not None:  # of a run that goes on, up to the head
         complete += [item for item in transcripts if not item.run.finished and len(item.leaves) > 1]
@@ -201,6 +193,7 @@ def inspect(
         outside.challenge(asked, ask, trust.verifier, **nonces)
     case.drawn = {chip: sources_of(chip, runs_of_owner(chip, transcripts, trust), outside) for chip in drawn}
     evidence["clones"] = examine_identities(transcripts, trust, outside, findings)
+    reports: list[ChipReport] = []
     if complete or labs is not None:
         known, seconds = memory or {}, int(now.timestamp())
         reports = [
@@ -220,12 +213,36 @@ def inspect(
         case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})
         if open_shard is not None:
             evidence["shards"] = examine_shards(transcripts, reports, trust, open_shard, findings)
+    all_replayed = settings.segments is None and settings.sampling is None
+    evidence["chances"] = chances(
+        chips=len(pool),
+        drawn=len(drawn),
+        rate=trust.chip_trust.snapshot_rate,
+        segment=_shortest_segment(transcripts, reports) if all_replayed else None,
+        live=ask is not None,
+    )
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
     not_said = scope(
         transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
     )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
+
+
+def _shortest_segment(transcripts: Sequence[Transcript], reports: Sequence[ChipReport]) -> float | None:
+    """Ticks that the shortest segment of any run takes a chip that was asked, by its clock; None if nobody knows."""
+    found = []
+    for item in transcripts:
+        last, every = len(item.leaves) - 1, item.run.declared.checkpoint_every
+        for report in reports:
+            if report.rates is None or item.execution.works is None or report.chip not in item.run.metadata.chips:
+                continue
+            needs = item.needs(report.chip)
+            for start in range(0, last, every):
+                steps = range(start + 1, min(start + every, last) + 1)
+                work = sum(map(needs.of, steps), NO_WORK).share(*needs.share)
+                found.append(report.rates.time(work))
+    return min(found) / TICK if found else None
 
 
 def _all_accepted(transcripts: Sequence[Transcript], accepted: Mapping[str, int]) -> bool:

@@ -11,9 +11,11 @@ from typing import Any
 
 from firmware_sim import (
     NO_WORK,
+    TICK,
     LogPosition,
     LogRecord,
     RecordKind,
+    Roofline,
     Work,
 )
 from firmware_sim.checks import CHIP_GUARDS, ChipCase
@@ -23,7 +25,6 @@ from inspector.inspection.answers import Answers, EvidenceSource
 from inspector.inspection.cases import OpenedCase, accepted_part, open_case
 from inspector.inspection.commits import (
     Beacons,
-    BusyTicks,
     CommitOrder,
     HeldResults,
     Law,
@@ -77,8 +78,9 @@ class ChipReport:
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
-        counted: FLOP and busy ticks of all its boots, up to where the heads end that were handed over; None where its
-            log begins after its first boot.
+        rates: what its device does at most in a second, by which its clock goes; None where it did not say.
+        counted: FLOP of all its boots and the microseconds that its work took by its clock, up to where the heads end
+            that were handed over; None where its log begins after its first boot.
         held: the most bytes of results that any of its records saw beside the declared state.
         untold: what its meter counts behind the last commits before it was shut down, of which no step tells.
         nonce: of the live challenge that it answered; "" where nobody asked it.
@@ -86,7 +88,7 @@ class ChipReport:
         snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
             after so many operators of the step, or where that is 0 after the whole of it.
         inside: those of them that only a replay of the step can compare.
-        taken: every snapshot of a declared run, and whether the step after it was committed in the same boot.
+        taken: every snapshot of a declared run.
         gaps: power gaps, as record numbers.
         boots: how often it was started.
         start: number of the first record that was looked at; what came before was accepted at an earlier inspection.
@@ -106,13 +108,14 @@ class ChipReport:
     nonce: str = ""
     time: int = 0
     work: Work = NO_WORK
+    rates: Roofline | None = None
     counted: tuple[int, int] | None = None
     held: int = 0
     untold: Work = NO_WORK
     extends: bool | None = None
     snapshots: list[tuple[str, int, int]] = field(default_factory=list)
     inside: list[InsideStep] = field(default_factory=list)
-    taken: list[tuple[LogRecord, bool]] = field(default_factory=list)
+    taken: list[LogRecord] = field(default_factory=list)
     unexplained: list[int] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     boots: int = 0
@@ -136,7 +139,8 @@ class ChipReport:
             "nonce": self.nonce,
             "time": self.time,
             "metered": asdict(self.work),
-            "counted": self.counted and dict(zip(("flop", "busy_ticks"), self.counted, strict=True)),
+            "rates": self.rates and asdict(self.rates),
+            "counted": self.counted and dict(zip(("flop", "busy_us"), self.counted, strict=True)),
             "held_bytes": self.held,
             "untold": asdict(self.untold),
             "extends": self.extends,
@@ -204,6 +208,7 @@ def examine_chip(
     if last is not None:
         report.extends = case.last is not None
     report.sound = is_sound(case, trust, findings)
+    report.rates = case.quote.roofline
     laws = _laws(case, trust, own, findings)
     if source.nonce is not None and trust.beacon_seconds is not None:
         life = SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now, since=case.since)
@@ -284,11 +289,9 @@ def _laws(
 ) -> list[tuple[Guard, Law]]:
     """When an honest host makes a chip write its records, from where they begin."""
     chip, since, standing = case.chip_id, case.since, case.standing
-    runs = {transcript.run.metadata.run_id: transcript for transcript in transcripts}
     laws: list[tuple[Guard, Law]] = [
         (Guard.COMMITMENT, CommitOrder(chip, standing)),
         (Guard.SNAPSHOT, SnapshotMoment(chip, standing)),
-        (Guard.TIME, BusyTicks(chip, runs, since)),
         *_meter_law(case, transcripts, findings),
     ]
     if trust.beacon_seconds is not None:
@@ -312,8 +315,8 @@ def _match(
     committed: set[tuple[bytes, int]] = set()
     cut = 0
     every, records = case.records, up_to_heads(case.records, runs)
-    if case.since.boot <= 1:  # a tick ends after what its commit has counted
-        report.counted = (_totals(records, case.since)[0], _totals(every[: len(records) + 1], case.since)[1])
+    if case.since.boot <= 1:
+        report.counted = _totals(records, case.since, case.quote.roofline)
     for record in every[len(records) :]:
         report.beyond += record.kind is RecordKind.COMMIT
         if record.kind in _OF_RUNS and not is_empty_snapshot(record) and record.run_id not in runs:
@@ -352,12 +355,11 @@ def _match(
     return records
 
 
-def _totals(records: Sequence[LogRecord], since: LogCheckpoint) -> tuple[int, int]:
-    """FLOP and busy ticks of several boots, for each of which its last record counts; ``since`` is in the first."""
-    last = [(record.boot, record.work.flop, record.busy) for record in records]
-    counts = [(since.boot, Work.from_bytes(since.work).flop, since.busy), *last]
-    ends = [one for one, after in pairwise(counts) if after[0] != one[0]] + counts[-1:]
-    return sum(flop for _, flop, _ in ends), sum(busy for _, _, busy in ends)
+def _totals(records: Sequence[LogRecord], since: LogCheckpoint, roofline: Roofline) -> tuple[int, int]:
+    """FLOP of several boots, each up to its last record, and the microseconds of their work; ``since`` is in one."""
+    counts = [(since.boot, Work.from_bytes(since.work)), *((record.boot, record.work) for record in records)]
+    ends = [work for (boot, work), (after, _) in pairwise(counts) if after != boot] + [counts[-1][1]]
+    return sum(work.flop for work in ends), sum(roofline.time(work) for work in ends) * 1_000_000 // TICK
 
 
 def note_undeclared(chip: str, record: LogRecord, findings: Findings) -> None:
@@ -460,8 +462,8 @@ def _match_snapshot(
     Args:
         committed: whether the step after the snapshot's was committed in the same boot.
     """
-    report.taken.append((record, committed))
-    if record.operators:
+    report.taken.append(record)
+    if record.operators or record.is_late:
         _match_inside(report, record, transcript, committed, findings)
     else:
         _match_state(report, record, record.step, transcript, findings)
@@ -474,11 +476,11 @@ def _match_inside(
         report.unexplained.append(record.counter)
         return  # said once, of the meter
     try:
-        step, operators = place_of(record, transcript, committed=committed)
+        step, operators = place_of(record, transcript)
     except EvidenceError as error:
         report.unexplained.append(record.counter)
         text = f"chip {report.chip}, record {record.counter}: the snapshot cannot be explained: {error}"
-        if committed or record.was_forced:
+        if committed or record.is_late:
             findings.add(Guard.SNAPSHOT, text, **_where(report, record))
         else:
             findings.doubt(text, **_where(report, record))

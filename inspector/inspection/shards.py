@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from firmware_sim import DeviceMemory, LogRecord, MemoryCopy
+from firmware_sim import NEVER, DeviceMemory, LogRecord, MemoryCopy, Work
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import DTYPE_SIZES
 from firmware_sim.evidence.blocks import BlockSlice, block_elements
@@ -49,7 +49,7 @@ def examine_shards(
     runs = {item.run.metadata.run_id: item for item in transcripts}
     told: dict[str, Any] = {"opened": 0, "not_kept": 0, "differences": []}
     for report in reports:
-        for record, committed in report.taken:
+        for record in report.taken:
             transcript = runs[record.run_id]
             memory = transcript.run.declared.empty_memory(torch.device("cpu"))
             like = memory.shards[transcript.run.metadata.chips.index(report.chip)]
@@ -65,7 +65,7 @@ def examine_shards(
                 continue
             told["opened"] += 1
             if any(each.where.items() >= where.items() for each in (*findings.found, *findings.doubts)):
-                told["differences"] += _differences(transcript, report, record, committed, opened, findings)
+                told["differences"] += _differences(transcript, report, record, opened, findings)
     return told
 
 
@@ -80,7 +80,6 @@ def _differences(
     transcript: Transcript,
     report: ChipReport,
     record: LogRecord,
-    committed: bool,
     opened: MemoryCopy,
     findings: Findings,
 ) -> list[dict[str, Any]]:
@@ -88,7 +87,7 @@ def _differences(
     if not transcript.execution.executable or transcript.run.declared.numerics == "native":
         return []
     try:
-        step, operators = place_of(record, transcript, committed=committed)
+        step, operators = place_of(record, transcript)
         seen = _replayed(transcript, report.chip, step, operators)
         found = first_difference(opened.slices, seen.slices, seen.unknown)
     except (EvidenceError, CallerError):
@@ -118,7 +117,7 @@ def _replayed(transcript: Transcript, chip: str, step: int, operators: int) -> _
         steps.take()
     unknown = frozenset(training.absent)
     if operators:
-        training.memory.meter.wake(training.memory.meter.total.calls + operators, look)
+        training.memory.meter.wake(Work(training.memory.meter.total.calls + operators, NEVER, NEVER), look)
         program = steps.program(step)
         first = program.first_held(training.left)
         unknown = frozenset(name for name in unknown if first.get(name, operators + 1) > operators)

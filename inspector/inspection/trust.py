@@ -17,7 +17,7 @@ from firmware_sim import limits
 from firmware_sim.checks import ChipTrust
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonical
-from firmware_sim.roofline import Roofline
+from firmware_sim.evidence.work import Roofline
 from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 
 if TYPE_CHECKING:

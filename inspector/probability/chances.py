@@ -1,17 +1,26 @@
 """How likely one inspection is to catch a lie, in closed form: what a verdict prints and measurements are held against.
 
-Chips are drawn without replacement; snapshots fall on each tick independently with one rate (Shavit 2023, App. B).
+Chips are drawn without replacement. Each tick of a chip's clock holds a snapshot independently, with one rate (Shavit
+2023, App. B), and at a moment that is uniform within it: so a part of a tick holds one with that part of the rate.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from math import comb
+from math import ceil, comb, floor
 from typing import Any
 
 from inspector.probability.detection import detection, log_miss_without_replacement
 
-__all__ = ["chances", "chip_drawn", "hidden_training_detection", "segment_replayed", "snapshots_within"]
+__all__ = [
+    "chances",
+    "chip_drawn",
+    "hidden_training_detection",
+    "segment_replayed",
+    "snapshots_between",
+    "snapshots_within",
+    "unseen",
+]
 
 _IDLE_TICKS = (1, 2, 5, 10, 20, 50)
 
@@ -27,32 +36,51 @@ def snapshots_within(ticks: int, rate: Fraction, least: int = 1) -> float:
     return 1 - sum(comb(ticks, k) * r**k * (1 - r) ** (ticks - k) for k in range(least))
 
 
-def segment_replayed(ticks: int, *, drawn: int, rate: Fraction) -> float:
-    """Chance that a segment other than the first is replayed: a drawn chip holds a snapshot of one of its ticks."""
-    return snapshots_within(drawn * ticks, rate)
+def snapshots_between(start: float, end: float, rate: Fraction, least: int = 1) -> float:
+    """Chance that at least so many snapshots of a chip fall between two times of its clock, in ticks."""
+    chance = [1.0] + [0.0] * (least - 1)  # of so many snapshots so far
+    for tick in range(floor(start), ceil(end)):
+        part = float(rate) * (min(end, tick + 1) - max(start, tick))
+        chance = [each * (1 - part) + part * before for each, before in zip(chance, [0.0, *chance], strict=False)]
+    return 1 - sum(chance)
+
+
+def unseen(ticks: float, rate: Fraction) -> float:
+    """The highest chance that no snapshot falls into so many ticks of a chip, wherever in a tick they begin."""
+    r, whole = float(rate), floor(ticks)
+    part = ticks - whole
+    inner = (1 - r) ** whole * (1 - r * part / 2) ** 2
+    return max(inner, (1 - r) ** (whole - 1) * (1 - r * (1 + part) / 2) ** 2) if whole else inner
+
+
+def segment_replayed(ticks: float, *, drawn: int, rate: Fraction) -> float:
+    """Chance that a segment other than the first is replayed, at least: a drawn chip holds a snapshot of its time."""
+    return float(1 - unseen(ticks, rate) ** drawn)
 
 
 def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int) -> float:
-    """Chance to see that all chips hold another state than the declared one during some ticks.
+    """Chance to see that all chips hold another state than the declared one during some ticks, at least.
 
-    A chip holds an incriminating snapshot with probability 1 - (1 - rate)^ticks.
+    A chip holds an incriminating snapshot with probability 1 - ``unseen``.
 
     Args:
         rate: snapshots per chip and tick.
     """
-    catch = float(1 - (1 - rate) ** ticks)
+    catch = 1 - unseen(ticks, rate)
     return float(detection(log_miss_without_replacement(chips=chips, used=chips, samples=drawn, catch=catch)))
 
 
-def chances(*, chips: int, drawn: int, rate: Fraction, segment: int | None, live: bool = False) -> list[dict[str, Any]]:
+def chances(
+    *, chips: int, drawn: int, rate: Fraction, segment: float | None, live: bool = False
+) -> list[dict[str, Any]]:
     """Detection probabilities of a verdict: ``lie`` and the ``probability`` that this inspection catches it.
 
     Args:
         chips: registered chips of the labs under inspection.
         drawn: how many of them were drawn.
         rate: snapshots per chip and tick.
-        segment: steps from one checkpoint to the next; None where not all segments with a snapshot are replayed, so
-            that no chance is stated for the others.
+        segment: ticks of the shortest segment by the drawn chips' clocks; None where that is not known, or where not
+            all segments with a snapshot are replayed, so that no chance is stated for the others.
         live: drawn chips are challenged after the draw, so that nothing that they have done can be older.
     """
     rows: list[tuple[str, float]] = [

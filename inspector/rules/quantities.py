@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from firmware_sim import NO_WORK
+from firmware_sim import NO_WORK, TICK, Roofline
 from inspector.inspection.lineage import chain_of, flop_of, most_flop_of
 from inspector.inspection.provenance import unseen_text
 from inspector.inspection.transcripts import Transcript
@@ -169,7 +169,7 @@ def _parts(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-COUNTERS = {"meter": ("flop", "FLOP"), "clock": ("busy_ticks", "busy ticks")}
+COUNTERS = {"meter": ("flop", "FLOP"), "clock": ("busy_us", "busy µs")}
 """By kind of rule, what of a chip's report it is about, with its unit."""
 
 
@@ -182,8 +182,8 @@ def counters(
 ) -> Iterator[Finding]:
     """What each drawn chip has signed in all its boots, to what the declared steps need of it.
 
-    Its meter counts FLOP, and its clock the ticks in which it was let work, of which each commit takes one. Of a lab
-    that has runs, and of whose chips none was drawn, nobody knows what they count.
+    Its meter counts FLOP, and its clock the time that its work takes its device at least. Of a lab that has runs, and
+    of whose chips none was drawn, nobody knows what they count.
 
     Args:
         unseen: by lab, runs that its chips have worked on and that are not handed over.
@@ -198,8 +198,8 @@ def counters(
         lab = owners[chip]
         counted, where = (report["counted"] or {}).get(key), {"chip": chip}
         mine = [item for item in transcripts if chip in item.run.metadata.chips and item.run.metadata.lab == lab]
-        known = rule.kind == "clock" or all(item.execution.works is not None for item in mine)
-        needed = sum(_needed(rule.kind, item, chip) for item in mine) if known else 0
+        known = all(item.execution.works is not None for item in mine) and report["rates"] is not None
+        needed = _needed(rule.kind, mine, report) if known else 0
         text = f"chip {chip} counts {'what' if counted is None else counted} {unit}, and its lab's declared steps need "
         text += f"{needed} of it"
         why = _unknown(report, unseen.get(lab, ()), known=known)
@@ -228,9 +228,10 @@ def _unknown(report: Mapping[str, Any], unseen: Sequence[str], *, known: bool) -
     return "" if report["counted"] is not None else "its log begins after its first boot"
 
 
-def _needed(kind: str, item: Transcript, chip: str) -> int:
-    """FLOP, or ticks, that a run's commits need of one of its chips; the initial state's takes a tick too."""
-    if kind == "clock":
-        return len(item.leaves)
-    needs = item.needs(chip)
-    return sum((needs.of(leaf.step) for leaf in item.leaves[1:]), NO_WORK).share(*needs.share).flop
+def _needed(kind: str, mine: Sequence[Transcript], report: Mapping[str, Any]) -> int:
+    """FLOP, or microseconds by its clock, that its lab's steps need of a chip."""
+    work = NO_WORK
+    for item in mine:
+        needs = item.needs(report["chip"])
+        work += sum((needs.of(leaf.step) for leaf in item.leaves[1:]), NO_WORK).share(*needs.share)
+    return work.flop if kind == "meter" else Roofline(**report["rates"]).time(work) * 1_000_000 // TICK

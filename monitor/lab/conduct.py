@@ -103,9 +103,8 @@ class Conduct:
         """Return the root of the log of steps that the chip with a shard is told after a step."""
         return host.root(step)
 
-    def tick(self, step: int, host: Host) -> None:
-        """Let the tick pass in which the chips hold the state after a step."""
-        host.tick_chips(step)
+    def rest(self, host: Host) -> None:
+        """Called when the chips have heard of a step, and before the next one begins."""
 
     def after_step(self, step: int, host: Host) -> None:
         """Called after a step was committed and the chips have seen it."""

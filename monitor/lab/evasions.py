@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from firmware_sim import NO_RUN, LabLie
+from firmware_sim import DeviceMemory, LabLie, Region
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import MerkleTree
 from monitor.lab.conduct import Conduct, shuffle_weights, undeclared
 from monitor.lab.simulated import LabConfig, SimulatedLab
+from monitor.programs.work import live_work
 from monitor.replay.replaying import ProgramTraining
 from monitor.transcript import RunFolder, encode_arrays
 from monitor.transcript.layout import ORDER, SAMPLES
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from monitor.transcript.declared_data import DeclaredData
 
 __all__ = ["EVASIONS"]
+
+_NORM = torch.ops.aten.linalg_vector_norm.default
 
 
 def _other_model(moment: Moment) -> ShardedMemory:
@@ -55,10 +58,8 @@ class _UndeclaredRun(Conduct):
         for chip, shard in zip(host.lab.chips, other.shards, strict=True):
             chip.attach(shard, run_id, 0)
         batch = undeclared(host.moment.batch)
-        for step in range(1, self._steps + 1):
+        for _ in range(self._steps):
             host.moment.train(other, batch)
-            for chip in host.lab.chips:
-                chip.tick(run_id, step)
 
 
 class _UndeclaredChips(Conduct):
@@ -139,9 +140,9 @@ class _ChainedRuns(Conduct):
 
 
 class _StaleSnapshots(Conduct):
-    """Commits every head, then shows W_0 for a tick, and an idle one, as "step 0"; from step 2 on weights are noise.
+    """Commits every head, then shows W_0 for an idle tick; from step 2 on weights are noise.
 
-    Where snapshots may name any committed step, only the first segment is ever replayed.
+    Where snapshots may show any committed step, only the first segment is ever replayed.
     """
 
     def __init__(self, step: int) -> None:
@@ -161,12 +162,11 @@ class _StaleSnapshots(Conduct):
                 if kind == "weight":
                     tensor.detach().copy_(torch.randn(tensor.shape, generator=generator))
 
-    def tick(self, step: int, host: Host) -> None:
+    def rest(self, host: Host) -> None:
         held = {name: tensor.clone() for name, tensor in host.memory.export().items()}
         self._shown = self._shown or held
         host.memory.load(self._shown)
-        host.tick_chips(0)
-        host.idle_chips()  # or the next step's operators would run before a snapshot's moment has come
+        host.idle_chips()
         host.memory.load(held)
 
 
@@ -206,36 +206,57 @@ class _ElsewhereSteps(Conduct):
                 host.moment.train(other, batch)
 
 
-class _EarlyTicks(Conduct):
-    """Lets the chips work for many ticks before any memory is attached."""
+class _ExtraTicks(Conduct):
+    """Trains another model on the chips after one step, in memory beside the declared one."""
 
-    def __init__(self, step: int, ticks: int = 300) -> None:
+    def __init__(self, step: int, hidden: int = 6) -> None:
+        self._step = step
+        self._hidden = hidden
+
+    def after_step(self, step: int, host: Host) -> None:
+        if step != self._step or host.moment is None:
+            return
+        other, batch = _other_model(host.moment), undeclared(host.moment.batch)
+        other.meter = host.memory.meter
+        for _ in range(self._hidden):
+            host.moment.train(other, batch)
+
+
+class _EarlyTicks(Conduct):
+    """Lets the chips work on memory of no run before the run's is attached."""
+
+    def __init__(self, step: int, passes: int = 300) -> None:
         """The lie is told before the first step, whatever ``step`` is."""
-        self._ticks = ticks
+        self._passes = passes
 
     def before_run(self, lab: SimulatedLab) -> None:
-        _work_without_memory(lab, self._ticks)
+        _work_on_memory_of_no_run(lab, self._passes)
 
 
 class _PausedTicks(Conduct):
-    """Shuts the chips down in order after a step, lets them work without memory, and attaches the memory again."""
+    """Shuts the chips down in order after a step, lets them work for no run, and attaches the memory again."""
 
-    def __init__(self, step: int, ticks: int = 200) -> None:
+    def __init__(self, step: int, passes: int = 200) -> None:
         self._step = step
-        self._ticks = ticks
+        self._passes = passes
 
     def after_step(self, step: int, host: Host) -> None:
         if step == self._step:
             host.lab.restart()
-            _work_without_memory(host.lab, self._ticks)
+            _work_on_memory_of_no_run(host.lab, self._passes)
             host.attach_memory(step)
             host.announce(step)
 
 
-def _work_without_memory(lab: SimulatedLab, ticks: int) -> None:
+def _work_on_memory_of_no_run(lab: SimulatedLab, passes: int) -> None:
+    """Take the norm of some memory again and again on each chip."""
+    run_id = hashlib.sha256(b"chipwitness/no-run").digest()
     for chip in lab.chips:
-        for _ in range(ticks):
-            chip.tick(NO_RUN, 0)
+        held = torch.ones(1 << 12)
+        memory = DeviceMemory([Region.of("unknown", held)])
+        chip.attach(memory, run_id, 0)
+        for _ in range(passes):
+            memory.meter.charge(live_work(_NORM, (held,), {}, _NORM(held)))
 
 
 class _OtherData(Conduct):
@@ -275,6 +296,7 @@ EVASIONS: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.STALE_SNAPSHOTS: _StaleSnapshots,
     LabLie.OTHER_MEMORY: _OtherMemory,
     LabLie.ELSEWHERE_STEPS: _ElsewhereSteps,
+    LabLie.EXTRA_TICKS: _ExtraTicks,
     LabLie.EARLY_TICKS: _EarlyTicks,
     LabLie.PAUSED_TICKS: _PausedTicks,
     LabLie.OTHER_DATA: _OtherData,

@@ -31,8 +31,8 @@ class Speaking(Protocol):
     def head(self, step: int, shard: int, host: Host) -> bytes:
         """Root of the log of steps that the chip with a shard is told after a step."""
 
-    def tick(self, step: int, host: Host) -> None:
-        """Let the tick pass in which the chips hold the state after a step."""
+    def rest(self, host: Host) -> None:
+        """Called when the chips have heard of a step, and before the next one begins."""
 
     def hand_over(self, shard: int, evidence: dict[str, bytes], host: Host) -> dict[str, bytes]:
         """The evidence files of the chip that holds a shard, as the lab hands them over."""
@@ -82,11 +82,6 @@ class Host:
         """Hand every chip a beacon, where the inspectorate gives any."""
         self._beacons.show(step, (*self.lab.chips, *self.lab.idle))
 
-    def tick_chips(self, step: int) -> None:
-        """Let one tick of work pass on every chip; the host claims that memory holds the state after ``step``."""
-        for chip in self.lab.chips:
-            chip.tick(self._run_id, step)
-
     def idle_chips(self) -> None:
         """Let one tick without work pass on every chip."""
         for chip in self.lab.chips:
@@ -104,10 +99,10 @@ class Host:
             self.leaves.append(leaf)
 
     def announce(self, step: int) -> None:
-        """Tell the chips the head of the log that ends with ``step``, and let one tick pass."""
+        """Tell the chips the head of the log that ends with ``step``."""
         for shard, chip in enumerate(self.lab.chips):
             chip.commit(self._run_id, step, self._speaking.head(step, shard, self))
-        self._speaking.tick(step, self)
+        self._speaking.rest(self)
         self._beacons.after(step, (*self.lab.chips, *self.lab.idle))
         for chip in self.lab.idle:
             chip.idle(1)

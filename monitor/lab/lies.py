@@ -237,19 +237,6 @@ class _UntoldSteps(_HiddenSteps):
         """Nothing."""
 
 
-class _ExtraTicks(Conduct):
-    """Lets the chips work for some ticks after one step, on something that lies outside of the declared memory."""
-
-    def __init__(self, step: int, ticks: int = 6) -> None:
-        self._step = step
-        self._ticks = ticks
-
-    def after_step(self, step: int, host: Host) -> None:
-        if step == self._step:
-            for _ in range(self._ticks):
-                host.tick_chips(step)
-
-
 class _EditLog(_HiddenSteps):
     """Trains hidden extra steps, then edits the chips' logs so that each hidden snapshot shows the declared state.
 
@@ -369,7 +356,6 @@ LIES: dict[LabLie, Callable[[int], Conduct]] = {
     LabLie.CHANGE_SAMPLE: _ChangeSample,
     LabLie.REORDER_DATA: _ReorderData,
     LabLie.EXTRA_STEPS: _HiddenSteps,
-    LabLie.EXTRA_TICKS: _ExtraTicks,
     LabLie.UNTOLD_STEPS: _UntoldSteps,
     LabLie.EDITED_CHIP_LOG: _EditLog,
     LabLie.FORGED_INITIALISATION: _ForgeInitialisation,

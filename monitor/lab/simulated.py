@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -27,6 +28,7 @@ from firmware_sim import (
     make_chip,
     parse_lie,
     power_on_chip,
+    scaled_device,
 )
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SigningKey, VerifyingKey, canonical
@@ -68,7 +70,7 @@ class LabConfig:
         secret: 64 hex digits; keys, salts and the chips' secrets derive from it.
         lie: name of the one lie that this lab tells, or None.
         lie_step: step at which it departs from honesty.
-        snapshot_rate: snapshots per chip and tick, as numerator and denominator.
+        snapshot_rate: snapshots per chip and tick, a second by its clock, as numerator and denominator.
         challenge: 64 hex digits, the verifier's nonce that the chips' quotes answer.
         source: the user's data file, or None.
         silicon: folder of the chips of an earlier run that go on in this one, or None for new chips.
@@ -211,8 +213,12 @@ class SimulatedLab:
         self.staging.mkdir(exist_ok=True)
 
     @classmethod
-    def create(cls, folder: Path, config: LabConfig, files: Files | None = None) -> SimulatedLab:
-        """Manufacture the chips and set the lab up; an abandoned lab that never began a run is replaced."""
+    def create(cls, folder: Path, config: LabConfig, held: Sequence[int], files: Files | None = None) -> SimulatedLab:
+        """Manufacture the chips and set the lab up; an abandoned lab that never began a run is replaced.
+
+        Args:
+            held: bytes of the state that each chip of the run holds; new ones are as large and as fast as that takes.
+        """
         files = files or Files()
         if folder.exists():
             shutil.rmtree(folder)
@@ -223,6 +229,7 @@ class SimulatedLab:
         rate = Fraction(*config.snapshot_rate)
         maker = cls.maker(config)
         chips: list[Chip] = []
+        sizes = [*held, *[held[0]] * config.idle_chips]
         for number, chip_id in enumerate([*chip_ids(config), *idle_chip_ids(config)]):
             lie = _chip_lie(config, number)
             secrets_of = {"clone_of": chip_ids(config)[1]} if lie is ChipLie.CLONE_IDENTITY else {}
@@ -234,6 +241,7 @@ class SimulatedLab:
                     chip_id=chip_id,
                     seed=_chip_seed(config, secrets_of.get("clone_of", chip_id)),
                     snapshot_rate=rate,
+                    roofline=scaled_device(sizes[number]),
                     beacon_key=cls.obeyed_key(config),
                     disk=PosixDisk(durable=files.sync),
                     **secrets_of,

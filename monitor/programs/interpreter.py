@@ -107,12 +107,12 @@ class Prepared:
         reads: list[str] = []
         operators = [session.operator(func) for func in plan.operators]
         meter, works = self._memory.meter, self.program.works
-        is_awaited = meter.is_awaited(self.program.work.calls)
+        is_awaited = meter.is_awaited(self.program.work)
         for call in plan.calls:
             if call.draws is not None:
                 keys.expect(call.draws)
             work, before = works[call.number], None
-            if is_awaited and work.calls > 1 and meter.is_awaited(work.calls):
+            if is_awaited and work.calls > 1 and meter.is_awaited(work):
                 before = [_tensor(each, call, registers).clone() for each in call.written]
             if not _make(call, operators[call.operator], registers, reads, watch):
                 raise EvidenceError(

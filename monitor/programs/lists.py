@@ -13,21 +13,25 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from firmware_sim import Meter, Work
-from monitor.programs.trace import name_of
+from monitor.programs.trace import name_of, tensors_in
 
 __all__ = ["charge_each", "is_awaited_inside"]
 
 _LISTS = "aten._foreach_"
-_ONE = Work(1, 0, 0)
 
 
 def is_awaited_inside(meter: Meter, func: OpOverload, args: Sequence[Any]) -> bool:
-    """Whether a chip waits for a moment inside of a call of an operator on lists that is about to run."""
-    return name_of(func).startswith(_LISTS) and meter.is_awaited(len(args[0]))
+    """Whether a chip may wait for a moment inside of a call of an operator on lists that is about to run.
+
+    It moves at most what it is given once more.
+    """
+    if not name_of(func).startswith(_LISTS):
+        return False
+    return meter.is_awaited(Work(len(args[0]), 0, 2 * sum(each.nbytes for each in tensors_in(args))))
 
 
 def charge_each(meter: Meter, work: Work, written: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Count a call on lists one tensor after another.
+    """Count a call on lists one tensor after another, for each an equal part of its work.
 
     Args:
         written: the tensors that it wrote, in order; none where it returns others.
@@ -39,4 +43,4 @@ def charge_each(meter: Meter, work: Work, written: Sequence[Tensor], before: Seq
     for number in range(work.calls):
         if after:
             written[number].copy_(after[number])
-        meter.charge(work - Work(work.calls - 1) if number == work.calls - 1 else _ONE)
+        meter.charge(work.share(number + 1, work.calls) - work.share(number, work.calls))

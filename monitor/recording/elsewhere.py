@@ -52,7 +52,7 @@ def count_step(
     Where a chip waits for one of its operators, the memory goes through them one by one, as one process would; ``left``
     is what the step before left absent.
     """
-    if memory.meter.is_awaited(program.work.calls):
+    if memory.meter.is_awaited(program.work):
         keys = RepeatedKeys(declared.seed, step)
         session = numerics.recording(declared.numerics, keys=keys)
         Prepared(program, memory).run(batch, scalars_of(program, execution), session, keys, left=left)

@@ -110,7 +110,8 @@ class Recording:
         self._conduct.check(declared, self._config)
         self.declared, self.source = declared, source
         self.programs = self._step_programs(self.loop.held.before)
-        self.lab = SimulatedLab.create(lab_path(self.folder), self._config, self._files)
+        held = [shard.share[0] for shard in self.loop.state.memory.shards]
+        self.lab = SimulatedLab.create(lab_path(self.folder), self._config, held, self._files)
         if self.host_state is not None:
             self.host_state.keep(0)
         self._agree()
