@@ -79,8 +79,8 @@ _RFC8032_SIGNATURE = "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522
 class ChipOrder:
     """A maker's order of a chip; all of the chip's secrets follow from `seed` and `chip_id`.
 
-    `snapshot_rate` is in snapshots per tick, in [0, 1]; `roofline` is what the device does at most in a second, which
-    is a tick; `beacon_key` is the verifier's, for beacons and log checkpoints; `nvram` says how large the chip's memory
+    `snapshot_rate` is in snapshots per tick, in [0, 1]; `roofline` is what the device does in a tick
+    at most; `beacon_key` is the verifier's, for beacons and log checkpoints; `nvram` says how large the chip's memory
     is, and `quotas` overrides how many records of a kind it takes. Only a dishonest chip that clones another one reads
     `clone_of`.
     """

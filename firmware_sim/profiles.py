@@ -134,16 +134,16 @@ probability below 1e-21 (Poisson)."""
 
 
 def scaled_device(held: int) -> Roofline:
-    """A device as small as its memory of so many bytes, and otherwise in the proportions of an H100 SXM.
+    """What a device as small as its memory does in a tick, if it is otherwise in the proportions of an H100 SXM.
 
-    That has 80 GB at 3.35 TB/s and 989 TFLOP/s (dense bf16): in a second it reads or writes its memory 42 times, or
-    computes 295 FLOP for each of those bytes. A simulated chip holds a few MB, so that a training step takes it about
-    as long as a real one takes of a model that fills its memory.
+    That has 80 GB at 3.35 TB/s and 989 TFLOP/s (dense bf16). A tick is a tenth of its second: it reads or writes its
+    memory 4.2 times, or computes 295 FLOP for each of those bytes. So the smallest training steps of a model that fills
+    its memory take about a tick, and most take more.
 
     Raises:
         CallerError: no bytes.
     """
-    moved = held * 3_350 // 80
+    moved = max(held * 335 // 80, 1)
     return Roofline(flop=moved * 989_000 // 3_350, moved=moved)
 
 

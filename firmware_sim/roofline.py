@@ -4,7 +4,7 @@ No device works faster than its roofline: products at its peak rate, bytes at th
 metered work takes is time that has passed, whatever the host says. For the rest an injected clock tells how many ticks
 went by without work; in a simulation that is `Chip.idle`, so that a seed repeats a run.
 
-Times are whole numbers of 2^-32 ticks, and a tick is a second of the device (`firmware_sim.evidence.work`).
+Times are whole numbers of 2^-32 ticks. How long a tick is, the maker says with what the device does in it at most.
 """
 
 from __future__ import annotations

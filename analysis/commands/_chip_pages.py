@@ -19,12 +19,12 @@ _SAYS = {
     RecordKind.GENESIS: "log {run} of this chip begins",
     RecordKind.BOOT: "firmware {digest} of security version {step} starts{clean}",
     RecordKind.EPOCH: "epoch {step} begins; its key is committed to as {digest}",
-    RecordKind.CLOSE_EPOCH: "epoch {step} ends after {op} busy ticks",
+    RecordKind.CLOSE_EPOCH: "epoch {step} ends",
     RecordKind.POWER_OFF: "shut down in order",
     RecordKind.POWER_GAP: "epoch {step} lost its power{cut}",
     RecordKind.REGIONS: "memory of run {run} from step {step} on: table {digest}",
     RecordKind.COMMIT: "host commits step {step} of run {run}: {digest}; {op} bytes are held beside the state",
-    RecordKind.SNAPSHOT: "snapshot {digest}, {operators}after {where}, as the host says",
+    RecordKind.SNAPSHOT: "snapshot {digest}, {operators}after {where}{late}",
     RecordKind.BEACON: "the verifier's time is {step}: beacon {digest}",
     RecordKind.QUOTE: "a quote is asked for: request {digest}",
     RecordKind.SPENT: "the log is full for good",
@@ -44,6 +44,8 @@ _COMPARED = {
     "journey": "replay of the log",
     "current": "replay of the log",
     "snapshot_rate": "schedule by the revealed keys",
+    "flop_rate": f"busy ticks of the {_LOG}",
+    "moved_rate": f"busy ticks of the {_LOG}",
     "beacon": _LOG,
     "calls": _LOG,
     "flop": _LOG,
@@ -72,6 +74,7 @@ def show_json(name: str, view: ChipView, device: Chip | None = None) -> dict[str
         "tick": view.tick,
         "busy": view.busy,
         "work": asdict(view.work),
+        "in_a_tick": asdict(view.roofline),
         **({} if device is None else {"clock": _clock(view, device)}),
         "counter": view.counter,
         "log_size": view.log_size,
@@ -109,6 +112,7 @@ def show_lines(name: str, view: ChipView, device: Chip | None = None) -> Iterato
     yield f"             {firmware['measurement']}"
     yield f"time         boot {page['boot']}, tick {view.tick}, of which {view.busy} busy"
     yield f"meter        {view.work} in this boot"
+    yield f"a tick       is the time of {view.roofline.flop} FLOP, or of {view.roofline.moved} bytes moved"
     if device is not None:
         clock = page["clock"]
         rates = f"{device.peak_dense_flops_bf16:.3g} FLOP/s and {device.memory_bandwidth_gbps:g} GB/s"
@@ -231,7 +235,8 @@ def _says(record: LogRecord) -> str:
         op=record.op,
         digest=record.digest.hex()[:16],
         clean="" if record.op else ", and was not shut down in order before",
-        cut=f" in the snapshot of tick {record.op}" if record.op else "",
+        cut=f" in the snapshot of tick {record.op - 1}" if record.op else "",
+        late=", late" if record.kind is RecordKind.SNAPSHOT and record.is_late else "",
         where="no run" if record.run_id == NO_RUN else f"step {record.step} of run {run}",
         operators=f"{record.operators} operators " if record.operators else "",
     )
@@ -250,7 +255,7 @@ def _epoch_json(row: EpochRow) -> dict[str, Any]:
 
 
 def _epoch_line(row: EpochRow) -> str:
-    ticks = f"ticks {row.first} to {row.last}" if row.last >= row.first else "no tick"
+    ticks = f"ticks {row.first:.2f} to {row.last:.2f}" if row.last > row.first else "no time"
     span = f"epoch {row.epoch}, boot {row.boot}, {ticks}"
     taken = f"taken {_ticks(row.taken)}"
     if row.ended is None:

@@ -63,7 +63,10 @@ _MOST = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """What a device does in a second at most: FLOP of products, and bytes of memory read and written."""
+    """What a device does in a stretch of time at most: FLOP of products, and bytes of memory read and written.
+
+    That is a second where it stands in a data sheet, and a tick where it is a chip's clock.
+    """
 
     flop: int
     moved: int
@@ -73,11 +76,11 @@ class Roofline:
             raise CallerError("a device's rates are whole numbers in [1, 2^64)")
 
     def time(self, work: Work) -> int:
-        """The least time that work takes, in 2^-32 s, rounded down."""
+        """The least time that work takes, in 2^-32 of that stretch, rounded down."""
         return max((work.flop << _BITS) // self.flop, (work.moved << _BITS) // self.moved)
 
     def seconds(self, work: Work) -> float:
-        """The least time that work takes."""
+        """The least time that work takes, where the stretch is a second."""
         return self.time(work) / TICK
 
     def least(self, time: int) -> tuple[int, int]:

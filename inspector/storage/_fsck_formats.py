@@ -246,7 +246,7 @@ def chip_commits(log: memoryview) -> Iterator[tuple[str, int, bytes]]:
     """
     count, rest = divmod(len(log), _CHIP_RECORD.size)
     need(count and not rest, "is not a whole number of records")
-    label = b"chipwitness/chip-log-record/3"
+    label = b"chipwitness/chip-log-record/4"
     prefix = struct.pack(">Q", len(label)) + label + struct.pack(">Q", _CHIP_RECORD.size)
     first, *_, behind = _CHIP_RECORD.unpack(bytes(log[: _CHIP_RECORD.size]))
     previous = behind if first else bytes(32)

@@ -25,10 +25,10 @@ from firmware_sim import (
     LabLie,
     MakerCA,
     PosixDisk,
+    Roofline,
     make_chip,
     parse_lie,
     power_on_chip,
-    scaled_device,
 )
 from firmware_sim.errors import CallerError, EvidenceError
 from firmware_sim.evidence import Digest, SigningKey, VerifyingKey, canonical
@@ -70,7 +70,7 @@ class LabConfig:
         secret: 64 hex digits; keys, salts and the chips' secrets derive from it.
         lie: name of the one lie that this lab tells, or None.
         lie_step: step at which it departs from honesty.
-        snapshot_rate: snapshots per chip and tick, a second by its clock, as numerator and denominator.
+        snapshot_rate: snapshots per chip and tick of its clock, as numerator and denominator.
         challenge: 64 hex digits, the verifier's nonce that the chips' quotes answer.
         source: the user's data file, or None.
         silicon: folder of the chips of an earlier run that go on in this one, or None for new chips.
@@ -213,11 +213,13 @@ class SimulatedLab:
         self.staging.mkdir(exist_ok=True)
 
     @classmethod
-    def create(cls, folder: Path, config: LabConfig, held: Sequence[int], files: Files | None = None) -> SimulatedLab:
+    def create(
+        cls, folder: Path, config: LabConfig, clocks: Sequence[Roofline], files: Files | None = None
+    ) -> SimulatedLab:
         """Manufacture the chips and set the lab up; an abandoned lab that never began a run is replaced.
 
         Args:
-            held: bytes of the state that each chip of the run holds; new ones are as large and as fast as that takes.
+            clocks: what each chip of the run does in a tick at most, if it is new; idle ones do as much as the first.
         """
         files = files or Files()
         if folder.exists():
@@ -229,7 +231,7 @@ class SimulatedLab:
         rate = Fraction(*config.snapshot_rate)
         maker = cls.maker(config)
         chips: list[Chip] = []
-        sizes = [*held, *[held[0]] * config.idle_chips]
+        rooflines = [*clocks, *[clocks[0]] * config.idle_chips]
         for number, chip_id in enumerate([*chip_ids(config), *idle_chip_ids(config)]):
             lie = _chip_lie(config, number)
             secrets_of = {"clone_of": chip_ids(config)[1]} if lie is ChipLie.CLONE_IDENTITY else {}
@@ -241,7 +243,7 @@ class SimulatedLab:
                     chip_id=chip_id,
                     seed=_chip_seed(config, secrets_of.get("clone_of", chip_id)),
                     snapshot_rate=rate,
-                    roofline=scaled_device(sizes[number]),
+                    roofline=rooflines[number],
                     beacon_key=cls.obeyed_key(config),
                     disk=PosixDisk(durable=files.sync),
                     **secrets_of,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from firmware_sim import KEPT_BYTES, Meter
+from firmware_sim import KEPT_BYTES, Meter, Roofline, scaled_device
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
 from monitor.declaration.statement import Declaration
@@ -22,6 +22,7 @@ from monitor.programs.keys import step_seed
 from monitor.programs.program import Program
 from monitor.recording.attached import AttachedLoop
 from monitor.recording.checkpoints import Checkpoints
+from monitor.recording.derivation import derive
 from monitor.recording.inspectorate import SimulatedInspectorate
 from monitor.recording.resuming import heard_beyond, repeat_committed, require_same, require_start
 from monitor.recording.sources import BatchSource, DeclaredSource, StreamSource
@@ -110,8 +111,7 @@ class Recording:
         self._conduct.check(declared, self._config)
         self.declared, self.source = declared, source
         self.programs = self._step_programs(self.loop.held.before)
-        held = [shard.share[0] for shard in self.loop.state.memory.shards]
-        self.lab = SimulatedLab.create(lab_path(self.folder), self._config, held, self._files)
+        self.lab = SimulatedLab.create(lab_path(self.folder), self._config, self._clocks(), self._files)
         if self.host_state is not None:
             self.host_state.keep(0)
         self._agree()
@@ -140,6 +140,15 @@ class Recording:
         self._make_host()
         self._commit_start()
         self._settle()
+
+    def _clocks(self) -> list[Roofline]:
+        """How much the simulated chips do in a tick: a step of a preset, or else as much as a device of their size."""
+        shares = [shard.share for shard in self.loop.state.memory.shards]
+        if self.declared.recipe is None:
+            return [scaled_device(part) for part, _ in shares]
+        step = derive(self.declared.recipe).program.work
+        works = [step.share(*share) for share in shares]
+        return [Roofline(flop=max(work.flop, 1), moved=max(work.moved, 1)) for work in works]
 
     def take_over(self, run: RunFolder, writer: TranscriptWriter, parameters: tuple[tuple[str, ...], ...]) -> bool:
         """Bring memory and chips to the last committed step of an unfinished run.
