@@ -207,7 +207,7 @@ def inspect(
             evidence["known_chips"] = [report.chip for report in reports if report.extends is not None]
             evidence["extended_chips"] = [report.chip for report in reports if report.extends]
         seen = bool(reports) and all(report.start for report in reports) and _all_accepted(transcripts, accepted or {})
-        if transcripts and not any(report.snapshots for report in reports) and not findings.found and not seen:
+        if transcripts and not any(report.taken for report in reports) and not findings.found and not seen:
             since = " since the checkpoints that they were pruned by" if any(report.start for report in reports) else ""
             findings.doubt(f"the drawn chips hold no snapshot{since}, and none was due: there is nothing to match")
         case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})

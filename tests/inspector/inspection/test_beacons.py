@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from firmware_sim import BIRTH, NO_RUN, LogRecord, RecordKind, Unaudited, Work
+from firmware_sim import BIRTH, NO_RUN, LogRecord, RecordKind, Roofline, Unaudited, Work
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.roofline import Roofline
 from inspector.inspection.commits import Beacons, Pace
 from inspector.inspection.trust import Trust
 
@@ -16,12 +15,12 @@ K = RecordKind
 
 
 def doubts(*said):
-    """What is open after records of (kind, busy ticks, time)."""
+    """What is open after records of (kind, operators, time)."""
     law, found = Beacons("c", 60), []
     for number, (kind, busy, time) in enumerate(said):
         record = LogRecord(
             counter=number, kind=kind, boot=1, tick=busy, busy=busy, run_id=NO_RUN, step=time, op=0, digest=bytes(32),
-            previous=bytes(32),
+            previous=bytes(32), work=Work(busy, 0, 0),
         )  # fmt: skip
         try:
             law.take(record)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from firmware_sim import LogRecord, RecordKind
+from firmware_sim import LogRecord, Meter, RecordKind
 from firmware_sim.errors import CallerError, EvidenceError
-from inspector.inspection.commits import BusyTicks, CommitOrder, SnapshotMoment
+from inspector.inspection.commits import CommitOrder, SnapshotMoment
 from inspector.inspection.guards import ALL_GUARDS, Guard, Settings
 from inspector.inspection.judging import inspect, verify
 from inspector.inspection.verdict import Outcome
@@ -64,33 +64,39 @@ class Resigner:
         self.sign(lambda draft: draft.put(self.run, path, content))
 
 
-def test_heads_without_ticks_are_rejected(make_run, monkeypatch, passes_without):
-    """The lab lets no time pass in two steps, so that no snapshot can fall there."""
-    tick = Host.tick_chips
-    monkeypatch.setattr(Host, "tick_chips", lambda self, step: None if step in (5, 6) else tick(self, step))
+def test_heads_without_work_are_rejected(make_run, monkeypatch, passes_without):
+    """The lab takes two steps where no chip meters them: no time passes for its chips, and no snapshot falls there."""
+    announce, charge, elsewhere = Host.announce, Meter.charge, set()
+
+    def heard(self, step):
+        announce(self, step)
+        elsewhere.clear()
+        elsewhere.update({self.memory.meter} if step in (4, 5) else ())
+
+    monkeypatch.setattr(Host, "announce", heard)
+    monkeypatch.setattr(Meter, "charge", lambda self, work: None if self in elsewhere else charge(self, work))
     recorded = make_run()
     verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
-    assert "no busy tick passed after step 5 was committed" in reasons(verdict)
-    assert "no busy tick passed after step 6 was committed" in reasons(verdict)
-    passes_without(recorded, Guard.TIME)
+    assert "calls, " in reasons(verdict)
+    assert " less than the " in reasons(verdict)
+    passes_without(recorded, Guard.METER)
 
 
 def test_heads_committed_late_are_rejected(make_run, monkeypatch):
-    """The lab commits only after training, when it knows which ticks held a snapshot."""
+    """The lab commits only after training, when it knows which steps held a snapshot."""
 
     def late(self, step):
         if step == 6:
             for number in range(1, 7):
                 for chip in self.lab.chips:
                     chip.commit(self._run_id, number, self.root(number))
-        self.tick_chips(step)
 
     announce = Host.announce
     monkeypatch.setattr(Host, "announce", lambda self, step: late(self, step) if step else announce(self, step))
     verdict = check(make_run())
     assert verdict.outcome is Outcome.REJECT
-    assert "no busy tick passed after step 1 was committed" in reasons(verdict)
+    assert " more than the " in reasons(verdict)
 
 
 def test_chip_without_attached_memory_is_rejected(make_run, monkeypatch):
@@ -119,7 +125,7 @@ def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch, pas
         for chip, shard in zip(host.lab.chips, copy.shards, strict=True):
             chip.attach(shard, host._run_id, step)
         for _ in range(10):
-            host.tick_chips(step)
+            host.idle_chips()
         for chip, shard in zip(host.lab.chips, memory.shards, strict=True):
             chip.attach(shard, host._run_id, step)
 
@@ -128,7 +134,7 @@ def test_decoy_memory_attached_in_between_is_rejected(make_run, monkeypatch, pas
     verdict = check(recorded)
     assert verdict.outcome is Outcome.REJECT
     assert "attached again in the same boot" in reasons(verdict)
-    passes_without(recorded, Guard.COMMITMENT, Guard.TIME, Guard.METER)
+    passes_without(recorded, Guard.COMMITMENT, Guard.METER)
 
 
 def test_another_batch_than_the_committed_data_is_rejected(make_run, monkeypatch, passes_without):
@@ -235,13 +241,13 @@ def test_an_unfinished_run_beside_it_does_not_hide_a_forged_one(make_run, device
     assert verdict.outcome is Outcome.INCONCLUSIVE
 
 
-def record(kind: RecordKind, *, step: int = 0, tick: int = 0, run: bytes = b"r" * 32) -> LogRecord:
+def record(kind: RecordKind, *, step: int = 0, run: bytes = b"r" * 32) -> LogRecord:
     return LogRecord(
         counter=9,
         kind=kind,
         boot=1,
-        tick=tick,
-        busy=tick,
+        tick=0,
+        busy=0,
         run_id=run,
         step=step,
         op=0,
@@ -256,21 +262,17 @@ BOOT, REGIONS, COMMIT = RecordKind.BOOT, RecordKind.REGIONS, RecordKind.COMMIT
 @pytest.mark.parametrize(
     ("records", "error"),
     [
-        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1, tick=1)], None),
+        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1)], None),
         ([record(BOOT), record(COMMIT)], "before the run's memory was attached"),
         ([record(BOOT), record(REGIONS), record(BOOT), record(COMMIT)], "before the run's memory was attached"),
         ([record(BOOT), record(REGIONS), record(REGIONS)], "attached again"),
         ([record(BOOT), record(REGIONS), record(COMMIT, step=1)], "committed after step -1"),
-        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=2, tick=1)], "committed after step 0"),
-        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=0, tick=1)], "committed after step 0"),
-        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1)], "no busy tick passed"),
-        ([record(BOOT), record(REGIONS), record(COMMIT), record(RecordKind.CLOSE_EPOCH)], "no busy tick passed"),
-        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1, tick=2)], "1 busy ticks before it"),
-        ([record(BOOT), record(REGIONS, tick=1)], "1 busy ticks before it"),
+        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=2)], "committed after step 0"),
+        ([record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=0)], "committed after step 0"),
         ([record(BOOT), record(RecordKind.SNAPSHOT)], "memory that was not attached"),
         ([record(BOOT), record(REGIONS), record(RecordKind.SNAPSHOT)], "was not committed before its snapshot"),
         (
-            [record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1, tick=1)] * 2,
+            [record(BOOT), record(REGIONS), record(COMMIT), record(COMMIT, step=1)] * 2,
             None,
         ),
         (
@@ -280,7 +282,7 @@ BOOT, REGIONS, COMMIT = RecordKind.BOOT, RecordKind.REGIONS, RecordKind.COMMIT
     ],
 )
 def test_order_of_commits(records, error):
-    laws = (CommitOrder("chip"), SnapshotMoment("chip"), BusyTicks("chip", {b"r" * 32}))
+    laws = (CommitOrder("chip"), SnapshotMoment("chip"))
 
     def take_all() -> None:
         for each in records:

@@ -68,7 +68,7 @@ LIES = [
     ("forged-initialisation", {Guard.INITIALISATION}, r"^step 0: the initial state is not what seed 5 gives"),
     (
         "undeclared-run",
-        {Guard.SNAPSHOT, Guard.TIME, Guard.METER},
+        {Guard.SNAPSHOT, Guard.METER},
         r"^chip lab-chip-000\d, record \d+: belongs to a run that was not declared",
     ),
     ("undeclared-chips", {Guard.IDENTITY}, r"lab-chip-0002"),
@@ -176,9 +176,7 @@ CHIP_LIES = [
     # lie of the first chip, guards that find it
     (ChipLie.SKIP_SNAPSHOTS, {Guard.SCHEDULE}),
     (ChipLie.PREDICT_SCHEDULE, {Guard.IDENTITY}),
-    (ChipLie.SWAP_WEIGHTS, {Guard.SNAPSHOT}),
     (ChipLie.HIDE_REGION, {Guard.COMMITMENT, Guard.SNAPSHOT}),
-    (ChipLie.REPLAY_SNAPSHOT, {Guard.SNAPSHOT}),
     (ChipLie.TRUNCATE_LOG, {Guard.LOG_CHAIN, Guard.SCHEDULE, Guard.COMMITMENT}),
     (ChipLie.EDIT_RECORD, {Guard.LOG_CHAIN, Guard.SNAPSHOT, Guard.COMMITMENT, Guard.SCHEDULE}),
     (ChipLie.SPLICE_LOGS, {Guard.LOG_CHAIN, Guard.SCHEDULE, Guard.COMMITMENT, Guard.IDENTITY}),
@@ -198,6 +196,17 @@ def test_lying_chip_is_named_by_verify_and_passes_with_its_guards_off(make_run, 
     monkeypatch.setattr("inspector.inspection.judging.Settings", lambda **_: blind)
     blinded = verify(recorded.run, recorded.trust, now=recorded.now)
     assert blinded.outcome is Outcome.ACCEPT, blinded.reasons
+
+
+@pytest.mark.parametrize("lie", [ChipLie.SWAP_WEIGHTS, ChipLie.REPLAY_SNAPSHOT])
+def test_chip_that_shows_other_memory_inside_of_steps_is_named_by_replays(make_run, inspect_run, lie):
+    """All snapshots lie inside of steps, so that without a replay nothing can be said of them."""
+    recorded = make_run(lie=lie.value, rate=Fraction(1))
+    assert verify(recorded.run, recorded.trust, now=recorded.now).outcome is Outcome.ACCEPT
+    verdict = inspect_run(recorded)
+    assert verdict.outcome is Outcome.REJECT
+    assert {(each.guard, each.where["chip"]) for each in verdict.reasons} == {("snapshot", "lab-chip-0000")}
+    assert inspect_run(recorded, off=frozenset({Guard.SNAPSHOT})).outcome is Outcome.ACCEPT
 
 
 def test_quote_by_another_key_is_rejected_whatever_guards_are_on(make_run):
@@ -384,7 +393,7 @@ def test_two_runs_on_the_same_chips_are_explained_together_and_not_apart(make_ru
     assert undeclared.outcome is Outcome.REJECT
     texts = ("belongs to a run that was not declared", "explained by no committed step", "the meter counts")
     assert all(any(text in each.text for text in texts) for each in undeclared.reasons)
-    blind = replace(settings, guards=ALL_GUARDS - {Guard.SNAPSHOT, Guard.TIME, Guard.METER})
+    blind = replace(settings, guards=ALL_GUARDS - {Guard.SNAPSHOT, Guard.METER})
     verdict = inspect([second.run], second.trust, blind, now=first.now, worker=devices.run)
     assert verdict.outcome is Outcome.ACCEPT
 

@@ -313,7 +313,6 @@ def test_step_that_only_the_chips_have_heard_of_is_rejected(record_loop):
             if recorder._run.writer.steps == STEPS:
                 for chip in recorder._run.lab.chips:
                     chip.commit(recorder._run.run_id, STEPS + 1, bytes(32))
-                    chip.tick(recorder._run.run_id, STEPS + 1)
 
         recorder._run.loop.held.require_untouched = check
 
