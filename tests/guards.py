@@ -86,7 +86,11 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     "snapshots inside steps": (("inspector.inspection.provenance._match_inside", _nothing),),
     "snapshots in time": (("inspector.inspection.inside.check_in_time", _nothing),),
-    # law 2: busy ticks
+    # law 2: work, and the time that it takes
+    "own clock": (
+        ("firmware_sim.checks.check_life", _nothing),
+        ("firmware_sim.checks.audit_schedule", _nothing),
+    ),
     "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
     "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
     "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),
