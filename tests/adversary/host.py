@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,20 +20,38 @@ from monitor.lab.simulated import SimulatedLab
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from firmware_sim import Roofline
     from monitor.lab.simulated import LabConfig
     from tests.adversary.lies import Lie
     from tests.adversary.world import World
 
-__all__ = ["Puppet", "View", "lab_of", "slices"]
+__all__ = ["Puppet", "Stretch", "View", "lab_of", "slices"]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a host shows at ticks in place of what it trains: other values, and the step that it claims (None: true)."""
+@dataclass(slots=True)
+class Stretch:
+    """Ticks of one boot of a chip in which a lie can be seen.
+
+    Only whole ones count: in a part of a tick there may be no snapshot, whatever the rate.
+    """
 
     lie: Lie
+    tick: int = 0
+    """The first one that is not counted yet, and can be."""
+
+    def until(self, now: int, chip: int) -> None:
+        """Count the ticks before the current one."""
+        if now > self.tick:
+            self.lie.hit(chip, now - self.tick)
+            self.tick = now
+
+
+@dataclass(slots=True)
+class View:
+    """What a host shows in place of what it trains, whenever time passes."""
+
     values: list[Tensor]
-    step: int | None
+    stretch: Stretch
 
 
 def slices(memory: DeviceMemory) -> list[Tensor]:
@@ -58,27 +76,19 @@ class Puppet(Chip):
         self.memory: DeviceMemory | None = None
         self.run_id = NO_RUN
         self.step = 0
+        self.digest = bytes(32)
         self.history: dict[int, list[Tensor]] = {}
         self.view: View | None = None
         self.decoy: Lie | None = None
-        self.hostile: Lie | None = None
+        self.hostile: Stretch | None = None
         self.untold: Lie | None = None
         self.other_head: Lie | None = None
-        self.unticked: Lie | None = None
-        self.bare: Lie | None = None
-        self.idled: Lie | None = None
         self.open: Lie | None = None
-        self.watched: list[Lie] = []
+        self.watched: list[Stretch] = []
 
     @property
     def chip_id(self) -> str:
         return self.chip.chip_id
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether the chip's memory was another at some step than at the first that it was told of."""
-        first, *others = self.history.values() or [[]]
-        return any(not all(map(torch.equal, first, other)) for other in others)
 
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> Any:
         self.memory, self.run_id, self.step = memory, run_id, step
@@ -87,10 +97,12 @@ class Puppet(Chip):
         return self.chip.attach(memory, run_id, step)
 
     def commit(self, run_id: bytes, step: int, digest: bytes) -> Any:
-        self.bare = None
-        self.run_id, self.step = run_id, step
+        self.run_id, self.step, self.digest = run_id, step, digest
         if self.memory is not None:
             self.history[step] = [values.clone() for values in slices(self.memory)]
+        self.look()
+        if step and self.decoy is not None:  # whose meter has counted nothing of the step
+            self.decoy.hit(self.number)
         if self.untold is not None:
             self.untold.hit(self.number)
             self.untold = None
@@ -99,31 +111,39 @@ class Puppet(Chip):
             digest = bytes(byte ^ 0xFF for byte in digest)
             self.other_head.hit(self.number)
             self.other_head = None
-        return self.chip.commit(run_id, step, digest)
+        record = self.chip.commit(run_id, step, digest)
+        if self.view is not None:
+            self.idle(2)
+        return record
 
-    def tick(self, run_id: bytes, step: int) -> Any:
-        if self.unticked is not None:
-            self.unticked.hit(self.number)
-            self.bare, self.unticked = self.unticked, None
-            return None
-        for lie in (self.decoy, self.hostile, *self.watched):
-            if lie is not None:
-                lie.hit(self.number)
-        if self.idled is not None:
-            self.idled.hit(self.number)
-            self.bare, self.idled = self.idled, None
-            self.chip.idle(1)
-            return None
+    def look(self) -> None:
+        """Count the ticks that have passed in which lies about the whole chip can be seen."""
+        for stretch in self.stretches:
+            stretch.until(self.chip.time, self.number)
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Of lies about the whole chip."""
+        return self.watched if self.hostile is None else [*self.watched, self.hostile]
+
+    def elsewhere(self) -> None:
+        """Time has passed in which nothing was shown in place of what there is."""
+        if self.view is not None:
+            self.view.stretch.tick = self.chip.time + 1
+
+    @contextmanager
+    def viewed(self) -> Iterator[None]:
+        """Show what the host shows while some time passes, if it shows anything."""
         view = self.view
-        if view is None:
-            return self.chip.tick(run_id, step)
-        claimed = step if view.step is None else view.step
+        if view is None or self.memory is None:
+            yield
+            return
         with self.showing(view.values) as differs:
-            if differs or claimed < step:
-                view.lie.hit(self.number)
-            self.chip.tick(run_id, claimed)
-            self.chip.idle(1)  # a snapshot that waits is taken while this is shown
-            return None
+            yield
+        if differs:
+            view.stretch.until(self.chip.time, self.number)
+        else:
+            self.elsewhere()
 
     @contextmanager
     def showing(self, values: list[Tensor]) -> Iterator[bool]:
@@ -154,9 +174,19 @@ class Puppet(Chip):
         folder, kind = chip._silicon.folder, type(chip)
         chip.power_off() if in_order else chip.cut_power()
         self.chip = kind.power_on(folder)
+        for stretch in (*self.stretches, *([] if self.view is None else [self.view.stretch])):
+            stretch.tick = 0
+
+    def attach_again(self) -> None:
+        """Attach the run's memory after a boot, and commit the newest step again, as an honest host does."""
+        self.chip.attach(self.memory, self.run_id, self.step)
+        self.chip.commit(self.run_id, self.step, self.digest)
+        self.decoy = self.hostile = None
+        self.elsewhere()
 
     def idle(self, ticks: int) -> Any:
-        return self.chip.idle(ticks)
+        with self.viewed():
+            return self.chip.idle(ticks)
 
     @property
     def position(self) -> tuple[int, int]:
@@ -169,7 +199,13 @@ class Puppet(Chip):
         return self.chip.prune(signed)
 
     def close_epoch(self) -> int:
-        return 0 if self.open is not None else self.chip.close_epoch()
+        if self.open is not None:
+            return 0
+        self.look()
+        for stretch in self.stretches:  # of the tick in which two epochs meet, each has a part
+            stretch.tick = self.chip.time + 1
+        self.elsewhere()
+        return self.chip.close_epoch()
 
     def reveal(self) -> Any:
         return self.chip.reveal()
@@ -192,9 +228,6 @@ class Puppet(Chip):
             self.chip.power_off()
 
     def cut_power(self) -> None:
-        """A step that got no tick is committed again after a crash, and gets one then."""
-        if self.bare is not None:
-            self.bare.chips.pop(self.number, None)
         self.chip.cut_power()
 
     @property
@@ -226,13 +259,15 @@ def lab_of(world: World) -> type[SimulatedLab]:
 
     class LabSite(SimulatedLab):
         @classmethod
-        def create(cls, folder: Path, config: LabConfig, files: Files | None = None) -> SimulatedLab:
+        def create(
+            cls, folder: Path, config: LabConfig, clocks: Sequence[Roofline], files: Files | None = None
+        ) -> SimulatedLab:
             if world.chips and not world.scene.is_honest:  # a later run, on the chips that are at work
                 folder.mkdir(parents=True)
                 (folder / "lab.json").write_bytes(canonical.encode(asdict(config)))
                 lab = cls(folder, config, list(world.chips), files or Files())
             else:
-                lab = super().create(folder, world.crooked(config), files)
+                lab = super().create(folder, world.crooked(config), clocks, files)
                 lab.chips = world.adopt(lab.chips, lab.idle)
             world.before_run()
             return lab
@@ -243,6 +278,10 @@ def lab_of(world: World) -> type[SimulatedLab]:
             lab = cls(folder, config, cls._power_on(folder, config, files), files)
             lab.chips = world.adopt(lab.chips, lab.idle)
             return lab
+
+        def restart(self) -> None:
+            for chip in world.chips:
+                chip.reboot()
 
         @staticmethod
         def read_config(folder: Path) -> LabConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +13,14 @@ import numpy as np
 import torch
 
 from firmware_sim import NO_RUN, ChipLie, DeviceMemory, LabLie, Region, Work
+from monitor.declaration.statement import BESIDE
 from monitor.transcript import encode_arrays
 from monitor.transcript.declared_data import DeclaredData
 from monitor.transcript.layout import ORDER, SAMPLES
 from tests.adversary.actions import action
-from tests.adversary.host import Puppet, View
+from tests.adversary.host import Puppet, Stretch, View
 from tests.adversary.lies import Lie
 from tests.adversary.world import World
-
-_MUCH = Work(1000, 1 << 30, 1 << 30)
-"""Work of hidden steps, more than what a run declares that it does beside its programs."""
 
 LOOP = ("loop",)
 PRESET = ("preset",)
@@ -114,8 +113,7 @@ def reboot(world: World, pick: int) -> None:
         for chip in _some(world, world.random(pick)):
             chip.reboot(in_order=pick % 2 == 0)
             if chip.memory is not None:
-                chip.chip.attach(chip.memory, chip.run_id, chip.step)
-                chip.decoy = None
+                chip.attach_again()
 
     world.schedule(act)
 
@@ -124,10 +122,10 @@ def reboot(world: World, pick: int) -> None:
 def nonsense(world: World, pick: int) -> None:
     """Commands that no chip may obey; each must be a numbered refusal."""
     calls: list[Callable[[Any], object]] = [
-        lambda c: c.tick(bytes(32), 1.5),
-        lambda c: c.tick(bytes(32), -1),
-        lambda c: c.tick(bytes(31), 0),
-        lambda c: c.tick(bytes(32), 1 << 64),
+        lambda c: c.commit(bytes(32), -1, bytes(32)),
+        lambda c: c.commit(bytes(31), 0, bytes(32)),
+        lambda c: c.commit(bytes(32), 1 << 64, bytes(32)),
+        lambda c: c.idle(1 << 25),
         lambda c: c.commit(bytes(32), 0, b""),
         lambda c: c.commit(bytes(32), 1.5, bytes(32)),
         lambda c: c.commit(bytes(32), 0, None),
@@ -154,145 +152,147 @@ def abandon(world: World, pick: int) -> None:
     world.said["abandoned"] += 1
 
 
-# Lies about time: law 2
+# Lies about time, which work takes: law 2
+
+
+def _hidden_step(memory: DeviceMemory) -> None:
+    """One product, more than what a run declares that it does beside its programs; all chips of the memory count it."""
+    held = memory.share[1]
+    memory.meter.charge(Work(1, BESIDE * held + (1 << 20), 2 * held))
+
+
+def _for_no_run(chip: Puppet, rng: random.Random, run: bytes = NO_RUN) -> None:
+    """Let a chip work on memory of its own, which is of no declared run."""
+    held = torch.ones(8)
+    memory = DeviceMemory([Region.of("unknown", held)])
+    chip.chip.attach(memory, run, 0)
+    for _ in range(rng.randint(1, 3)):
+        memory.meter.charge(Work(1, 1 << 17, 2 * held.nbytes))
 
 
 @action("training", "A5")
-def extra_ticks(world: World, pick: int) -> None:
-    """Busy ticks that no declared step explains."""
+def extra_work(world: World, pick: int) -> None:
+    """Work on memory beside the declared one, which no step explains."""
     lie = world.tell("A5", on_chips=True, certain=True)
+
+    def act() -> None:
+        for chip in world.chips[:1]:
+            if chip.memory is not None:
+                for _ in range(1 + pick % 3):
+                    _hidden_step(chip.memory)
+                for each in world.chips:
+                    lie.hit(each.number)
+                    each.elsewhere()
+
+    world.schedule(act)
+
+
+def _in_mid_run(world: World, row: str, pick: int, chips: Callable[[random.Random], list[Puppet]]) -> None:
+    """Boot, work for no run, attach the run's memory again."""
+    lie = world.tell(row, on_chips=True, certain=True)
+
+    def act() -> None:
+        rng = world.random(pick)
+        for chip in chips(rng):
+            if chip.memory is None:
+                continue
+            chip.reboot(in_order=rng.random() < 0.8)
+            _for_no_run(chip, rng)
+            lie.hit(chip.number)
+            chip.attach_again()
+
+    world.schedule(act)
+
+
+@action("training", "A7")
+def work_between_boots(world: World, pick: int) -> None:
+    """Power off in order, boot, work for no run, attach again."""
+    _in_mid_run(world, "A7", pick, lambda rng: _some(world, rng))
+
+
+@action("training", "A7")
+def one_works(world: World, pick: int) -> None:
+    """The same with one chip only."""
+    _in_mid_run(world, "A7", pick, lambda rng: world.chips[:1])
+
+
+@action("training", "A6")
+def work_for_no_run(world: World, pick: int) -> None:
+    """Work in the middle of the run on memory of no run, in place of the run's or for a while."""
+    lie = world.tell("A6", on_chips=True, certain=True)
 
     def act() -> None:
         rng = world.random(pick)
         for chip in _some(world, rng):
-            for _ in range(rng.randint(1, 4)):
-                chip.chip.tick(chip.run_id, chip.step)
-                lie.hit(chip.number)
-
-    world.schedule(act)
-
-
-@action("training", "A5")
-def one_works(world: World, pick: int) -> None:
-    """Busy ticks of one chip that no declared step explains."""
-    lie = world.tell("A5", on_chips=True, certain=True)
-
-    def act() -> None:
-        chip = world.chips[0]
-        chip.chip.tick(chip.run_id, chip.step)
-        lie.hit(chip.number)
-
-    world.schedule(act)
-
-
-@action("training", "A6")
-def tick_no_run(world: World, pick: int) -> None:
-    """Busy ticks in the middle of the run that belong to no run."""
-    lie = world.tell("A6", on_chips=True, certain=True)
-
-    def act() -> None:
-        for chip in _some(world, world.random(pick)):
-            for _ in range(1 + pick % 2):
-                chip.chip.tick(NO_RUN, 0)
-                lie.hit(chip.number)
+            _for_no_run(chip, rng)
+            lie.hit(chip.number)
+            if chip.memory is not None and pick % 2:
+                chip.chip.attach(chip.memory, chip.run_id, chip.step)
+            chip.elsewhere()
 
     world.schedule(act)
 
 
 @action("before", "A6")
-def ticks_before(world: World, pick: int) -> None:
-    """Busy ticks before the run, with no memory attached."""
+def work_before(world: World, pick: int) -> None:
+    """Work before the run, on memory of no run."""
     lie = world.tell("A6", on_chips=True, certain=True)
-
-    def act() -> None:
-        for chip in _some(world, world.random(pick)):
-            for _ in range(1 + pick % 3):
-                chip.chip.tick(NO_RUN, 0)
-                lie.hit(chip.number)
-
-    world.prelude.append(act)
-
-
-@action("training", "A7")
-def ticks_between_boots(world: World, pick: int) -> None:
-    """Power off in order, boot, work without memory, attach again."""
-    lie = world.tell("A7", on_chips=True, certain=True)
 
     def act() -> None:
         rng = world.random(pick)
         for chip in _some(world, rng):
-            if chip.memory is None:
-                continue
-            chip.reboot(in_order=rng.random() < 0.8)
-            for _ in range(rng.randint(1, 3)):
-                chip.chip.tick(*rng.choice([(NO_RUN, 0), (NO_RUN, 0), (chip.run_id, chip.step)]))
-                lie.hit(chip.number)
-            chip.chip.attach(chip.memory, chip.run_id, chip.step)
+            _for_no_run(chip, rng)
+            lie.hit(chip.number)
 
-    world.schedule(act)
+    world.prelude.append(act)
 
 
-@action("training", "A5")
+@action("training", "A5", kinds=LOOP)
+def step_elsewhere(world: World, pick: int) -> None:
+    """Take the next step where no meter counts it."""
+    world.elsewhere = (world.tell("A5", on_chips=True, certain=True), 0)
+
+
+@action("training", "A5", kinds=LOOP)
 def idle_instead(world: World, pick: int) -> None:
-    """Work that is told as idle time."""
-    lie = world.tell("A5", on_chips=True, certain=True)
+    """The same, and chips idle meanwhile."""
+    world.elsewhere = (world.tell("A5", on_chips=True, certain=True), 1 + pick % 3)
+
+
+@action("training", "late snapshots", kinds=LOOP)
+def within_command(world: World, pick: int) -> None:
+    """Take the next step within a command of a chip, which cannot look at its memory meanwhile."""
+    world.late = (world.tell("late snapshots", on_chips=True), pick)
+
+
+def _hidden(world: World, row: str, pick: int, *, idle: int) -> None:
+    lie = world.tell(row, on_chips=True, certain=True)
 
     def act() -> None:
-        for chip in _some(world, world.random(pick)):
-            chip.idled = lie
+        chips = [chip for chip in world.chips if chip.memory is not None]
+        for number in range(1 + pick % 3 if chips else 0):
+            with ExitStack() as stack:
+                for chip in chips:
+                    stack.enter_context(chip.showing(chip.noise(pick + number)))
+                _hidden_step(chips[0].memory)  # type: ignore[arg-type]
+                for chip in chips:
+                    chip.chip.idle(idle)
+                    lie.hit(chip.number)
+                    chip.elsewhere()
 
     world.schedule(act)
 
 
-@action("training", "A5")
-def no_tick(world: World, pick: int) -> None:
-    """Let no time pass after a head."""
-    lie = world.tell("A5", on_chips=True, certain=True)
-
-    def act() -> None:
-        for chip in _some(world, world.random(pick)):
-            chip.unticked = lie
-
-    world.schedule(act)
-
-
-def _hidden(row: str, ticking: str) -> Callable[[World, int], None]:
-    def body(world: World, pick: int) -> None:
-        lie = world.tell(row, on_chips=True, certain=True)
-
-        def act() -> None:
-            rng = world.random(pick)
-            for chip in (chip for chip in _some(world, rng) if chip.memory is not None):
-                chip.memory.meter.charge(_MUCH)
-                for number in range(rng.randint(1, 3)):
-                    with chip.showing(chip.noise(pick + number)):
-                        if ticking == "busy":
-                            chip.chip.tick(chip.run_id, chip.step)
-                        elif ticking == "idle":
-                            chip.chip.idle(1)
-                        lie.hit(chip.number)
-
-        world.schedule(act)
-
-    return body
-
-
-@action("training", "A5")
-def hidden_busy(world: World, pick: int) -> None:
-    """Train hidden steps in the chips' memory, each with its tick."""
-    _hidden("A5", "busy")(world, pick)
+@action("training", "A8")
+def hidden_steps(world: World, pick: int) -> None:
+    """Train hidden steps in the chips' memory, between two declared ones."""
+    _hidden(world, "A8", pick, idle=0)
 
 
 @action("training", "hidden while idle")
 def hidden_idle(world: World, pick: int) -> None:
-    """Train hidden steps in the chips' memory and call it idle time."""
-    _hidden("hidden while idle", "idle")(world, pick)
-
-
-@action("training", "A8")
-def hidden_quiet(world: World, pick: int) -> None:
-    """Train hidden steps between two ticks."""
-    _hidden("A8", "none")(world, pick)
+    """The same, and call it idle time."""
+    _hidden(world, "hidden while idle", pick, idle=1)
 
 
 # Lies about memory: laws 1 and 7
@@ -300,46 +300,50 @@ def hidden_quiet(world: World, pick: int) -> None:
 
 @action("training", "A1", "A2")
 def show_old(world: World, pick: int) -> None:
-    """From now on show an older state at every tick, and say that it is one."""
+    """Boot, show an older state, say that it is one, and let chips idle meanwhile."""
     lie = world.tell("A1" if world.scene.kind == "preset" else "A2", on_chips=True)
-    rng = world.random(pick)
-    whole = rng.random() < 0.7
 
     def act() -> None:
-        for chip in world.chips if whole else _some(world, rng):
+        rng = world.random(pick)
+        for chip in world.chips if rng.random() < 0.7 else _some(world, rng):
             at = 0 if rng.random() < 0.7 else rng.choice(sorted(chip.history) or [0])
-            if at in chip.history:
-                chip.view = View(lie, chip.history[at], at)
-        if whole and rng.random() < 0.5:
-            _forge_from_now(world, "all", pick)
+            if chip.memory is None or at not in chip.history:
+                continue
+            chip.reboot()
+            with chip.showing(chip.history[at]) as differs:
+                chip.chip.attach(chip.memory, chip.run_id, at)
+                chip.chip.idle(2)
+                if differs:
+                    lie.hit(chip.number, 2)
+            chip.chip.commit(chip.run_id, chip.step, chip.digest)
+            chip.elsewhere()
+
+    world.schedule(act)
+
+
+def _show(world: World, pick: int, values: Callable[[Puppet], list[torch.Tensor]]) -> None:
+    """From now on show other values whenever chips idle, and between the operators of steps."""
+    lie = world.tell("other memory", on_chips=True)
+
+    def act() -> None:
+        for chip in _some(world, world.random(pick)):
+            if chip.memory is not None and chip.step in chip.history:
+                chip.view = View(values(chip), Stretch(lie))
+                chip.elsewhere()
 
     world.schedule(act)
 
 
 @action("training", "other memory")
 def show_other(world: World, pick: int) -> None:
-    """From now on show made-up values at every tick."""
-    lie = world.tell("other memory", on_chips=True)
-
-    def act() -> None:
-        for chip in _some(world, world.random(pick)):
-            if chip.memory is not None:
-                chip.view = View(lie, chip.noise(pick), None)
-
-    world.schedule(act)
+    """From now on show made-up values."""
+    _show(world, pick, lambda chip: chip.noise(pick))
 
 
 @action("training", "other memory")
 def show_next(world: World, pick: int) -> None:
-    """Say of an older state that it is the newest."""
-    lie = world.tell("other memory", on_chips=True)
-
-    def act() -> None:
-        for chip in _some(world, world.random(pick)):
-            if chip.step in chip.history:
-                chip.view = View(lie, chip.history[chip.step], None)
-
-    world.schedule(act)
+    """From now on show the state of now, whatever comes after it."""
+    _show(world, pick, lambda chip: chip.history[chip.step])
 
 
 @action("training")
@@ -355,8 +359,8 @@ def show_true(world: World, pick: int) -> None:
 
 @action("training", "other memory")
 def attach_decoy(world: World, pick: int) -> None:
-    """Boot, and attach tensors of the same layout that nobody trains."""
-    lie = world.tell("other memory", on_chips=True)
+    """Boot, and attach tensors of the same layout that nobody trains, on which no operator runs."""
+    lie = world.tell("other memory", on_chips=True, certain=True)
 
     def act() -> None:
         for chip in _some(world, world.random(pick)):
@@ -390,7 +394,7 @@ def hostile_memory(world: World, pick: int) -> None:
 
     def act() -> None:
         for chip in world.chips if pick % 2 else _some(world, world.random(pick)):
-            chip.hostile = lie
+            chip.hostile = Stretch(lie)
 
     world.prelude.append(act)
 
@@ -616,19 +620,20 @@ def preset_lie(world: World, pick: int) -> None:
 # Dishonest chips
 
 
-_CHIP_LIES = {
-    ChipLie.SKIP_SNAPSHOTS: 1,
-    ChipLie.SWAP_WEIGHTS: 1,
-    ChipLie.HIDE_REGION: 0,
-    ChipLie.REPLAY_SNAPSHOT: 2,
-    ChipLie.TRUNCATE_LOG: 0,
-    ChipLie.EDIT_RECORD: 0,
-    ChipLie.SPLICE_LOGS: 0,
-    ChipLie.RUN_OLD_FIRMWARE: 0,
-    ChipLie.SIGN_WITH_ANOTHER_KEY: 0,
-    ChipLie.OWN_MAKER_CA: 0,
-}
-"""Snapshots that each of them needs."""
+_CHIP_LIES = (
+    ChipLie.SKIP_SNAPSHOTS,
+    ChipLie.SWAP_WEIGHTS,
+    ChipLie.HIDE_REGION,
+    ChipLie.REPLAY_SNAPSHOT,
+    ChipLie.TRUNCATE_LOG,
+    ChipLie.EDIT_RECORD,
+    ChipLie.SPLICE_LOGS,
+    ChipLie.RUN_OLD_FIRMWARE,
+    ChipLie.SIGN_WITH_ANOTHER_KEY,
+    ChipLie.OWN_MAKER_CA,
+)
+_BY_CHANCE = (ChipLie.SKIP_SNAPSHOTS, ChipLie.SWAP_WEIGHTS)
+"""Those that show where a snapshot is due."""
 
 
 @action("before", "a dishonest chip")
@@ -637,12 +642,11 @@ def crooked_chip(world: World, pick: int) -> None:
     if world.chip_lie is not None or world.lie is not None:
         return
     lie = sorted(_CHIP_LIES, key=lambda each: each.value)[pick % len(_CHIP_LIES)]
-    least = _CHIP_LIES[lie]
-    world.chip_lie = (lie, least)
-    told = world.tell("a dishonest chip", on_chips=True, certain=least == 0, least=max(least, 1))
+    world.chip_lie = lie
+    told = world.tell("a dishonest chip", on_chips=True, certain=lie not in _BY_CHANCE)
     if lie is ChipLie.REPLAY_SNAPSHOT:  # repeating what is still true is no lie
-        told.told = lambda: any(told.chips.values()) and world.chips[0].has_changed
-    world.prelude.append(lambda: world.chips[0].watched.append(told))
+        told.told = lambda: len(world.copies) > 1
+    world.prelude.append(lambda: world.chips[0].watched.append(Stretch(told)))
 
 
 @action("before", "A15")
@@ -650,13 +654,13 @@ def open_epoch(world: World, pick: int) -> None:
     """A chip that takes no snapshot in an epoch which it never closes."""
     if world.chip_lie is not None or world.lie is not None:
         return
-    world.chip_lie = (ChipLie.SKIP_SNAPSHOTS, 1)
-    lie = world.tell("A15", on_chips=True)
+    world.chip_lie = ChipLie.SKIP_SNAPSHOTS
+    lie = world.tell("A15", on_chips=True, certain=True)
 
     def act() -> None:
         world.chips[0].chip.close_epoch()
         world.chips[0].open = lie
-        world.chips[0].watched.append(lie)
+        world.chips[0].watched.append(Stretch(lie))
 
     world.prelude.append(act)
 
@@ -664,23 +668,21 @@ def open_epoch(world: World, pick: int) -> None:
 # Work that is declared nowhere
 
 
-def _undeclared(chips: list[Puppet], lie: Lie, seed: int) -> None:
-    run = bytes([seed % 251 + 1]) * 32
-    for chip in chips:
-        if chip.memory is None:
-            continue
-        chip.chip.attach(chip.memory, run, 0)
-        for at in range(2):
-            chip.chip.commit(run, at, bytes(32))
-            chip.chip.tick(run, at)
+def _undeclared(world: World, lie: Lie, pick: int) -> None:
+    rng, run = world.random(pick), bytes([pick % 251 + 1]) * 32
+    for chip in _some(world, rng):
+        if chip.memory is not None:
+            _for_no_run(chip, rng, run)
+            chip.chip.commit(run, 1, bytes(32))
             lie.hit(chip.number)
+            chip.elsewhere()
 
 
 @action("training", "undeclared run")
 def other_run(world: World, pick: int) -> None:
     """Train a run on the same chips that is declared nowhere."""
     lie = world.tell("undeclared run", on_chips=True, certain=True)
-    world.schedule(lambda: _undeclared(_some(world, world.random(pick)), lie, pick))
+    world.schedule(lambda: _undeclared(world, lie, pick))
 
 
 @action("finished", "undeclared run")
@@ -696,7 +698,7 @@ def leave_out(world: World, pick: int) -> None:
 @action("finished", "A16")
 def work_afterwards(world: World, pick: int) -> None:
     """Work after the chips have said what they say."""
-    _undeclared(_some(world, world.random(pick)), world.tell("A16", on_chips=True), pick)
+    _undeclared(world, world.tell("A16", on_chips=True), pick)
 
 
 @action("training", "A17")
@@ -714,12 +716,12 @@ def restore_chip(world: World, pick: int) -> None:
         chip.chip.power_off()
         shutil.copytree(folder, kept)
         chip.chip = kind.power_on(folder)
-        chip.chip.tick(NO_RUN, 0)
+        _for_no_run(chip, world.random(pick))
         chip.chip.cut_power()
         shutil.rmtree(folder)
         kept.rename(folder)
         chip.chip = kind.power_on(folder)
-        chip.chip.attach(chip.memory, chip.run_id, chip.step)
+        chip.attach_again()
         lie.hit(chip.number)
 
     world.schedule(act)

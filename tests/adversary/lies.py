@@ -24,8 +24,9 @@ GUARD_ROWS = {
     "snapshot moment": ("A1", "A2"),
     "verified manifest": ("A3",),
     "fresh draw": ("A4",),
-    "busy ticks": ("A5", "A6", "A7"),
-    "metered work": ("A8",),
+    "snapshots in time": ("late snapshots",),
+    "metered work": ("A5", "A8"),
+    "undeclared runs": ("A6", "A7"),
     "plain memory": ("A9",),
     "numbers bound": ("A10", "A12"),
     "changes declared": ("A11",),
@@ -36,9 +37,13 @@ GUARD_ROWS = {
     "direct paths": ("A21",),
 }
 """Which rows each guard stands for: with it off, at least one of them must be found."""
-BESIDE = {"products counted": ("past counted",), "metered work": ("snapshots inside steps",)}
+BESIDE = {
+    "products counted": ("past counted",),
+    "metered work": ("snapshots inside steps",),
+    "undeclared runs": ("snapshot moment",),
+}
 """Guards that are off with another one: under a cap, weights that were supplied are never accepted anyway; and
-snapshots fall between the operators of hidden steps, too."""
+snapshots fall between the operators of hidden steps, and while a chip holds memory of no run, too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,9 +53,8 @@ class Lie:
     Attributes:
         row: the row of the list of attacks, or what was tampered with.
         on_chips: whether only chips show it; else the transcript does, to everyone.
-        chips: ticks of each chip at which it could be seen, by the chip's number.
-        certain: whether each of these chips shows it for certain; else only in snapshots at those ticks.
-        least: snapshots that a chip must hold to show it, 1 or 2.
+        chips: whole ticks of each chip in which it could be seen, by the chip's number. Time is the chip's own.
+        certain: whether each of these chips shows it for certain; else only in snapshots within those ticks.
         told: whether it (still) makes anything untrue, where that is not known from the chips.
         expected: chance of escape, where the lie knows it better.
     """
@@ -59,7 +63,6 @@ class Lie:
     on_chips: bool = False
     chips: Counter[int] = field(default_factory=Counter)
     certain: bool = False
-    least: int = 1
     told: Callable[[], bool] | None = None
     expected: float | None = None
 
@@ -84,12 +87,6 @@ class Lie:
         if not self.on_chips or not self.chips:
             return 0.0
         ticks = min(self.chips.values())
-        catch = 1.0 if self.certain else _at_least(self.least, ticks, float(rate))
+        catch = 1.0 if self.certain else 1 - (1 - float(rate)) ** ticks
         miss = log_miss_without_replacement(chips=chips, used=len(self.chips), samples=samples, catch=catch)
         return 1 - float(detection(miss))
-
-
-def _at_least(least: int, ticks: int, rate: float) -> float:
-    """Chance of so many snapshots in some ticks, 1 or 2."""
-    none = (1 - rate) ** ticks
-    return 1 - none if least == 1 else 1 - none - ticks * rate * (1 - rate) ** (ticks - 1)

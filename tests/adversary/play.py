@@ -177,7 +177,7 @@ def lying_sequence(seed: int) -> tuple[Scene, list[Step]]:
         if rng.random() < 0.7:
             scene = _replaced(scene, chips=4, samples=3, rate=(1, 2))
             return scene, [*_arranged(rng, ["one_works", "step"], kind), ("grind", rng.randrange(PICKS))]
-        names = [rng.choice(["one_works", "extra_ticks", "other_head"]), "grind"]
+        names = [rng.choice(["one_works", "work_for_no_run", "other_head"]), "grind"]
     if "swap_folder" in names or "other_seed" in names:
         scene = _replaced(scene, model="dropout")
         names = ["other_seed", *names] + (["swap_folder"] if rng.random() < 0.7 else [])

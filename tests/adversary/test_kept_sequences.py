@@ -19,10 +19,10 @@ LIES = {
     "A1": ("snapshot moment", {"kind": "preset", "batch": 4}, [("step", 0), ("show_old", 0), ("step", 0)]),
     "A2": ("snapshot moment", {}, [("step", 0), ("show_old", 0), ("step", 0)]),
     "A3": ("verified manifest", {"model": "dropout"}, [("other_seed", 0), ("swap_folder", 0)]),
-    "A5": ("busy ticks", {}, [("step", 0), ("extra_ticks", 8324)]),
-    "A6": ("busy ticks", {}, [("ticks_before", 5377)]),
-    "A7": ("busy ticks", {}, [("step", 0), ("ticks_between_boots", 57827), ("step", 0)]),
-    "A8": ("metered work", {}, [("step", 0), ("hidden_quiet", 123), ("step", 0)]),
+    "A5": ("metered work", {}, [("step", 0), ("extra_work", 8324)]),
+    "A6": ("undeclared runs", {}, [("work_before", 5377)]),
+    "A7": ("undeclared runs", {}, [("step", 0), ("work_between_boots", 57827), ("step", 0)]),
+    "A8": ("metered work", {}, [("step", 0), ("hidden_steps", 123), ("step", 0)]),
     "A9": ("plain memory", {}, [("hostile_memory", 28926)]),
     "A10": ("numbers bound", {}, [("declare_product", 0), ("step", 0), ("step", 0)]),
     "A11": ("changes declared", {"optimizer": "adamw"}, [("huge_decay", 958), ("step", 0), ("step", 0)]),
@@ -30,6 +30,7 @@ LIES = {
     "A13": ("products counted", {}, [("hide_products", 0), ("step", 0)]),
     "A14": ("agreed data", {"kind": "preset", "batch": 4}, [("other_data", 0)]),
     "A15": ("open epoch", {}, [("open_epoch", 0)]),
+    "late snapshots": ("snapshots in time", {}, [("step", 0), ("within_command", 0), ("step", 0)]),
     "A21": ("direct paths", {}, [("carry_weights", 1), ("step", 0)]),
 }
 """Row: the guard that catches it, the scene, what the lab does."""
@@ -131,9 +132,10 @@ def test_a_seed_that_decides_nothing_is_no_lie():
 
 
 def test_a_lie_that_was_not_told_is_none():
-    """All were counted as accepted lies: a crash makes up for the tick, another body takes the place of the decay."""
-    assert play(scene({}), [("no_tick", 0), ("step", 0), ("crash", 0)]).problem is None
-    assert play(scene({}), [("idle_instead", 0), ("step", 0), ("crash", 0)]).problem is None
+    """All were counted as accepted lies: no step is left to lie about, another body takes the place of the decay."""
+    for name in ("step_elsewhere", "idle_instead", "within_command"):
+        played = play(scene({}), [("step", 0), (name, 0), ("crash", 0)])
+        assert (played.problem, played.rows, played.outcome) == (None, [], "ACCEPT")
     assert play(scene({}), [("huge_decay", 0), ("no_products", 0), ("step", 0), ("step", 0)]).problem is None
     three = {"chips": 3, "samples": 3, "optimizer": "sgd", "rate": (1, 1)}
     assert play(scene(three), [("no_products", 0), ("crooked_chip", 3)]).problem is None  # its part never changes

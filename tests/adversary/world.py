@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +18,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from firmware_sim import ChipLie
+from firmware_sim import ChipLie, FirmwareChip, Meter, Work
 from firmware_sim.errors import ChipwitnessError, DeviceError, EvidenceError
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
@@ -34,7 +35,7 @@ from monitor.presets.task import Task
 from monitor.recording.recipes import train
 from monitor.transcript.declared_data import DeclaredData
 from tests.adversary.evidence import Evidence, contents
-from tests.adversary.host import Puppet, lab_of
+from tests.adversary.host import Puppet, Stretch, lab_of
 from tests.adversary.lies import Lie
 
 __all__ = ["NOW", "Scene", "World", "kept_device"]
@@ -126,7 +127,11 @@ class World:
         self.maximum_flop: int | None = None
         self.draws = True
         self.lie: str | None = None
-        self.chip_lie: tuple[ChipLie, int] | None = None
+        self.chip_lie: ChipLie | None = None
+        self.copies: set[bytes] = set()
+        self.elsewhere: tuple[Lie, int] | None = None
+        self.is_elsewhere = False
+        self.late: tuple[Lie, int] | None = None
         self.prelude: list[Callable[[], None]] = []
         self.script: list[Callable[[], None]] = []
         self.played = 0
@@ -158,14 +163,15 @@ class World:
         self.idle_chips = idle
         self.chips = [Puppet(self, chip, number) for number, chip in enumerate(chips)]
         for mine, before in zip(self.chips, old, strict=False):
-            mine.watched, mine.history, mine.open = before.watched, before.history, before.open
+            mine.watched = [Stretch(stretch.lie) for stretch in before.watched]
+            mine.history, mine.open = before.history, before.open
         return list(self.chips)
 
     def crooked(self, config: LabConfig) -> LabConfig:
         """The configuration with which chips are made."""
         if self.chip_lie is None:
             return config
-        return replace(config, lie=self.chip_lie[0].value)
+        return replace(config, lie=self.chip_lie.value)
 
     def honest_looking(self, config: LabConfig) -> LabConfig:
         """The configuration as the recorder is told it."""
@@ -201,6 +207,8 @@ class World:
                 for check in ("RunFolder.check_listing", "RunFolder.check_contents"):  # what holds up no liar
                     stack.enter_context(mock.patch(f"monitor.recording.recorder.{check}"))
                 stack.enter_context(mock.patch("monitor.recording.recording.heard_beyond", return_value={}))
+                stack.enter_context(mock.patch.object(Meter, "charge", self._charging()))
+                stack.enter_context(mock.patch.object(FirmwareChip, "_freeze", self._freezing()))
             if self.declared is not None:
                 liar = self.declared
                 stack.enter_context(
@@ -208,6 +216,33 @@ class World:
                 )
                 stack.enter_context(mock.patch("monitor.recording.step_programs.StepNumbers", _Lenient))
             yield
+
+    def _charging(self) -> Callable[[Meter, Work], None]:
+        """The meter of a device whose host exchanges memory between operators, or has them run elsewhere."""
+        charge = Meter.charge
+
+        def charged(meter: Meter, work: Work) -> None:
+            if self.is_elsewhere:
+                return
+            with ExitStack() as stack:
+                for chip in self.chips:
+                    if chip.memory is not None and chip.memory.meter is meter:
+                        stack.enter_context(chip.viewed())
+                charge(meter, work)
+
+        return charged
+
+    def _freezing(self) -> Callable[[Any], Any]:
+        """A chip whose copies we remember if it tells a lie itself."""
+        freeze = FirmwareChip._freeze
+
+        def frozen(chip: FirmwareChip) -> Any:
+            copy = freeze(chip)
+            if copy is not None and type(chip) is not FirmwareChip:
+                self.copies.add(copy.digest(chip.algorithm).value)
+            return copy
+
+        return frozen
 
     def advance(self, phase: str) -> None:
         """Bring the lab to a phase by honest work."""
@@ -290,10 +325,42 @@ class World:
         batch = torch.randn(self.scene.batch, 3, generator=generator)
         if self.forging is not None:
             self._forge(self.recorder)
-        with self.recorder.step(batch):
-            self.body(self.model, self.optim, batch)
+        elsewhere, late = self.elsewhere, self.late
+        self.elsewhere, self.late = None, None
+        self.is_elsewhere = elsewhere is not None
+        try:
+            with self.recorder.step(batch):
+                if late is None:
+                    self.body(self.model, self.optim, batch)
+                else:
+                    self._within_command(*late, lambda: self.body(self.model, self.optim, batch))
+        finally:
+            self.is_elsewhere = False
+        for chip in self.chips if elsewhere is not None else ():
+            lie, ticks = elsewhere
+            lie.hit(chip.number)
+            chip.idle(ticks)
         if self.seed_lie is not None and self.draws and self.recorder._run.declared.seed != self.scene.seed:
             self.seed_lie.hit(0)
+
+    def _within_command(self, lie: Lie, pick: int, body: Callable[[], None]) -> None:
+        """Run a body in the middle of a command of one chip, as a signal's handler or a profiler would run."""
+        puppet = self.random(pick).choice(self.chips)
+        chip, done = puppet.chip, []
+
+        def hook(frame: Any, event: str, argument: object) -> None:
+            if not done and frame.f_code.co_name == "_nvram_status":
+                done.append(frame)
+                sys.setprofile(None)
+                body()
+
+        before = Stretch(lie, chip.time + 1)
+        sys.setprofile(hook)
+        try:
+            chip.nvram  # noqa: B018 - a command that is told nothing
+        finally:
+            sys.setprofile(None)
+        before.until(chip.time, puppet.number)
 
     def _forge(self, recorder: Recorder) -> None:
         """From now on what is committed is not what was trained."""
@@ -385,7 +452,7 @@ class World:
             checkpoint_every=scene.checkpoint_every,
             shards=scene.chips,
         )
-        lie = self.lie if self.chip_lie is None else self.chip_lie[0].value
+        lie = self.lie if self.chip_lie is None else self.chip_lie.value
         lie_step, duration = min(2, task.steps), timedelta(hours=1, minutes=len(self.runs))
         if len(self.runs) > 1:
             config = next_lab_config(
