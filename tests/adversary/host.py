@@ -170,12 +170,14 @@ class Puppet(Chip):
 
     def reboot(self, *, in_order: bool = True) -> None:
         """Take the power away and give it back; memory is not attached then."""
+        self.look()
         chip = self.chip
         folder, kind = chip._silicon.folder, type(chip)
         chip.power_off() if in_order else chip.cut_power()
         self.chip = kind.power_on(folder)
-        for stretch in (*self.stretches, *([] if self.view is None else [self.view.stretch])):
+        for stretch in self.stretches:
             stretch.tick = 0
+        self.elsewhere()
 
     def attach_again(self) -> None:
         """Attach the run's memory after a boot, and commit the newest step again, as an honest host does."""

@@ -155,10 +155,16 @@ def abandon(world: World, pick: int) -> None:
 # Lies about time, which work takes: law 2
 
 
-def _hidden_step(memory: DeviceMemory) -> None:
-    """One product, more than what a run declares that it does beside its programs; all chips of the memory count it."""
-    held = memory.share[1]
-    memory.meter.charge(Work(1, BESIDE * held + (1 << 20), 2 * held))
+def _at_work(world: World) -> list[Puppet]:
+    """The chips that hold the run's memory."""
+    return [chip for chip in world.chips if chip.memory is not None]
+
+
+def _hidden_step(chip: Puppet) -> None:
+    """One product, more than what a run declares that it does beside its programs; all chips of the run count it."""
+    assert chip.memory is not None
+    held = chip.memory.share[1]
+    chip.memory.meter.charge(Work(1, BESIDE * held + (1 << 20), 2 * held))
 
 
 def _for_no_run(chip: Puppet, rng: random.Random, run: bytes = NO_RUN) -> None:
@@ -176,13 +182,12 @@ def extra_work(world: World, pick: int) -> None:
     lie = world.tell("A5", on_chips=True, certain=True)
 
     def act() -> None:
-        for chip in world.chips[:1]:
-            if chip.memory is not None:
-                for _ in range(1 + pick % 3):
-                    _hidden_step(chip.memory)
-                for each in world.chips:
-                    lie.hit(each.number)
-                    each.elsewhere()
+        chips = _at_work(world)
+        for chip in chips[:1] * (1 + pick % 3):
+            _hidden_step(chip)
+        for chip in chips:
+            lie.hit(chip.number)
+            chip.elsewhere()
 
     world.schedule(act)
 
@@ -269,12 +274,13 @@ def _hidden(world: World, row: str, pick: int, *, idle: int) -> None:
     lie = world.tell(row, on_chips=True, certain=True)
 
     def act() -> None:
-        chips = [chip for chip in world.chips if chip.memory is not None]
-        for number in range(1 + pick % 3 if chips else 0):
+        chips = _at_work(world)
+        for number in range(1 + pick % 3):
             with ExitStack() as stack:
                 for chip in chips:
                     stack.enter_context(chip.showing(chip.noise(pick + number)))
-                _hidden_step(chips[0].memory)  # type: ignore[arg-type]
+                for chip in chips[:1]:
+                    _hidden_step(chip)
                 for chip in chips:
                     chip.chip.idle(idle)
                     lie.hit(chip.number)
@@ -342,7 +348,7 @@ def show_other(world: World, pick: int) -> None:
 
 @action("training", "other memory")
 def show_next(world: World, pick: int) -> None:
-    """From now on show the state of now, whatever comes after it."""
+    """From now on show the state of now, which the host cannot but call the newest."""
     _show(world, pick, lambda chip: chip.history[chip.step])
 
 

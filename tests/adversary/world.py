@@ -97,6 +97,9 @@ class World:
         refused: texts of the errors that recorder and chips answered with.
         runs: the run folders that it hands over.
         renamed: pairs of folders that change places between verification and replay.
+        copies: digests of what a dishonest chip's memory really held at its snapshots.
+        elsewhere: a lie about where the next step is taken, and for how many ticks chips idle in its place.
+        late: a lie that takes the next step within a command of a chip, and what decides of which.
     """
 
     def __init__(self, scene: Scene, folder: Path, worker: Worker = kept_device) -> None:
