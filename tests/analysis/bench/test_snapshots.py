@@ -23,7 +23,10 @@ def test_each_snapshot_inside_of_a_step_is_compared_on_both_devices():
     assert [row["in_state"] > 0 for row in rows] == [False, False, True]
     assert snapshots.verdict(rows) is None
     row = rows[0]
-    assert snapshots.verdict([{**row, "compared": {"sse41": row["inside"] - 1, "mkl-compatible": row["inside"]}}]) is not None
+    assert (
+        snapshots.verdict([{**row, "compared": {"sse41": row["inside"] - 1, "mkl-compatible": row["inside"]}}])
+        is not None
+    )
     assert snapshots.verdict([{**row, "outcome": "INCONCLUSIVE"}]) is not None
     with pytest.raises(CallerError, match="take at least two"):
         snapshots.run(presets=["digits-cnn"], steps=1)
