@@ -24,7 +24,7 @@ from inspector.inspection.judging import inspect
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from inspector.probability.chances import hidden_training_detection
+from inspector.probability.chances import hidden_training_detection, unseen
 from inspector.probability.odds import Violation
 from inspector.replay.pool import DevicePool
 from inspector.rounds.playing import play_round, world_of
@@ -299,6 +299,6 @@ def _detection() -> dict[str, Any]:
         "drawn": SAMPLES,
         "snapshot_rate_per_tick": str(SNAPSHOT_RATE),
         "held_ticks": HELD_TICKS,
-        "catch_per_chip": float(1 - (1 - SNAPSHOT_RATE) ** HELD_TICKS),
+        "catch_per_chip": 1 - unseen(HELD_TICKS, SNAPSHOT_RATE),
         "predicted_probability": hidden_training_detection(CHIPS, SAMPLES, SNAPSHOT_RATE, HELD_TICKS),
     }

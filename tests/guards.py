@@ -85,9 +85,12 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     # law 1: a snapshot's moment
     "snapshot moment": (("inspector.inspection.commits.SnapshotMoment.take", _nothing),),
     "snapshots inside steps": (("inspector.inspection.provenance._match_inside", _nothing),),
-    "ticks end with steps": (("inspector.inspection.inside.check_ended", _nothing),),
-    # law 2: busy ticks
-    "busy ticks": (("inspector.inspection.commits.BusyTicks.take", _nothing),),
+    "snapshots in time": (("inspector.inspection.inside.check_in_time", _nothing),),
+    # law 2: work, and the time that it takes
+    "own clock": (
+        ("firmware_sim.checks.check_life", _nothing),
+        ("firmware_sim.checks.audit_schedule", _nothing),
+    ),
     "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
     "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
     "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),
@@ -105,7 +108,6 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "undeclared runs": (
         ("inspector.inspection.provenance.note_undeclared", _nothing),
-        ("inspector.inspection.commits.BusyTicks.take", _nothing),
         ("inspector.inspection.commits.MeteredWork.take", _nothing),
         ("inspector.inspection.commits.HeldResults.take", _nothing),
     ),

@@ -27,7 +27,7 @@ from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
-from inspector.probability.chances import chip_drawn, hidden_training_detection, segment_replayed, snapshots_within
+from inspector.probability.chances import chip_drawn, snapshots_within
 from inspector.replay.pool import DevicePool
 from monitor.lab.beside import BESIDE_LIES, IN_EVALUATIONS
 from monitor.lab.lies import LIES
@@ -57,7 +57,7 @@ class Scene:
     """The world that lies are told in.
 
     Attributes:
-        rate: snapshots per chip and tick; a tick passes after each step, and before the first.
+        rate: snapshots per chip and tick, which a step takes by the chips' clocks.
         lie_step: step at which the lab departs from honesty.
     """
 
@@ -79,17 +79,15 @@ class Scene:
     def replayed(self, last: int) -> float:
         """Chance that a segment with a step from ``lie_step`` to ``last`` is replayed.
 
-        That is the first segment, and each with a snapshot of a drawn chip. One that is due after a step falls inside
-        of the next; after the last there is none, so that it shows that step's end.
+        That is the first segment, and each with a snapshot of a drawn chip.
         """
         first = (self.lie_step - 1) // self.checkpoint_every * self.checkpoint_every
         end = min(-(-last // self.checkpoint_every) * self.checkpoint_every, self.steps)
-        ticks = end - first + (end == self.steps)
-        return 1.0 if first == 0 else segment_replayed(ticks, drawn=self.samples, rate=self.rate)
+        return 1.0 if first == 0 else self.snapshots(self.samples * (end - first))
 
     def whole_log(self) -> int:
         """Ticks of a chip."""
-        return self.steps + 1
+        return self.steps
 
 
 _HIDDEN_TICKS = 6
@@ -108,13 +106,13 @@ def _to_the_end(scene: Scene) -> float:
 
 
 def _hidden(scene: Scene) -> float:
-    """A snapshot that waits when the other model comes is taken as the first idle tick begins."""
-    return hidden_training_detection(scene.chips, scene.samples, scene.rate, 1 + _HIDDEN_TICKS)
+    """All chips hold the other model in the idle ticks."""
+    return scene.snapshots(scene.samples * _HIDDEN_TICKS)
 
 
 def _stale(scene: Scene) -> float:
-    """What a drawn chip shows at the two ticks after each step but the initial one is not what it says."""
-    return scene.snapshots(scene.samples * 2 * scene.steps)
+    """What a drawn chip shows in the idle tick after each step is false, and so is each step from the second on."""
+    return scene.snapshots(scene.samples * (2 * scene.steps - 1))
 
 
 def _never(_: Scene) -> float:

@@ -32,7 +32,7 @@ FORM = """A file of rules is TOML:
 
     [[rule]]
     name = "clocks"
-    kind = "clock"                 # ticks in which a drawn chip was let work, by its signed clock, to declared steps
+    kind = "clock"                 # time that a drawn chip's work took, by its signed clock, to that of declared steps
     at_most = 1
 
     [[rule]]

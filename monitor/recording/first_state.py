@@ -29,7 +29,7 @@ __all__ = ["FirstState"]
 
 
 class FirstState:
-    """Observes the steps of one boot of the chips, but for the first, within which no snapshot falls.
+    """Observes the steps of one boot of the chips.
 
     Attributes:
         capture: of the open step.
@@ -40,7 +40,6 @@ class FirstState:
     def __init__(self, state: LoopState, optimizer: Optimizer) -> None:
         self._state, self._optimizer = state, optimizer
         self._inner: Observer | None = None
-        self._steps = 0
         self._due: dict[int, str] = {}
         self._held: dict[int, str] = {}
         self._moved: dict[int, tuple[Tensor, Tensor]] = {}
@@ -51,7 +50,6 @@ class FirstState:
         """A step opens, which ``inner`` observes before this does."""
         self._inner, self._fresh = inner, None
         self._due, self._held, self._moved, self._left = {}, {}, {}, ()
-        self._steps += 1
         return self
 
     def foresee(self, aside: Callable[[], AbstractContextManager[None]], left: Collection[str]) -> None:
@@ -64,8 +62,6 @@ class FirstState:
         Raises:
             CallerError: the optimizer cannot be copied or tried.
         """
-        if self._steps < 2:
-            return
         self._left = left
         absent = {key: name for key, name in self._state.absent().items() if f"optimizer/{name}" in left}
         if any(owner.grad is not None for owner, _ in absent):  # what learns nothing is given no state
@@ -114,7 +110,7 @@ class FirstState:
             odd = min(dict(self._held.items() ^ made.items()).values())
             raise CallerError(
                 f"{odd} was made by another call than in a trial of the update; have the optimizer take its first "
-                "update in the first step"
+                "update before recording begins"
             )
 
     def _move(self, tensor: Tensor) -> None:

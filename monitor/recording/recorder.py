@@ -92,7 +92,8 @@ class Recorder:
         beside: how often operators between two steps, such as those that log a norm, may read or write as much as the
             whole state; whatever takes more of it is an ``evaluation``.
         lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
-        snapshot_rate: how likely a chip takes a snapshot in a tick, a fraction.
+        snapshot_rate: how likely a chip takes a snapshot in a tick of its clock, a fraction. In a tick it reads or
+            writes its part of the state about four times, as the smallest steps do; most steps take several.
         schedule: rule that the learning rates of all parameter groups follow; None declares them step by step.
         free_slots: let numbers change from step to step although no rule explains them; the inspector lists them.
         free: names of hyper-parameters that lab and inspector agree to leave unbound to the arithmetic, or to change.

@@ -19,6 +19,7 @@ from monitor.recording.following import Follower
 from monitor.recording.options import Options
 from monitor.recording.state import FROM_THE_START
 from monitor.recording.updates import OptimizerUpdates
+from monitor.replay.steps import zeros
 from monitor.transcript import EVALUATION, STEP, Execution
 
 __all__ = ["StepPrograms", "changed_constants", "changed_number", "differences", "require_unwritten"]
@@ -60,7 +61,7 @@ class StepPrograms:
         self._by_form: dict[tuple[Any, ...], list[Program]] = {}
         self._declared, self._groups, self._options = declared, groups, options
         self._rules = StepNumbers(declared, start) if checked else None
-        self.left = frozenset(name for name, tensor in start.items() if not tensor.any())
+        self.left = zeros(start)
 
     def recall(self, program: Program, execution: Execution) -> None:
         """Take note of a step that was recorded before."""

@@ -16,7 +16,7 @@ from monitor.sharding import ShardedMemory, StateDigest
 from monitor.transcript import Execution, Leaf, RunFolder
 from monitor.transcript.layout import checkpoint_path
 
-__all__ = ["ProgramSteps", "check_size", "execution_of"]
+__all__ = ["ProgramSteps", "check_size", "execution_of", "zeros"]
 
 _BOUND = numerics.Bound()
 
@@ -34,6 +34,11 @@ def check_size(run: RunFolder) -> None:
     size = run.declared.byte_count
     if entry is None or size > entry.length:
         raise EvidenceError(f"a state of {size} bytes is declared, more than the first checkpoint holds")
+
+
+def zeros(state: Mapping[str, Tensor]) -> frozenset[str]:
+    """Names of tensors that are zeros all over: in the state that a run begins with, an absent one is such."""
+    return frozenset(name for name, tensor in state.items() if not tensor.any())
 
 
 class ProgramSteps:
@@ -60,9 +65,9 @@ class ProgramSteps:
         self._programs: dict[str, Program] = {}
         self._bound = bound
         self.training = ProgramTraining(run.declared, device=device, memory=memory)
-        self.start = self.training.restore(run.checkpoint(start), start)
-        if start:
-            self.training.left = self.program(start).absent
+        state = run.checkpoint(start)
+        self.start = self.training.restore(state, start)
+        self.training.left = self.program(start).absent if start else zeros(state)
 
     def program(self, step: int) -> Program:
         """The program that a step runs."""

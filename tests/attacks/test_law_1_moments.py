@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 from firmware_sim import FirmwareChip, Meter, RecordKind
+from firmware_sim.errors import CallerError
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
@@ -20,37 +23,26 @@ from monitor.replay.steps import execution_of
 from monitor.transcript import RunFolder
 from tests.guards import off
 
-PAUSED = 6
-"""Seed of a chip that is due for a snapshot in the tick after step 2 of a loop, and not in the one after that."""
 SETTINGS = Settings(samples=3, seed="x", devices=("sse41",))
 
 
 @pytest.fixture
-def stale_preset(make_run):
-    return make_run(lie="stale-snapshots", checkpoint_every=1, rate=Fraction(1, 2))
-
-
-@pytest.fixture
 def stale_loop(record_loop):
-    """A loop with one wrong operator in step 3, whose chips see the initial memory at every tick and are told so."""
-    memories, shown = {}, {}
-    attach, tick = FirmwareChip.attach, FirmwareChip.tick
+    """A loop with one wrong operator in step 3, whose chips take its host's word: they show W_0 and say "step 0"."""
+    freeze, append, start = FirmwareChip._freeze, FirmwareChip._append, {}
 
-    def watch(chip, memory, run_id, step):
-        memories[chip.chip_id] = memory
-        return attach(chip, memory, run_id, step)
+    def show_the_start(chip):
+        return start.setdefault(chip.chip_id, freeze(chip))
 
-    def show_the_start(chip, run_id, step):
-        regions = memories[chip.chip_id].regions
-        held = [region.tensor.detach().clone() for region in regions]
-        start = shown.setdefault(chip.chip_id, held)
-        with torch.no_grad():
-            for region, value in zip(regions, start, strict=True):
-                region.tensor.detach().copy_(value)
-            tick(chip, run_id, 0)
-            chip.idle(1)  # ends the tick before its snapshot's moment
-            for region, value in zip(regions, held, strict=True):
-                region.tensor.detach().copy_(value)
+    def say_so(chip, kind, *, step=0, op=0, **more):
+        is_snapshot = kind is RecordKind.SNAPSHOT
+        return append(chip, kind, step=0 if is_snapshot else step, op=0 if is_snapshot else op, **more)
+
+    def attach(chip, memory, run_id, step, true=FirmwareChip.attach):
+        record = true(chip, memory, run_id, step)
+        show_the_start(chip)
+        chip._copy = None  # the next one gets a copy of its own
+        return record
 
     torch.manual_seed(1)
     model = nn.Linear(4, 3)
@@ -61,11 +53,15 @@ def stale_loop(record_loop):
         model(batch).square().sum().backward()
         optimizer.step()
 
-    with mock.patch.object(FirmwareChip, "attach", watch), mock.patch.object(FirmwareChip, "tick", show_the_start):
+    patched = {"_freeze": show_the_start, "_append": say_so, "attach": attach}
+    with ExitStack() as stack:
+        for name, altered in patched.items():
+            stack.enter_context(mock.patch.object(FirmwareChip, name, altered))
         batches = [torch.randn(2, 4) for _ in range(5)]
         return record_loop(
-            model, optimizer, batches, body, lie="wrong-operator", lie_step=3, checkpoint_every=1, numerics="exact"
-        )
+            model, optimizer, batches, body, lie="wrong-operator", lie_step=3, checkpoint_every=1, numerics="exact",
+            snapshot_rate=Fraction(1),
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -73,18 +69,28 @@ def judge(devices):
     return lambda recorded: partial(inspect, [recorded.run], recorded.trust, now=recorded.now, worker=devices.run)
 
 
-@pytest.mark.parametrize("kind", ["preset", "loop"])
-def test_a1_a2_snapshots_that_claim_an_earlier_step_are_rejected(kind, request, judge):
-    verdict = judge(request.getfixturevalue(f"stale_{kind}"))(settings=SETTINGS)
+def test_a1_a2_snapshots_that_claim_an_earlier_step_are_rejected(stale_loop, judge):
+    verdict = judge(stale_loop)(settings=SETTINGS)
     assert verdict.outcome is Outcome.REJECT
     assert any("the snapshot claims step 0, but step" in reason.text for reason in verdict.reasons)
 
 
-@pytest.mark.parametrize("kind", ["preset", "loop"])
-def test_a1_a2_guard_off_they_are_accepted(kind, request, judge):
-    recorded = request.getfixturevalue(f"stale_{kind}")
+def test_a1_a2_guard_off_they_are_accepted(stale_loop, judge):
     with off("snapshot moment"):
-        assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
+        assert judge(stale_loop)(settings=SETTINGS).outcome is Outcome.ACCEPT
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a1_a_host_that_shows_the_start_again_cannot_say_so(make_run, judge, every):
+    """Snapshots fall inside of the steps, too, and carry the step that was committed last."""
+    options = {"checkpoint_every": every, "rate": Fraction(1, 2)}
+    if every > 1:
+        with pytest.raises(CallerError, match="give --checkpoint-every 1"):
+            make_run(lie="stale-snapshots", **options)
+        return
+    verdict = judge(make_run(lie="stale-snapshots", **options))(settings=SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    assert any("is not shard" in reason.text for reason in verdict.reasons)
 
 
 @pytest.fixture
@@ -200,27 +206,55 @@ def test_the_first_state_of_an_optimizer_that_is_elsewhere_until_the_step_ends(r
         assert judge(recorded)(settings=SETTINGS).outcome is Outcome.ACCEPT
 
 
-def test_moments_that_the_host_chooses(record_small, judge):
-    """The lab ends a tick where its memory can be shown, in the middle of a step.
+def within_a_command(chip, work):
+    """Have the host's code run in the middle of one of its commands, as a profiler's or a signal's handler does."""
+    done = []
 
-    The tick that it begins there has no snapshot, which would show by itself that work was done in the one before.
+    def hook(frame, event, argument):
+        if not done and frame.f_code.co_name == "_nvram_status":
+            done.append(frame)
+            sys.setprofile(None)
+            work()
+
+    sys.setprofile(hook)
+    try:
+        assert chip.nvram.used
+    finally:
+        sys.setprofile(None)
+    assert done
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_moments_that_the_host_chooses(record_small, judge, late):
+    """A chip that is busy with a command takes its snapshot afterwards, and says that it is late.
+
+    Idle time in the middle of a step, which the host could let pass there, brings more snapshots and takes none away.
     """
     recorders = []
 
-    def with_a_pause(model, optimizer, batch):
+    def body(model, optimizer, batch):
+        [chip] = recorders[0]._run.lab.chips
         optimizer.zero_grad()
-        model(batch).square().sum().backward()
-        if recorders[0].steps == 2:
-            recorders[0]._run.lab.chips[0].idle(1)
+        loss = model(batch).square().sum()
+        if not late:
+            loss.backward()
+            chip.idle(1)
+        elif recorders[0].steps == 2:
+            within_a_command(chip, loss.backward)
+        else:
+            loss.backward()
         optimizer.step()
 
-    recorded = record_small(with_a_pause, prepare=recorders.append, chips=1, snapshot_rate=Fraction(1, 2), seed=PAUSED)
     settings = Settings(samples=1, seed="x", devices=("sse41",))
+    recorded = record_small(body, prepare=recorders.append, chips=1)
     verdict = judge(recorded)(settings=settings)
+    if not late:
+        assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
+        return
     assert verdict.outcome is Outcome.REJECT
-    assert [reason.guard for reason in verdict.reasons] == ["snapshot"]
-    assert "its tick was ended after" in verdict.reasons[0].text
-    with off("ticks end with steps"):
+    assert {reason.guard for reason in verdict.reasons} == {"snapshot"}
+    assert all("within a command of the host" in reason.text for reason in verdict.reasons)
+    with off("snapshots in time"):
         assert judge(recorded)(settings=settings).outcome is Outcome.ACCEPT
 
 

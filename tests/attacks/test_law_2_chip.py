@@ -43,7 +43,7 @@ def inspect_open_epoch(make_run, capsys):
 def test_a15_epoch_that_stays_open(inspect_open_epoch):
     code, out = inspect_open_epoch()
     assert code == REJECT
-    text = "chip lab-chip-0000: epoch 1 is still open and covers ticks 1 to 5: its schedule cannot be audited"
+    text = "chip lab-chip-0000: epoch 1 is still open and covers ticks 0.00 to 4.00: its schedule cannot be audited"
     assert text in out
 
 

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from dataclasses import replace
 from datetime import timedelta
+from fractions import Fraction
 from functools import cache
 
 import pytest
@@ -30,7 +31,7 @@ from tests.conftest import STARTED
 from tests.guards import off
 
 SETTINGS = Settings(samples=2, seed=None, devices=("sse41",))
-SMALL = {"steps": 2, "chips": 2, "checkpoint_every": 1, "batch_size": 4}
+SMALL = {"steps": 2, "chips": 2, "checkpoint_every": 1, "batch_size": 4, "rate": Fraction(1)}
 MINUTE = timedelta(minutes=1)
 WORLDS, DRAWS, FALSE_ALARM = 200, 2000, 1e-3
 

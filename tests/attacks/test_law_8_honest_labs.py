@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from firmware_sim import DeviceMemory, Region, Work
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
@@ -42,12 +44,16 @@ def test_c3_an_idle_chip_that_does_not_answer_is_a_refusal(with_idle_chip, devic
 
 def test_c3_an_idle_chip_that_worked_is_rejected(with_idle_chip, devices):
     lab = SimulatedLab.reopen(lab_path(with_idle_chip.run))
-    lab.idle[0].tick(bytes(32), 0)
+    held = np.ones(1 << 16, dtype=np.float32)
+    memory = DeviceMemory([Region.of("w", held)])
+    lab.idle[0].attach(memory, bytes([1] * 32), 0)
+    memory.meter.charge(Work(1, 0, held.nbytes))
     write_answers(lab, with_idle_chip.run)
     lab.cut_power()
     verdict = judge(with_idle_chip, devices, answers=[with_idle_chip.run.with_name("run.answers")])
     assert verdict.outcome is Outcome.REJECT
-    assert "1 busy ticks before it are explained by no committed step" in verdict.reasons[0].text
+    assert "belongs to a run that was not declared" in verdict.reasons[0].text
+    assert {reason.guard for reason in verdict.reasons} == {"snapshot", "meter"}
 
 
 @pytest.fixture

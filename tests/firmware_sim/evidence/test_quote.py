@@ -37,8 +37,8 @@ QUOTE = Quote(
     journey=b"j" * 32,
     current=b"c" * 32,
     snapshot_rate=Fraction(1, 86400),
-    flop_rate=10,
-    moved_rate=11,
+    flop_rate=10**12,
+    moved_rate=10**9,
     snapshot_algorithm="sha256-tree/1048576",
     beacon=8,
     calls=5,
@@ -119,6 +119,8 @@ def test_helper_seals_the_quote_itself():
         ({"snapshot_rate": "1/0"}, "malformed snapshot_rate"),
         ({"snapshot_rate": "1" + "0" * 40 + "/1"}, "malformed snapshot_rate"),
         ({"snapshot_rate": 1}, "malformed snapshot_rate"),
+        ({"flop_rate": 0}, "rates are whole numbers"),
+        ({"moved_rate": 2**64}, "rates are whole numbers"),
     ],
 )
 def test_signed_but_malformed_quote_is_refused(changes, message):

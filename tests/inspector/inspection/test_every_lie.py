@@ -102,7 +102,7 @@ FOUND_BY = {
     LabLie.EXTRA_STEPS: {Guard.METER},
     LabLie.UNTOLD_STEPS: {Guard.METER, Guard.SNAPSHOT},
     LabLie.OTHER_MEMORY: {Guard.SNAPSHOT},
-    LabLie.EXTRA_TICKS: {Guard.METER},
+    LabLie.EXTRA_TICKS: {Guard.METER, Guard.SNAPSHOT},
     LabLie.STALE_SNAPSHOTS: {Guard.SNAPSHOT, Guard.REPLAY},
     LabLie.EARLY_TICKS: {Guard.METER, Guard.SNAPSHOT},
     LabLie.PAUSED_TICKS: {Guard.METER, Guard.SNAPSHOT},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from firmware_sim import Meter, Work
+from firmware_sim import NEVER, Meter, Work
 from monitor.programs.lists import charge_each, is_awaited_inside
 
 ADD = torch.ops.aten._foreach_add_.List
@@ -15,7 +15,7 @@ ADD = torch.ops.aten._foreach_add_.List
 def test_who_looks_inside_of_a_call_finds_as_many_tensors_written(moment):
     targets, meter, seen = [torch.full((2,), float(i)) for i in range(3)], Meter(), []
     meter.charge(Work(5, 0, 0))
-    meter.wake(5 + moment, lambda: seen.append([float(each[0]) for each in targets]))
+    meter.wake(Work(5 + moment, NEVER, NEVER), lambda: seen.append([float(each[0]) for each in targets]))
     assert is_awaited_inside(meter, ADD, (targets, targets))
     before = [each.clone() for each in targets]
     torch._foreach_add_(targets, [torch.ones(2)] * 3)
@@ -27,7 +27,7 @@ def test_who_looks_inside_of_a_call_finds_as_many_tensors_written(moment):
 
 def test_nobody_waits_inside_of_other_calls():
     meter = Meter()
-    meter.wake(4, lambda: None)
+    meter.wake(Work(4, NEVER, NEVER), lambda: None)
     tensors = [torch.ones(2)] * 3
     assert not is_awaited_inside(meter, ADD, (tensors, tensors))
     assert not is_awaited_inside(meter, torch.ops.aten.add_.Tensor, (torch.ones(9), torch.ones(9)))
@@ -35,7 +35,16 @@ def test_nobody_waits_inside_of_other_calls():
 
 def test_a_call_that_returns_new_tensors_is_counted_as_many_times():
     meter, seen = Meter(), []
-    meter.wake(2, lambda: seen.append(meter.total.calls))
+    meter.wake(Work(2, NEVER, NEVER), lambda: seen.append(meter.total.calls))
     charge_each(meter, Work(3, 0, 24), [], [])
     assert seen == [2]
     assert meter.total == Work(3, 0, 24)
+
+
+def test_each_tensor_is_an_equal_part_of_the_work():
+    meter, seen = Meter(), []
+    meter.wake(Work(NEVER, NEVER, 14), lambda: seen.append(meter.total))
+    assert is_awaited_inside(meter, ADD, ([torch.ones(2)] * 3, [torch.ones(2)] * 3))
+    charge_each(meter, Work(3, 7, 40), [], [])
+    assert seen == [Work(2, 4, 26)]
+    assert meter.total == Work(3, 7, 40)
