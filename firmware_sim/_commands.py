@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
+from firmware_sim.errors import ChipwitnessError
 from firmware_sim.mailbox import ChipFailure, ErrorCode, MailboxError
 
 __all__ = ["Gate", "check_coordinate", "check_digest", "check_request", "check_sealed", "check_ticks", "command"]
@@ -54,11 +55,12 @@ class Gate:
     def passed(self, seconds: float) -> Iterator[bool]:
         """Enter if the gate becomes free in time, and say whether; for a thread of the chip's own."""
         inside = self._lock.acquire(timeout=seconds)
+        self._busy |= inside  # a finalizer may run in this thread too
         try:
             yield inside
         finally:
             if inside:
-                self._lock.release()
+                self.leave()
 
     def leave(self) -> None:
         """Let the next command in."""
@@ -75,6 +77,8 @@ class _Commanded(Protocol):
     def settle(self) -> None: ...
 
     def lose_power(self) -> None: ...
+
+    def brown_out(self) -> None: ...
 
 
 _Chip = TypeVar("_Chip", bound=_Commanded)
@@ -102,7 +106,9 @@ def command(
             before = self.changes
             return method(self, *args, **kwargs)
         except BaseException as error:
-            if not isinstance(error, (MailboxError, ChipFailure)) or self.changes != before:
+            if not isinstance(error, (ChipwitnessError, OSError)):
+                self.brown_out()
+            elif not isinstance(error, (MailboxError, ChipFailure)) or self.changes != before:
                 self.lose_power()
             raise
         finally:

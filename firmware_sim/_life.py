@@ -21,10 +21,10 @@ def check_life(records: Sequence[LogRecord], *, chip: str, roofline: Roofline, s
 
     Laws: GENESIS once, first. A chip that is off only boots, and says whether it was shut down in order; a POWER_GAP
     stands exactly where it was not. Boots and epochs count up by one. Within a boot the meter starts at 0 and never
-    falls, busy ticks are those that its counts take, and the idle ones never fall either. Snapshots are of rising
-    ticks. At most one epoch is open; time passes and work, commitments and quotes happen in an open epoch only. Each
-    beacon is later than the one before. Nothing comes after SPENT, which stands where an epoch or a boot has ended, but
-    a boot if a checkpoint lies between.
+    falls, busy ticks are those that its counts take, and the idle ones never fall either. Snapshots of an epoch are of
+    rising ticks. At most one epoch is open; time passes and work, commitments and quotes happen in an open epoch only.
+    Each beacon is later than the one before. Nothing comes after SPENT, which stands where an epoch or a boot has
+    ended, but a boot if a checkpoint lies between.
 
     Args:
         roofline: of the chip's device.
@@ -33,6 +33,11 @@ def check_life(records: Sequence[LogRecord], *, chip: str, roofline: Roofline, s
         LogError: names the record and its field.
     """
     life = _Life.after(since, chip, roofline)
+    takes = roofline.time(life.work) // TICK
+    if life.busy != takes:
+        raise LogError(
+            f"chip {chip}: its checkpoint has {life.busy} busy ticks, and what the meter counts takes {takes}"
+        )
     for record in records:
         life.take(record)
 
@@ -64,6 +69,7 @@ class _Life:
             busy=since.busy,
             work=Work.from_bytes(since.work),
             idle=since.tick - since.busy,
+            snapshot_tick=since.tick,
             epochs=since.epochs,
             open_epoch=since.epoch_record,
             beacon_time=since.beacon,
@@ -111,6 +117,7 @@ class _Life:
             self._require(record.step == self.epochs, "step", f"is epoch {record.step}, expected {self.epochs}")
             self.open_epoch = record
             self.epochs += 1
+            self.snapshot_tick = record.tick  # which may hold one of each epoch that has a part of it
         elif kind is RecordKind.CLOSE_EPOCH:
             self._take_close(record)
         elif kind is RecordKind.POWER_OFF:

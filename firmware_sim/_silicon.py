@@ -174,6 +174,10 @@ class Silicon:
         self.nvram.write(state.to_bytes())
         self.state = state
 
+    def recall(self) -> None:
+        """Go on from what NVRAM holds, which a command may have stored just before it was interrupted."""
+        self.state = State.from_bytes(self.nvram.state)
+
     def append(self, state: State) -> None:
         """Append `last_record` of a state to the log and acknowledge it with that state, in this order."""
         self.log.append(state.last_record)

@@ -9,9 +9,10 @@ Whatever a method records is in NVRAM before the method returns, and each tick b
 hides no tick that has passed. The one exception is a snapshot of much memory: NVRAM says that it is under way, and its
 record follows once the copy is hashed, before anything else is recorded.
 
-Arguments are of exact types. A refusal is a `MailboxError` with a number and has changed nothing. Operators that run
-within a command, in a handler of a signal for instance, keep the chip from taking a snapshot in time: its record then
-says that it is late, which no inspector accepts.
+Arguments are of exact types. A refusal is a `MailboxError` with a number and has changed nothing. A chip that is in the
+middle of a command when a tick or a moment is passed, by operators in a handler of a signal for instance, loses its
+power, and the gap names the snapshot that was due. Operators of another thread that run while a snapshot waits for a
+command to end make it late: its record says so, which no inspector accepts.
 """
 
 from __future__ import annotations

@@ -136,7 +136,10 @@ class _ReplaySnapshot(FirmwareChip):
 class _RollBackLog(FirmwareChip):
     """Restores, when the epoch is closed for the second inspection, everything to how the boot left it."""
 
-    _fields = ("_counts", "_registers", "_epoch", "_epoch_key", "_looked_at", "_beacon_time")
+    _fields = (
+        *("_counts", "_registers", "_epoch", "_epoch_key", "_beacon_time"),
+        *("_memory", "_coordinate", "_waiting", "_earlier", "_counted", "_attached_at", "_committed_at"),
+    )
     _saved: dict[str, Any]
     _quoted = False
 

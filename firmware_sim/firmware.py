@@ -68,6 +68,8 @@ _MOST_SHARDS = 4
 """Of them a host that asks after each step misses few."""
 _PATIENCE = 0.01
 """Seconds after which a thread that waits for the gate looks whether it still must."""
+_UNTIMED = frozenset({RecordKind.SNAPSHOT, RecordKind.EPOCH, RecordKind.QUOTE})
+"""Kinds of records for which the chip does not read its meter anew: a challenge has one time for all that it writes."""
 _NO_GAP = frozenset({RecordKind.GENESIS, RecordKind.POWER_OFF, RecordKind.POWER_GAP, RecordKind.SPENT})
 _BOOT_NEEDS = {RecordKind.BOOT: 1, RecordKind.EPOCH: 1, RecordKind.CLOSE_EPOCH: 1, RecordKind.SNAPSHOT: 1}
 _SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223"
@@ -149,8 +151,8 @@ class FirmwareChip(Chip):
         self._under_way: _UnderWay | None = None
         self._shards: deque[tuple[int, bytes]] | None = None
         self._waiting: _Waiting | None = None
-        self._attached_at = self._earlier = NO_WORK
-        self._committed_at = self._looked_at = 0
+        self._attached_at = self._counted = self._earlier = NO_WORK
+        self._committed_at = 0
         self._coordinate = (NO_RUN, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
@@ -305,6 +307,7 @@ class FirmwareChip(Chip):
         record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
         self._memory, self._copy = memory, None
         self._earlier, self._attached_at = record.work, memory.meter.total
+        self._counted, self._waiting = self._attached_at, _Waiting(self)
         self._committed_at = self._operators
         if self._hasher is None and memory.byte_count >= _HASHED_AT_ONCE:
             self._hasher = ThreadPoolExecutor(1)
@@ -333,13 +336,14 @@ class FirmwareChip(Chip):
         for until, group in groupby(moments, lambda moment: -((start - moment) // TICK)):
             due = [moment // TICK for moment in group]
             self._room_for(due)
-            self._store(self._timed(self._silicon.state, idle=until - passed))
-            passed, self._looked_at = until, self._time
+            self.settle()
+            timed = self._timed(self._silicon.state, idle=until - passed)
+            self._store(dataclasses.replace(timed, pending=due[0] + 1))
+            passed = until
             events += self._snapshot(due)
             if self._spent:
                 return events
         self._store(self._timed(self._silicon.state, idle=ticks - passed))
-        self._looked_at = self._time
         self._await_next()
         return events
 
@@ -396,6 +400,7 @@ class FirmwareChip(Chip):
         self._counts = Counter(record.kind for record in records[len(released) :])
         if checkpoint.spent:
             self._spent, self._memory, self._copy, self._coordinate = False, None, None, (NO_RUN, 0)
+            self._waiting, self._counted, self._committed_at = None, NO_WORK, 0
             self._start()
         return self._fuses.nvram.capacity - self._nvram_status().used
 
@@ -428,6 +433,7 @@ class FirmwareChip(Chip):
     def quote(self, nonce: bytes, verifier_id: str) -> bytes:
         check_request(self._fused_id, nonce, verifier_id)
         self._require_power()
+        self._catch_up()
         return self._quote(nonce, verifier_id)
 
     @command
@@ -493,10 +499,20 @@ class FirmwareChip(Chip):
 
     @command
     def cut_power(self) -> None:
-        """The power supply's reserve lasts for one more write, which keeps what the meter has counted."""
-        if self._finalizer.alive and self._work != self._silicon.state.work:
+        self.brown_out()
+
+    def brown_out(self) -> None:
+        """Lose power; the supply's reserve lasts for one more write, which keeps what the meter has counted.
+
+        Snapshots that this demands, and that were not taken, are under way then.
+        """
+        if self._finalizer.alive:
             with suppress(ChipwitnessError, OSError):
-                self._silicon.store(self._timed(self._silicon.state))
+                self._silicon.recall()
+                due, state = self._look(), self._silicon.state
+                if self._work != state.work:
+                    pending = state.pending or (due[0] // TICK + 1 if due else 0)
+                    self._silicon.store(dataclasses.replace(self._timed(state), pending=pending))
         self.lose_power()
 
     @property
@@ -506,17 +522,18 @@ class FirmwareChip(Chip):
 
     @property
     def _work(self) -> Work:
-        """What the meter has counted in this boot."""
-        if self._spent:
-            return self._silicon.state.work
-        if self._memory is None:
-            return self._earlier
-        return self._earlier + (self._memory.meter.total - self._attached_at).share(*self._memory.share)
+        """What the meter had counted in this boot when the chip looked last."""
+        return self._earlier if self._memory is None else self._shared(self._counted)
+
+    def _shared(self, total: Work) -> Work:
+        """The chip's work in this boot by what the meter of its memory counts."""
+        share = (1, 1) if self._memory is None else self._memory.share
+        return self._earlier + (total - self._attached_at).share(*share)
 
     @property
     def _operators(self) -> int:
-        """How many operators have run on all of the memory of which the chip's is a part."""
-        return 0 if self._memory is None else self._memory.meter.total.calls
+        """How many operators had run on all of the memory of which the chip's is a part, when it looked last."""
+        return self._counted.calls
 
     @property
     def _held(self) -> int:
@@ -529,8 +546,12 @@ class FirmwareChip(Chip):
     @property
     def _time(self) -> int:
         """The time of this boot, in 2^-32 ticks."""
+        return self._time_of(self._work)
+
+    def _time_of(self, work: Work) -> int:
+        """The time when the meter has counted so much, with the idle ticks up to now."""
         state = self._silicon.state
-        return self._fuses.roofline.time(self._work) + (state.tick - state.busy) * TICK
+        return self._fuses.roofline.time(work) + (state.tick - state.busy) * TICK
 
     def _timed(self, state: State, *, idle: int = 0) -> State:
         """The state with the time that it is now, and so many idle ticks later."""
@@ -576,7 +597,7 @@ class FirmwareChip(Chip):
 
         A tick that has begun is in NVRAM before its work goes on, so that no power cut hides it.
         """
-        if self._memory is None or self._spent:
+        if self._memory is None or self._waiting is None or not self._epoch_key:
             return
         now = self._time
         edge = (now // TICK + 1) * TICK
@@ -584,7 +605,6 @@ class FirmwareChip(Chip):
         until = min(next(self._moments(now, edge), edge), edge) - (state.tick - state.busy) * TICK
         flop, moved = self._fuses.roofline.least(until)
         begun = self._attached_at
-        self._waiting = _Waiting(self)
         at = Work(
             NEVER,
             begun.flop - (self._earlier.flop - flop) * whole // part,
@@ -593,33 +613,64 @@ class FirmwareChip(Chip):
         self._memory.meter.wake(at, self._waiting)
 
     def _wake(self, waiting: _Waiting) -> None:
-        """Take the snapshot whose moment has come; called between two operators, and not by the host."""
+        """Take the snapshot whose moment has come; called between two operators, and not by the host.
+
+        Where these run inside of a command of the chip, in a handler of a signal for instance, it can neither take one
+        nor go on without: its power fails.
+        """
+        if self._waiting is not waiting:
+            return  # the chip holds another memory
         try:
             self.gate.check_process()
+        except MailboxError:
+            return  # a copy of this process, and no chip
+        try:
             self.gate.enter()
         except MailboxError:
-            return  # a copy of this process, or the chip is busy: it is taken before the next record
+            self.brown_out()
+            return
         try:
-            if self._waiting is waiting:
-                self._pass_time()
-                if self._silicon.state.tick < self.time and not self._spent:
+            if self._waiting is waiting and self._memory is not None:
+                self._pass_time(self._memory.meter.woken)
+                if self._silicon.state.tick < self.time:
                     self._store(self._timed(self._silicon.state))
                 self._await_next()
-        except Exception:
+        except (ChipwitnessError, OSError):
             self.lose_power()  # as the next command will find out
+        except BaseException:
+            self.brown_out()
+            raise
         finally:
             self.gate.leave()
 
-    def _pass_time(self, mark: int = 0) -> None:
-        """Take the snapshots whose moments have come since the clock was looked at last."""
-        before, self._looked_at = self._looked_at, self._time
-        self._snapshot([moment // TICK for moment in self._moments(before, self._looked_at)], mark)
+    def _look(self) -> list[int]:
+        """Read the meter, once for all that follows; the moments that have come since what NVRAM holds.
+
+        While no epoch is open it is not read: time stands still.
+        """
+        if self._memory is None or not self._epoch_key:
+            return []
+        before = self._time_of(self._silicon.state.work)
+        self._counted = self._memory.meter.total
+        self._work.to_bytes()  # no record holds more: it is not even looked at
+        return list(self._moments(before, self._time))
+
+    def _pass_time(self, operator: tuple[Work, Work] | None = None) -> None:
+        """Take the snapshots whose moments have come, in time only if that was with the last operator.
+
+        Args:
+            operator: what the meter had counted before and after the one that woke the chip, if one did.
+        """
+        due = self._look()
+        if due:
+            before, after = operator or (self._counted, self._counted)
+            is_late = after != self._counted or due[0] <= self._time_of(self._shared(before))
+            self._snapshot([moment // TICK for moment in due], LATE if is_late else 0)
 
     def _catch_up(self) -> None:
-        """Take what the meter could not wake the chip for, since that was busy with a command of the same thread."""
-        if not self._spent and self._looked_at < self._time:
-            self._pass_time(LATE)
-            self._await_next()
+        """Take what the meter wakes the chip for in another thread, which waits for this command."""
+        self._pass_time()
+        self.settle()
 
     def _snapshot(self, ticks: Sequence[int], mark: int = 0) -> list[SnapshotEvent]:
         """Copy the memory for the snapshots of some ticks; hash a large copy beside the training, others at once.
@@ -698,11 +749,10 @@ class FirmwareChip(Chip):
     def _alias_key(self) -> SigningKey:
         return self._fuses.secrets.alias_key(self._firmware)
 
-    def _commitment(self) -> bytes:
-        return commit_epoch(self._fused_id, self._epoch, self._epoch_key).value
-
     def _end_epoch(self) -> None:
-        self._append(RecordKind.CLOSE_EPOCH, step=self._epoch, digest=self._commitment())
+        digest = commit_epoch(self._fused_id, self._epoch, self._epoch_key).value
+        self._append(RecordKind.CLOSE_EPOCH, step=self._epoch, digest=digest)
+        self._epoch_key = b""
 
     def _retire(self) -> None:
         self._end_epoch()
@@ -718,7 +768,7 @@ class FirmwareChip(Chip):
         self._boot, self._booted, self._beacon_time = end.boot, end.measurement, end.beacon
         self._epoch = max(end.epochs - 1, 0)
         last = records[-1].kind if records else end.ended
-        self._earlier, self._looked_at = self._silicon.state.work, 1 << 127  # no epoch is open
+        self._earlier = self._silicon.state.work
         if last is None:
             digest = genesis_digest(self._fused_id, self.certificate_digest, self._fuses.log_id)
             last = self._append(RecordKind.GENESIS, run_id=self._fuses.log_id, digest=digest).kind
@@ -761,9 +811,9 @@ class FirmwareChip(Chip):
 
     def _open_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._epoch_key = derive_epoch_key(self._fuses.schedule_secret, epoch)
-        self._append(RecordKind.EPOCH, step=epoch, digest=self._commitment())
-        self._looked_at = self._time
+        key = derive_epoch_key(self._fuses.schedule_secret, epoch)
+        self._append(RecordKind.EPOCH, step=epoch, digest=commit_epoch(self._fused_id, epoch, key).value)
+        self._epoch_key = key
         self._await_next()
 
     def _append(
@@ -781,7 +831,7 @@ class FirmwareChip(Chip):
     ) -> LogRecord:
         """Record something; a snapshot is of the `tick` and `work` that are given."""
         self._require_space(kind)
-        if kind not in (RecordKind.SNAPSHOT, RecordKind.EPOCH):
+        if kind not in _UNTIMED:
             self._catch_up()
             self._require_space(kind)
         state = self._silicon.state

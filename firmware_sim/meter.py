@@ -11,10 +11,11 @@ other processes. It claims nothing about them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from math import prod
 
 from firmware_sim.evidence.digest import DTYPE_SIZES
-from firmware_sim.evidence.work import Work
+from firmware_sim.evidence.work import NO_WORK, Work
 from firmware_sim.holdings import Holdings
 
 __all__ = ["NEVER", "Meter", "Operand", "work_of"]
@@ -35,14 +36,26 @@ class Meter:
 
     Attributes:
         holdings: results of these operators that are still held.
+        woken: its counts before and after the operator with which it woke somebody last.
     """
 
-    __slots__ = ("_calls", "_flop", "_moved", "_next_calls", "_next_flop", "_next_moved", "_waiting", "holdings")
+    __slots__ = (
+        "_calls",
+        "_flop",
+        "_moved",
+        "_next_calls",
+        "_next_flop",
+        "_next_moved",
+        "_waiting",
+        "holdings",
+        "woken",
+    )
 
     def __init__(self) -> None:
         self.holdings = Holdings()
         self._calls = self._flop = self._moved = 0
-        self._waiting: list[tuple[Work, Callable[[], None]]] = []
+        self._waiting: dict[Callable[[], None], Work] = {}
+        self.woken = NO_WORK, NO_WORK
         self._next_calls = self._next_flop = self._next_moved = NEVER
 
     def charge(self, work: Work) -> None:
@@ -51,11 +64,16 @@ class Meter:
         self._flop += work.flop
         self._moved += work.moved
         if self._calls >= self._next_calls or self._moved >= self._next_moved or self._flop >= self._next_flop:
+            after = self.total
+            self.woken = after - work, after
             self._wake()
 
     def wake(self, at: Work, waiting: Callable[[], None]) -> None:
-        """Call ``waiting`` once, as soon as any of the counts in ``at`` is reached; ``NEVER`` is not."""
-        self._waiting.append((at, waiting))
+        """Call ``waiting`` once, as soon as any of the counts in ``at`` is reached; ``NEVER`` is not.
+
+        Who waits already waits for ``at`` instead.
+        """
+        self._waiting[waiting] = at
         self._look_for_next()
 
     def is_awaited(self, work: Work) -> bool:
@@ -67,21 +85,22 @@ class Meter:
         )
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        due = []
-        for at, each in waiting:
-            if self._calls >= at.calls or self._flop >= at.flop or self._moved >= at.moved:
-                due.append(each)
-            else:
-                self._waiting.append((at, each))
-        self._look_for_next()
+        due = [
+            each
+            for each, at in self._waiting.items()
+            if self._calls >= at.calls or self._flop >= at.flop or self._moved >= at.moved
+        ]
         for each in due:
-            each()
+            del self._waiting[each]
+        self._look_for_next()
+        with ExitStack() as calls:  # the next is called even where one before it is interrupted
+            for each in reversed(due):
+                calls.callback(each)
 
     def _look_for_next(self) -> None:
-        self._next_calls = min((at.calls for at, _ in self._waiting), default=NEVER)
-        self._next_flop = min((at.flop for at, _ in self._waiting), default=NEVER)
-        self._next_moved = min((at.moved for at, _ in self._waiting), default=NEVER)
+        self._next_calls = min((at.calls for at in self._waiting.values()), default=NEVER)
+        self._next_flop = min((at.flop for at in self._waiting.values()), default=NEVER)
+        self._next_moved = min((at.moved for at in self._waiting.values()), default=NEVER)
 
     @property
     def total(self) -> Work:

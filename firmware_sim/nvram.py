@@ -123,14 +123,23 @@ def _until(done: Callable[[], bool], write: Callable[[], None]) -> None:
     raise DeviceError(f"chip storage does not hold what was written to it {_ATTEMPTS} times")
 
 
-def write_through(disk: Disk, descriptor: int, data: bytes, offset: int) -> None:
-    """Write bytes and read them back; DeviceError where the disk does not take them."""
+def write_through(disk: Disk, descriptor: Callable[[], int], data: bytes, offset: int) -> None:
+    """Write bytes and read them back; DeviceError where the disk does not take them.
+
+    Meanwhile the file may be closed, in a handler of a signal: what `descriptor` returns then is none.
+    """
 
     def write() -> None:
-        disk.write_at(descriptor, data, offset)
-        disk.flush(descriptor)
+        disk.write_at(descriptor(), data, offset)
+        disk.flush(descriptor())
 
-    _until(lambda: os.pread(descriptor, len(data), offset) == data, write)
+    def is_done() -> bool:
+        try:
+            return os.pread(descriptor(), len(data), offset) == data
+        except OSError as error:
+            raise DeviceError(f"chip storage can't be read: {error.strerror}") from None
+
+    _until(is_done, write)
 
 
 def write_file(disk: Disk, path: Path, data: bytes) -> None:
@@ -175,7 +184,8 @@ class Nvram:
     def write(self, state: bytes) -> None:
         """Replace the state; the sequence number grows by one."""
         sequence = self.sequence + 1
-        write_through(self._disk, self._descriptor, _slot(sequence, state), (sequence % 2) * SLOT_BYTES)
+        slot = _slot(sequence, state)
+        write_through(self._disk, lambda: self._descriptor, slot, (sequence % 2) * SLOT_BYTES)
         self.sequence, self.state = sequence, state
 
     def close(self) -> None:
@@ -232,7 +242,8 @@ class LogFile:
 
     def append(self, record: bytes) -> None:
         """Write `record` behind the acknowledged ones; `acknowledge` makes it one of them."""
-        write_through(self._disk, self._descriptor, record, (self.size - self._base) * self._record_bytes)
+        offset = (self.size - self._base) * self._record_bytes
+        write_through(self._disk, lambda: self._descriptor, record, offset)
 
     def _cut(self, length: int) -> None:
         _until(
@@ -241,7 +252,7 @@ class LogFile:
 
     def _restore(self, last: bytes, offset: int) -> None:
         if os.pread(self._descriptor, len(last), offset) != last:
-            write_through(self._disk, self._descriptor, last, offset)
+            write_through(self._disk, lambda: self._descriptor, last, offset)
 
     def acknowledge(self) -> None:
         self.size += 1

@@ -16,6 +16,7 @@ from firmware_sim import (
     CURRENT_FIRMWARE,
     DEFAULT_ALGORITHM,
     DEPLOYMENT,
+    LABORATORY,
     RECORD_BYTES,
     Beacon,
     ChipTrust,
@@ -27,6 +28,7 @@ from firmware_sim import (
     RecordKind,
     Region,
     SigningKey,
+    Work,
     check_chip,
     collect_evidence,
     parse_log,
@@ -85,7 +87,7 @@ def decade(folder: Path, *, years: int = 10, progress: Callable[[int], object] |
                 partial(chip.attach, memory, _RUN, 0),
                 partial(_show_beacon, chip, now, verifier),
                 *[partial(chip.commit, _RUN, step, bytes(32)) for step in range(3)],
-                *[partial(chip.tick, _RUN, step) for step in range(2)],
+                *[partial(memory.meter.charge, Work(1, 0, LABORATORY.moved))] * 2,
                 partial(chip.idle, _TICKS - 2),
             ]
             for call in calls:

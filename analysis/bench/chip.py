@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.bench._decade import decade
 from analysis.bench._origin import write
@@ -28,6 +29,7 @@ from firmware_sim import (
     BIRTH,
     CURRENT_FIRMWARE,
     DEFAULT_ALGORITHM,
+    LABORATORY,
     ChipTrust,
     DeviceMemory,
     FirmwareChip,
@@ -35,7 +37,9 @@ from firmware_sim import (
     MakerCA,
     Meter,
     Region,
+    Roofline,
     SigningKey,
+    Work,
     check_chip,
     collect_evidence,
     seal_log_checkpoint,
@@ -45,7 +49,7 @@ from firmware_sim.evidence import hash_blocks
 from firmware_sim.evidence.digest import byte_view
 from monitor.presets import initialise, preset
 from monitor.presets.task import Task
-from monitor.programs.work import call_work
+from monitor.programs.work import call_work, live_work
 from monitor.recording.derivation import derive
 from monitor.transcript import to_batch
 
@@ -103,31 +107,37 @@ def run(
     return rows
 
 
-def _make(folder: Path, chip_id: str, rate: Fraction) -> FirmwareChip:
+_TICK = Work(1, 0, LABORATORY.moved)
+"""An operator that takes a chip of the laboratory a tick."""
+
+
+def _make(folder: Path, chip_id: str, rate: Fraction, roofline: Roofline = LABORATORY) -> FirmwareChip:
     return FirmwareChip.manufacture(
         folder / chip_id,
         maker=_MAKER,
         chip_id=chip_id,
         seed=b"bench",
         snapshot_rate=rate,
+        roofline=roofline,
         beacon_key=_VERIFIER.verifying,
     )
 
 
 def _freeze(folder: Path, megabytes: int) -> list[Row]:
-    """A due tick, until the host may go on and until the record is in the log, beside a copy of the memory."""
+    """An operator that passes a moment, until the next may run and until the record is in the log, beside a copy."""
     size = (megabytes << 20) // _TENSORS // 4
     tensors = [np.full(size, number, dtype=np.float32) for number in range(_TENSORS)]
     copies = [tensor.copy() for tensor in tensors]
     chip = _make(folder, "frozen", Fraction(1))
-    chip.attach(DeviceMemory([Region.of(f"w{number}", tensor) for number, tensor in enumerate(tensors)]), _RUN, 0)
+    memory = DeviceMemory([Region.of(f"w{number}", tensor) for number, tensor in enumerate(tensors)])
+    chip.attach(memory, _RUN, 0)
     taken: dict[str, list[float]] = {"copy": [], "freeze": [], "record": []}
     for number in range(_PAIRS + 1):  # the first pair's buffers are new
         start = time.perf_counter()
         for mine, tensor in zip(copies, tensors, strict=True):
             np.copyto(mine, tensor)
         copied = time.perf_counter()
-        chip.tick(_RUN, number)
+        memory.meter.charge(_TICK)
         frozen = time.perf_counter()
         chip.log_bytes()
         recorded = time.perf_counter()
@@ -186,41 +196,67 @@ def _digest(megabytes: int) -> list[Row]:
 
 
 def _training(folder: Path) -> list[Row]:
-    """Plain steps of a model beside steps with a snapshot of weights and optimizer in each, up to the last record."""
+    """Steps of a model beside steps with a snapshot of weights and optimizer in each, up to the last record.
+
+    A meter counts the operators of both. The chip's device is one whose tick is a step, so that a moment falls in each.
+    """
     entry, task = preset("tiny-gpt"), "tiny-gpt"
     model = entry.build().train()
     initialise(model, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=entry.learning_rate, foreach=False)
     batch = to_batch(entry.samples(None), np.arange(entry.batch_size))
-    chip = _make(folder, task, Fraction(1))
 
-    def train(steps: int, tick: bool) -> float:
+    def train(steps: int, meter: Meter, chip: FirmwareChip | None = None) -> float:
         start = time.perf_counter()
         for number in range(steps):
-            optimizer.zero_grad()
-            torch.autograd.backward(entry.loss(model, batch))
-            optimizer.step()
-            if tick:
-                chip.tick(_RUN, number)
-        chip.log_bytes()
+            with _Metered(meter):
+                optimizer.zero_grad()
+                torch.autograd.backward(entry.loss(model, batch))
+                optimizer.step()
+            if chip is not None:
+                chip.commit(_RUN, number, bytes(32))
+        if chip is not None:
+            chip.log_bytes()
         return (time.perf_counter() - start) / steps
 
-    train(1, tick=False)
+    plain = Meter()
+    train(1, plain)
+    before = plain.total
+    train(1, plain)
+    step = plain.total - before
+    chip = _make(folder, task, Fraction(1), Roofline(flop=step.flop, moved=step.moved))
     regions = [Region.of(name, value) for name, value in model.named_parameters()]
     for name, value in model.named_parameters():
         for key, held in optimizer.state[value].items():
             regions.append(Region.of(f"{name}/{key}", held, kind="optimizer"))
-    chip.attach(DeviceMemory(regions), _RUN, 0)
-    train(1, tick=True)
-    pairs = [(train(5, tick=False), train(5, tick=True)) for _ in range(_PAIRS)]
+    memory = DeviceMemory(regions)
+    chip.attach(memory, _RUN, 0)
+    train(1, memory.meter, chip)
+    pairs = [(train(5, plain), train(5, memory.meter, chip)) for _ in range(_PAIRS)]
+    steps, snapshots = 1 + 5 * _PAIRS, chip.utilisation.snapshots
     chip.cut_power()
-    plain, watched = (statistics.median(times) for times in zip(*pairs, strict=True))
+    if snapshots != steps:
+        raise EvidenceError(f"{snapshots} snapshots were taken in {steps} steps of a tick each")
+    unwatched_seconds, watched_seconds = (statistics.median(times) for times in zip(*pairs, strict=True))
     rest = {"pairs": _PAIRS, "megabytes": sum(region.entry.byte_count for region in regions) / (1 << 20)}
     ratio = statistics.median(watched / plain for plain, watched in pairs)
     return [
-        {"work": task, "mode": "plain step", "seconds": plain, "ratio": 1.0, **rest},
-        {"work": task, "mode": "snapshot in each step", "seconds": watched, "ratio": ratio, **rest},
+        {"work": task, "mode": "plain step", "seconds": unwatched_seconds, "ratio": 1.0, **rest},
+        {"work": task, "mode": "snapshot in each step", "seconds": watched_seconds, "ratio": ratio, **rest},
     ]
+
+
+class _Metered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Passes each operator to a meter, as a device does, when it has run."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._meter = meter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._meter.charge(live_work(func, args, kwargs or {}, result))
+        return result
 
 
 def _metering() -> list[Row]:
@@ -266,10 +302,9 @@ def _chips(folder: Path, count: int) -> list[Row]:
             chips = []
             for each in range(number):
                 chip = _make(folder, f"{mode[:3]}-{each}", Fraction(1, 2))
-                chip.attach(DeviceMemory([Region.of("w", np.zeros(256, dtype=np.float32))]), _RUN, 0)
-                for step in range(4):
-                    chip.commit(_RUN, step, bytes(32))
-                    chip.tick(_RUN, step)
+                memory = DeviceMemory([Region.of("w", np.zeros(256, dtype=np.float32))])
+                chip.attach(memory, _RUN, 0)
+                _work(chip, memory, 0, 4)
                 chips.append(chip)
             seconds = time.perf_counter() - start
             used = _resident() - before if mode == "resident" else tracemalloc.get_traced_memory()[0]
@@ -284,15 +319,16 @@ def _chips(folder: Path, count: int) -> list[Row]:
 def _audits(folder: Path) -> list[Row]:
     """The same new records behind longer and longer logs, and more new records behind the longest."""
     chip = _make(folder, "audited", Fraction(1, 100))
-    chip.attach(DeviceMemory([Region.of("w", np.zeros(256, dtype=np.float32))]), _RUN, 0)
+    memory = DeviceMemory([Region.of("w", np.zeros(256, dtype=np.float32))])
+    chip.attach(memory, _RUN, 0)
     since, step, rows = BIRTH, 0, list[Row]()
     for old, new in ((0, 1000), (1000, 1000), (4000, 1000), (16000, 1000), (16000, 2000), (16000, 4000)):
         while since.size < old:
-            step = _work(chip, step, old - since.size)
+            step = _work(chip, memory, step, old - since.size)
             since, _ = _audit(chip, since)
             chip.prune(seal_log_checkpoint("audited", since, _VERIFIER))
         size = since.size
-        step = _work(chip, step, new)
+        step = _work(chip, memory, step, new)
         since, seconds = _audit(chip, since)
         chip.prune(seal_log_checkpoint("audited", since, _VERIFIER))
         count = since.size - size
@@ -312,10 +348,11 @@ def _audits(folder: Path) -> list[Row]:
     return rows
 
 
-def _work(chip: FirmwareChip, step: int, records: int) -> int:
+def _work(chip: FirmwareChip, memory: DeviceMemory, step: int, records: int) -> int:
+    """Commit so many steps with a tick of work behind each."""
     for number in range(step, step + records):
         chip.commit(_RUN, number, bytes(32))
-        chip.tick(_RUN, number)
+        memory.meter.charge(_TICK)
     return step + records
 
 

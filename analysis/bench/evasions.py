@@ -111,7 +111,7 @@ def _hidden(scene: Scene) -> float:
 
 
 def _stale(scene: Scene) -> float:
-    """What a drawn chip shows in the idle tick after each step is not what it says; nor do steps from 2 on lead there."""
+    """What a drawn chip shows in the idle tick after each step is false, and so is each step from the second on."""
     return scene.snapshots(scene.samples * (2 * scene.steps - 1))
 
 

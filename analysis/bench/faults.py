@@ -30,6 +30,7 @@ from firmware_sim import (
     CURRENT_FIRMWARE,
     DEFAULT_ALGORITHM,
     DEPLOYMENT,
+    LABORATORY,
     Beacon,
     CheckedChip,
     ChipTrust,
@@ -37,9 +38,11 @@ from firmware_sim import (
     Firmware,
     FirmwareChip,
     LogCheckpoint,
+    MailboxError,
     MakerCA,
     Region,
     SigningKey,
+    Work,
     check_chip,
     collect_evidence,
     parse_log,
@@ -117,6 +120,7 @@ class _Life:
     since: LogCheckpoint = BIRTH
     agreed: LogCheckpoint = BIRTH
     writes: list[str] = field(default_factory=list)
+    memory: DeviceMemory = field(default_factory=lambda: DeviceMemory([Region.of("w", np.arange(6, dtype=np.float32))]))
     _chip: FirmwareChip | None = None
 
     def live(self, tell: Callable[[_Life], object] | None = None) -> None:
@@ -144,8 +148,7 @@ class _Life:
             if self.size >= self.since.size and held.get(self.size) != self.head:
                 raise EvidenceError(f"record {self.size - 1} was acknowledged and is gone")
             self.attach()
-            chip.commit(_RUN, 99, bytes(32))
-            chip.tick(_RUN, 99)
+            self.work(99)
             self.agree()
             self.prune()
             self.size, self.head = self.since.size, self.since.head
@@ -178,11 +181,20 @@ class _Life:
             )
 
     def attach(self) -> None:
-        self.chip.attach(DeviceMemory([Region.of("w", np.arange(6, dtype=np.float32))]), _RUN, 0)
+        self.chip.attach(self.memory, _RUN, 0)
 
     def work(self, step: int) -> None:
+        """Commit a step and let operators follow that take a tick, past a moment and a tick's end.
+
+        Who runs them does not hear of a disk that fails: the next question to the chip tells.
+        """
         self.chip.commit(_RUN, step, bytes([step]) * 32)
-        self.chip.tick(_RUN, step)
+        for _ in range(3):
+            self.memory.meter.charge(Work(1, 0, LABORATORY.moved // 3 + 1))
+        try:
+            self.chip.log_bytes()
+        except MailboxError as error:
+            raise DeviceError(f"the chip has lost its power: {error}") from None
 
     def beacon(self) -> None:
         boot, size = self.chip.position

@@ -22,7 +22,7 @@ from inspector.replay.pool import DevicePool
 from monitor.lab.simulated import new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
-from monitor.replay.steps import execution_of
+from monitor.replay.steps import execution_of, zeros
 from monitor.transcript import RunFolder
 from monitor.transcript.layout import chip_path
 
@@ -120,7 +120,8 @@ def _counted(run: RunFolder) -> Mapping[str, int]:
         updating += is_updating
         first = [at for name, at in program.first_writes.items() if name.startswith("gradient/")]
         gradients += min(first) <= record.operators < max(first)
-        left = run.program(execution_of(run.leaf(record.step)).program).absent if record.step else ()
+        before = run.program(execution_of(run.leaf(record.step)).program) if record.step else None
+        left = zeros(run.checkpoint(0)) if before is None else before.absent
         made = [at for name, at in program.first_held(left).items() if name in program.births.values()]
         state += is_updating and record.operators >= min(made, default=operators + 1)
     found = {"snapshots": len(every), "inside": len(inside), "in_updates": updating, "in_gradients": gradients}

@@ -132,7 +132,7 @@ class LogRecord:
 
     @property
     def is_late(self) -> bool:
-        """Of a snapshot: whether operators ran between its moment and itself, within a command of the host."""
+        """Of a snapshot: whether operators may have run between its moment and itself, beside a command of the host."""
         return bool(self.op & LATE)
 
     def to_bytes(self) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any
 
 from firmware_sim import RecordKind, limits
 from firmware_sim.errors import CallerError, EvidenceError
-from firmware_sim.evidence import SignatureError, VerifyingKey, canonical, leaf_hash
+from firmware_sim.evidence import Roofline, SignatureError, VerifyingKey, canonical, leaf_hash
 from inspector.bundle.checks import signed_check
 from inspector.bundle.clusters import of_cluster
 from inspector.bundle.contents import Bundle
@@ -33,13 +33,14 @@ from inspector.bundle.replays import SignedReplay, state_digest
 from inspector.bundle.steps import Opened
 from inspector.inspection.answers import EvidenceSource
 from inspector.inspection.cases import OpenedCase, open_case
+from inspector.inspection.commits import Pace
 from inspector.inspection.findings import Findings
 from inspector.inspection.forks import signer_of
-from inspector.inspection.guards import Sampling, Settings
+from inspector.inspection.guards import Guard, Sampling, Settings
 from inspector.inspection.inside import committed_after
 from inspector.inspection.provenance import is_listed, is_sound
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import Trust, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
 from inspector.replay.segment import segments_of
@@ -167,7 +168,8 @@ def _check(
     evidence["reasons"] = told["reasons"]
     if "model" in told["evidence"]:
         evidence["model"] = _model(told["evidence"]["model"], runs)
-    grounds = [*_forks(bundle, runs, trust), *_chip_grounds(chips, runs)]
+    rates = {**parse_rates(told["evidence"].get("rates", {})), **trust.rates}
+    grounds = [*_forks(bundle, runs, trust), *_chip_grounds(chips, runs), *_pace_grounds(chips, rates)]
     chosen = _draws(told["evidence"], runs, chips, trust, settings)
     judged = [run.contested() for run in runs]
     decisions = [decide(each, judged, replays, trust) for each in contests]
@@ -362,6 +364,17 @@ def _chip_grounds(chips: Iterable[_Chip], runs: Iterable[_Run]) -> list[str]:
                     if record.digest != root:
                         found.append(f"{where}head of step {record.step} is another than the lab signed")
     return found
+
+
+def _pace_grounds(chips: Iterable[_Chip], rates: Mapping[str, Roofline]) -> list[str]:
+    """Work that a chip signed, and that its device, of these rates, cannot have done between two beacons."""
+    findings = Findings(Settings(samples=0, seed=None, devices=()))
+    for entry in chips:
+        if entry.chip in rates:
+            law = Pace(entry.chip, rates[entry.chip], entry.case.since)
+            for record in entry.case.records:
+                findings.check(Guard.TIME, partial(law.take, record), chip=entry.chip)
+    return [each.text for each in findings.found]
 
 
 def _draws(

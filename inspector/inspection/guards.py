@@ -29,7 +29,7 @@ class Guard(enum.Enum):
     SNAPSHOT = "snapshot"
     """Each snapshot is explained by exactly one (run, step, shard), the newest when it was taken."""
     TIME = "time"
-    """Each busy tick of a chip is explained by one committed step of a declared run, and each such step by one tick."""
+    """From one beacon to the next a chip works no longer than agreed, and no more than its device can."""
     METER = "meter"
     """Between any two records a chip's meter counts exactly the work of the steps that were committed between them."""
     DATA = "data"

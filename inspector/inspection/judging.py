@@ -32,7 +32,7 @@ from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, 
 from inspector.inspection.shards import OpenShard, examine_shards
 from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
-from inspector.inspection.trust import Trust
+from inspector.inspection.trust import Trust, rates_json
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.inspection.wording import acceptance, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances
@@ -181,6 +181,7 @@ def inspect(
     evidence["drawn_chips"] = sorted(drawn)
     evidence["registered_chips"] = len(pool)
     evidence["chips_listed"] = trust.source
+    evidence |= {"rates": rates_json({chip: trust.rates[chip] for chip in drawn if chip in trust.rates})}
     complete = [item for item in transcripts if item.run.finished and len(item.leaves) == item.run.declared.steps + 1]
     if ask is not None:  # of a run that goes on, up to the head
         complete += [item for item in transcripts if not item.run.finished and len(item.leaves) > 1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
 if TYPE_CHECKING:
     from inspector.registry.registered import RegisteredChips
 
-__all__ = ["NotCountersigned", "Trust"]
+__all__ = ["NotCountersigned", "Trust", "parse_rates", "rates_json"]
 
 FORMAT = "chipwitness/trust/1"
 _KEYS = {
@@ -205,7 +205,7 @@ class Trust:
             "countersigned": sorted(envelope.decode() for envelope in self.countersigned),
             "maximum_flop": self.maximum_flop,
             "beacon_seconds": self.beacon_seconds,
-            "rates": {chip: {"flop": int(each.flop), "moved": int(each.moved)} for chip, each in self.rates.items()},
+            "rates": rates_json(self.rates),
             "registry": None if self.registry is None else self.registry.to_json(),
         }
         return data | {name: value for name, value in optional.items() if value not in ([], {}, None)}
@@ -255,7 +255,7 @@ class Trust:
                 countersigned=frozenset(envelope.encode() for envelope in data["countersigned"]),
                 maximum_flop=data["maximum_flop"],
                 beacon_seconds=data["beacon_seconds"],
-                rates={chip: _rates(found) for chip, found in data["rates"].items()},
+                rates=parse_rates(data["rates"]),
                 registry=registry,
             )
         except (EvidenceError, ValueError, TypeError, AttributeError, ZeroDivisionError):
@@ -291,6 +291,16 @@ def _parse_registry(data: object, source: str) -> RegisteredChips:
         return RegisteredChips.from_json(data)
     except (CallerError, EvidenceError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise CallerError(f"the trust file {source} is malformed: {error}") from None
+
+
+def rates_json(rates: Mapping[str, Roofline]) -> dict[str, Any]:
+    """The same as JSON."""
+    return {chip: asdict(each) for chip, each in rates.items()}
+
+
+def parse_rates(data: Mapping[str, Any]) -> dict[str, Roofline]:
+    """What devices do in a second at most, by chip; ValueError, TypeError or AttributeError on any other form."""
+    return {chip: _rates(found) for chip, found in data.items()}
 
 
 def _rates(found: Mapping[str, Any]) -> Roofline:

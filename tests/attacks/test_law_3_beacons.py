@@ -10,7 +10,7 @@ import pytest
 
 from firmware_sim import RecordKind, parse_log
 from firmware_sim.errors import EvidenceError
-from firmware_sim.roofline import Roofline
+from firmware_sim.evidence import Roofline
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome

@@ -165,8 +165,8 @@ class HostMemory(DeviceMemory):
 def alter_snapshot(make):
     """The host writes to what the chip handed out of a snapshot that is being hashed; returns the chip."""
     chip = make()
-    chip.attach(DeviceMemory([Region.of("w", np.zeros(1 << 19, dtype=np.float32))]), RUN, 0)
-    event = chip.tick(RUN, 3)
+    chip.attach(DeviceMemory([Region.of("w", np.zeros(1 << 19, dtype=np.float32))]), RUN, 3)
+    [event] = chip.idle(1)
     for field in dataclasses.fields(event):
         assert type(getattr(event, field.name)) in (str, bytes, int)  # nothing that firmware waits for or calls
     object.__setattr__(event, "step", 2)
@@ -201,7 +201,7 @@ def test_a9_memory_object_of_the_host(make):
     with pytest.raises(MailboxError, match="a memory is of type DeviceMemory") as caught:
         chip.attach(HostMemory([Region.of("w", np.zeros(3))]), RUN, 0)
     assert caught.value.code is ErrorCode.BAD_ARGUMENT
-    chip.tick(RUN, 0)
+    chip.idle(1)
     assert len(records_of(check(chip), RecordKind.SNAPSHOT)) == 1
 
 
@@ -213,13 +213,13 @@ class Number(int):
 
 
 BAD_CALLS = {
-    "fractional step": lambda chip: chip.tick(RUN, 1.5),
-    "truth value": lambda chip: chip.tick(RUN, True),
-    "NumPy step": lambda chip: chip.tick(RUN, np.int64(1)),
-    "subclass of int": lambda chip: chip.tick(RUN, Number(1)),
-    "no step": lambda chip: chip.tick(RUN, None),
-    "bytearray": lambda chip: chip.tick(bytearray(RUN), 1),
-    "text as run": lambda chip: chip.tick("r" * 32, 1),
+    "fractional step": lambda chip: chip.commit(RUN, 1.5, bytes(32)),
+    "truth value": lambda chip: chip.commit(RUN, True, bytes(32)),
+    "NumPy step": lambda chip: chip.commit(RUN, np.int64(1), bytes(32)),
+    "subclass of int": lambda chip: chip.commit(RUN, Number(1), bytes(32)),
+    "no step": lambda chip: chip.commit(RUN, None, bytes(32)),
+    "bytearray": lambda chip: chip.commit(bytearray(RUN), 1, bytes(32)),
+    "text as run": lambda chip: chip.commit("r" * 32, 1, bytes(32)),
     "NumPy ticks": lambda chip: chip.idle(np.int64(1)),
     "fractional ticks": lambda chip: chip.idle(0.5),
     "ticks without end": lambda chip: chip.idle(10**5000),
@@ -239,7 +239,7 @@ BAD_CALLS = {
 @pytest.mark.parametrize("call", BAD_CALLS.values(), ids=BAD_CALLS)
 def test_b10_arguments_of_other_types(make, call):
     chip = make()
-    chip.tick(RUN, 0)
+    chip.idle(1)
     before = chip.log_bytes()
     with pytest.raises(MailboxError) as caught:
         call(chip)
@@ -251,12 +251,13 @@ def test_b10_arguments_of_other_types(make, call):
 
 def test_b10_guard_off_arguments_of_other_types(make, boot):
     chip = make()
+    chip.idle(1)
     with off("exact arguments"), pytest.raises(Exception, match="required argument is not an integer"):
-        chip.tick(RUN, 1.5)
+        chip.commit(RUN, 1.5, bytes(32))
     with pytest.raises(MailboxError, match="POWERED_OFF"):
-        chip.tick(RUN, 1)
+        chip.idle(1)
     [gap] = records_of(parse_log(boot().log_bytes()), RecordKind.POWER_GAP)
-    assert (gap.tick, gap.op) == (1, 1)
+    assert (gap.tick, gap.op) == (1, 0)
 
 
 # B10: threads.
@@ -405,7 +406,7 @@ chip = FirmwareChip.manufacture(
 if os.fork() == 0:
     sys.exit()
 os.wait()
-chip.tick(bytes(32), 0)
+chip.idle(1)
 try:
     FirmwareChip.power_on(sys.argv[1])
 except MailboxError as error:
@@ -456,7 +457,7 @@ def boot_until_spent(make, boot):
 
 def close_until_spent(make, boot):
     chip = make(quotas={RecordKind.EPOCH: 2})
-    chip.tick(RUN, 0)
+    chip.idle(1)
     for _ in range(3):
         chip.close_epoch()
     return chip
@@ -464,7 +465,7 @@ def close_until_spent(make, boot):
 
 def quote_until_spent(make, boot):
     chip = make(quotas={RecordKind.QUOTE: 2})
-    chip.tick(RUN, 0)
+    chip.idle(1)
     for number in range(4):
         chip.quote(bytes([number]) * 16, "v")
     return chip
@@ -472,7 +473,7 @@ def quote_until_spent(make, boot):
 
 def end_epochs_until_spent(make, boot):
     chip = make(quotas={RecordKind.CLOSE_EPOCH: 2})
-    chip.tick(RUN, 0)
+    chip.idle(1)
     for _ in range(3):
         chip.close_epoch()
     return chip
@@ -495,7 +496,6 @@ def test_b10_quota_used_up(make, boot, exhaust):
     records = check(chip)
     assert records[-1].kind is RecordKind.SPENT
     for call in (
-        lambda: chip.tick(RUN, 0),
         lambda: chip.idle(1),
         lambda: chip.commit(RUN, 0, bytes(32)),
         lambda: chip.attach(DeviceMemory([Region.of("w", np.zeros(3))]), RUN, 0),
@@ -563,15 +563,8 @@ def test_b10_guard_off_lost_write_to_the_log(make, boot, tmp_path):
 class LongIdle(FirmwareChip):
     """Idles as fast as one that never draws, which at rate 0 comes to the same."""
 
-    def _is_due(self, tick):
-        return False
-
-    def _advance(self, ticks, *, busy):
-        if busy or ticks < 1 << 20:
-            return super()._advance(ticks, busy=busy)
-        state = self._silicon.state
-        self._store(dataclasses.replace(state, tick=state.tick + ticks))
-        return None
+    def _moments(self, start, end):
+        return iter(())
 
 
 @pytest.fixture
@@ -591,7 +584,7 @@ def inspect_long_life(make_run, monkeypatch, capsys):
 def test_b10_long_life(inspect_long_life):
     code, out = inspect_long_life()
     assert code == INCONCLUSIVE, out
-    assert "chip lab-chip-0000: its log covers 16777219 ticks, more than the 2097152 that an audit looks at" in out
+    assert "chip lab-chip-0000: its log covers 16777218 ticks, more than the 2097152 that an audit looks at" in out
 
 
 def test_b10_guard_off_long_life(inspect_long_life):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import settings
 from firmware_sim import (
     CURRENT_FIRMWARE,
     DEFAULT_ALGORITHM,
+    LABORATORY,
     Beacon,
     CheckedChip,
     ChipEvidence,
@@ -23,12 +25,17 @@ from firmware_sim import (
     DeviceMemory,
     FirmwareChip,
     LogPosition,
+    LogRecord,
     MakerCA,
+    RecordKind,
     Region,
     SigningKey,
+    Work,
     check_chip,
     collect_evidence,
     make_chip,
+    parse_log,
+    records_of,
     seal_beacon,
 )
 
@@ -38,6 +45,18 @@ settings.load_profile("seeded")
 RATE = Fraction(1, 5)
 RUN = hashlib.sha256(b"run").digest()
 VERIFIER = "inspector-1"
+
+
+def work(memory: DeviceMemory, ticks: Fraction | int = 1, *, operators: int = 1) -> None:
+    """Run operators on a memory, all alike, that take a chip of the laboratory so many ticks together."""
+    moved = [int(LABORATORY.moved * Fraction(ticks) * number / operators) for number in range(operators + 1)]
+    for before, after in pairwise(moved):
+        memory.meter.charge(Work(1, 0, after - before))
+
+
+def snapshots(chip: FirmwareChip) -> list[LogRecord]:
+    """The snapshots in a chip's log."""
+    return records_of(parse_log(chip.log_bytes()), RecordKind.SNAPSHOT)
 
 
 class World:
@@ -57,6 +76,7 @@ class World:
         self.weights = np.zeros(12, dtype=np.float32)
         self.moments = np.zeros((3, 4), dtype=np.float64)
         self.chips: list[FirmwareChip] = []
+        self.attached: dict[FirmwareChip, DeviceMemory] = {}
 
     @property
     def memory(self) -> DeviceMemory:
@@ -80,14 +100,20 @@ class World:
         self.weights[:] = step
         self.moments[:] = step / 2
 
+    def attach(self, chip: FirmwareChip, step: int = 0) -> DeviceMemory:
+        """Give a chip the weights as its memory; `work` on what it returns is the chip's."""
+        memory = self.memory
+        chip.attach(memory, RUN, step)
+        self.attached[chip] = memory
+        return memory
+
     def train(self, chip: FirmwareChip, steps: int = 30, *, start: int = 0, attach: bool = True) -> None:
-        if attach:
-            chip.attach(self.memory, RUN, start)
+        """Commit steps and let each be followed by a tick of work on the state that it left."""
+        memory = self.attach(chip, start) if attach else self.attached[chip]
         for step in range(start, start + steps):
             self.set_step(step)
-            if step % 10 == 0:
-                chip.commit(RUN, step, hashlib.sha256(b"%d" % step).digest())
-            chip.tick(RUN, step)
+            chip.commit(RUN, step, hashlib.sha256(b"%d" % step).digest())
+            work(memory)
 
     @staticmethod
     def nonce(number: int) -> bytes:

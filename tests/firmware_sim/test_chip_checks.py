@@ -10,6 +10,9 @@ import pytest
 
 from firmware_sim import (
     CHIP_GUARDS,
+    LABORATORY,
+    NO_WORK,
+    TICK,
     ZERO_DIGEST,
     CallerError,
     ChipEvidence,
@@ -38,10 +41,13 @@ from firmware_sim import (
     epoch_spans,
     parse_log,
     records_of,
-    scheduled_ticks,
+    scheduled,
+    threshold,
 )
 
 RUN = hashlib.sha256(b"run").digest()
+OF = {"chip": "chip-1", "roofline": LABORATORY}
+"""The chip that all evidence here is of."""
 
 
 @pytest.fixture
@@ -232,25 +238,29 @@ LIFE = [
     (K.BOOT, 0, {"op": 0}, "op is 0, expected 1 for how the last boot ended"),
     (K.BOOT, 1, {"op": 1}, "op is 1, expected 0 for how the last boot ended"),
     (K.COMMIT, 0, {"boot": 2}, "boot is 2, expected 1"),
-    (K.COMMIT, 1, {"tick": 0}, r"tick is 0, below \d+ of the record before"),
+    (K.POWER_OFF, 0, {"tick": 39}, "tick is 39, 19 idle ones of 20 before"),
+    (K.COMMIT, 1, {"tick": 0}, r"tick is 0, -1 idle ones of 0 before"),
     (K.COMMIT, 0, {"kind": K.BOOT}, "kind is BOOT, and neither shutdown nor power gap stands before it"),
     (K.COMMIT, 0, {"kind": K.EPOCH}, "kind is EPOCH while one is open"),
     (K.EPOCH, 0, {"step": 1}, "step is epoch 1, expected 0"),
     (K.EPOCH, 0, {"kind": K.COMMIT}, "kind is COMMIT while no epoch is open"),
     (K.CLOSE_EPOCH, 0, {"step": 0}, "step is epoch 0, expected 1"),
     (K.CLOSE_EPOCH, 0, {"digest": ZERO_DIGEST}, "digest is not the commitment of the open epoch"),
-    (K.CLOSE_EPOCH, 0, {"op": 10**6}, "op is 1000000 busy ticks, expected the 20 of the epoch"),
     (K.CLOSE_EPOCH, 0, {"kind": K.POWER_OFF}, "kind is POWER_OFF while an epoch is open"),
-    (K.POWER_GAP, 0, {"tick": 0, "busy": 0}, r"tick is 0, below \d+ of the record before"),
+    (K.POWER_GAP, 0, {"tick": 0, "busy": 0}, "busy is 0, and what the meter counts takes 20 ticks"),
+    (K.POWER_GAP, 0, {"tick": 19}, "tick is 19, -1 idle ones of 0 before"),
+    (K.POWER_GAP, 0, {"work": NO_WORK}, r"work is 0 calls, 0 FLOP, 0 bytes, below 19 calls"),
     (K.POWER_GAP, 0, {"digest": ZERO_DIGEST}, "digest is not the commitment of the epoch that lost its power"),
     (K.POWER_GAP, 0, {"step": 5}, "step is epoch 5, expected 0"),
-    (K.POWER_GAP, 0, {"op": 1}, "op is tick 1, expected 0 or 20"),
+    (K.POWER_GAP, 0, {"op": 1}, "op is tick 0 and 1, which holds a snapshot or is still to come"),
+    (K.POWER_GAP, 0, {"op": 22}, "op is tick 21 and 1, which holds a snapshot or is still to come"),
     (K.GENESIS, 0, {"busy": 1}, "busy is 1 in the first record, expected 0"),
     (K.BOOT, 1, {"busy": 1}, "busy is 1 at boot, expected 0"),
-    (K.COMMIT, 1, {"busy": 0}, r"busy is 0, below \d+ of the record before"),
-    (K.POWER_GAP, 0, {"busy": 10**6}, r"busy grows by \d+ in \d+ ticks"),
+    (K.COMMIT, 1, {"busy": 0}, "busy is 0, and what the meter counts takes 1 ticks"),
+    (K.POWER_GAP, 0, {"busy": 10**6}, "busy is 1000000, and what the meter counts takes 20 ticks"),
+    (K.SNAPSHOT, 0, {"busy": 0}, r"busy is 0, and what the meter counts takes \d+ ticks"),
     (K.EPOCH, 3, {"tick": 10**6}, "tick is 1000000, and no epoch is open since tick 20"),
-    (K.SNAPSHOT, 1, {"tick": None}, r"tick is \d+, not above \d+ of the snapshot before|tick is \d+, below"),
+    (K.SNAPSHOT, 1, {"tick": None}, r"tick is \d+, not above \d+ of the one before"),
     (K.BEACON, 1, {"step": 9}, "step is a beacon of 9, not later than that of 10"),
     (K.POWER_OFF, 0, {"kind": K.CLOSE_EPOCH}, "kind is CLOSE_EPOCH while no epoch is open"),
 ]
@@ -258,15 +268,14 @@ LIFE = [
 
 @pytest.mark.parametrize(("kind", "which", "changes", "message"), LIFE)
 def test_impossible_lives_are_named(passed, kind, which, changes, message):
-    check_life(passed.records, chip="chip-1")
+    check_life(passed.records, **OF)
     victim = records_of(passed.records, kind)[which]
     if changes == {"tick": None}:
-        first = records_of(passed.records, kind)[0]
-        changes = {"tick": first.tick, "busy": first.busy}
+        changes = {"tick": records_of(passed.records, kind)[0].tick}
     records = list(passed.records)
     records[victim.counter] = dataclasses.replace(victim, **changes)
     with pytest.raises(LogError, match=f"chip chip-1: log record {victim.counter}: {message}") as caught:
-        check_life(records, chip="chip-1")
+        check_life(records, **OF)
     assert caught.value.record == victim.counter
 
 
@@ -285,12 +294,12 @@ def test_nothing_comes_after_the_end_of_a_full_log(world):
         ([spent], "kind is SPENT after the log was full"),
     ]:
         with pytest.raises(LogError, match=message):
-            check_life([*records, *more], chip="chip-1")
-    for changes in ({"tick": 99, "busy": 99}, {"boot": 2}):
+            check_life([*records, *more], **OF)
+    for changes in ({"tick": 99}, {"boot": 2}):
         with pytest.raises(LogError, match="tick is not the time of the record before"):
-            check_life([*records[:-1], dataclasses.replace(spent, **changes)], chip="chip-1")
+            check_life([*records[:-1], dataclasses.replace(spent, **changes)], **OF)
     with pytest.raises(LogError, match="kind is SPENT where neither an epoch nor a boot has ended"):
-        check_life([*records[:-2], spent], chip="chip-1")
+        check_life([*records[:-2], spent], **OF)
 
 
 def _keys(passed, world):
@@ -299,38 +308,38 @@ def _keys(passed, world):
 
 def test_missing_extra_and_moved_snapshots_are_named(world, eventful, passed):
     keys, rate = _keys(passed, world), world.trust.snapshot_rate
-    audit_schedule(passed.records, keys, rate=rate, chip="chip-1")
+    audit_schedule(passed.records, keys, rate=rate, **OF)
     snapshots = records_of(passed.records, RecordKind.SNAPSHOT)
     for victim in snapshots:
         fewer = [record for record in passed.records if record is not victim]
-        with pytest.raises(ScheduleError, match=rf"no snapshot at boot {victim.boot}, tick {victim.tick} of epoch"):
-            audit_schedule(fewer, keys, rate=rate, chip="chip-1")
+        with pytest.raises(
+            ScheduleError, match=rf"no snapshot at boot {victim.boot}, tick {victim.tick}\.\d+ of epoch"
+        ):
+            audit_schedule(fewer, keys, rate=rate, **OF)
     records = list(passed.records)
-    commit = records_of(records, RecordKind.COMMIT)[1]
-    assert commit.tick not in {record.tick for record in snapshots if record.boot == commit.boot}
+    taken = {record.tick for record in snapshots if record.boot == 1}
+    commit = next(each for each in records_of(records, RecordKind.COMMIT) if each.tick not in taken)
     records[commit.counter] = dataclasses.replace(commit, kind=RecordKind.SNAPSHOT)
     with pytest.raises(ScheduleError, match=rf"log record {commit.counter}: snapshot at boot 1, tick {commit.tick} of"):
-        audit_schedule(records, keys, rate=rate, chip="chip-1")
+        audit_schedule(records, keys, rate=rate, **OF)
 
 
 def test_lower_rate_than_agreed_shows_as_missing_snapshots(world, eventful, passed):
     with pytest.raises(ScheduleError, match="no snapshot at"):
-        audit_schedule(passed.records, _keys(passed, world), rate=Fraction(1, 2), chip="chip-1")
+        audit_schedule(passed.records, _keys(passed, world), rate=Fraction(1, 2), **OF)
 
 
 def test_audit_is_bounded(world, eventful, passed):
     with pytest.raises(Unaudited, match=r"its log covers 80 ticks, more than the 50 that an audit looks at"):
-        audit_schedule(
-            passed.records, _keys(passed, world), rate=world.trust.snapshot_rate, chip="chip-1", max_ticks=50
-        )
+        audit_schedule(passed.records, _keys(passed, world), rate=world.trust.snapshot_rate, max_ticks=50, **OF)
 
 
 def test_nothing_audited_is_not_acceptance(world):
     chip = world.make()
     records = [record for record in world.check(world.collect(chip)).records if record.kind is not K.CLOSE_EPOCH][:3]
-    assert [span.ended for span in epoch_spans(records)] == [None]
+    assert [span.ended for span in epoch_spans(records, LABORATORY)] == [None]
     with pytest.raises(ScheduleError, match="no epoch has ended"):
-        audit_schedule(records, [], rate=world.trust.snapshot_rate, chip="chip-1")
+        audit_schedule(records, [], rate=world.trust.snapshot_rate, **OF)
 
 
 def test_open_epoch_may_cover_nothing(world):
@@ -339,37 +348,37 @@ def test_open_epoch_may_cover_nothing(world):
     world.train(chip, 5)
     chip.close_epoch()
     rate = world.trust.snapshot_rate
-    assert audit_schedule(parse_log(chip.log_bytes()), chip.reveal(), rate=rate, chip="chip-1").ticks == 5
+    assert audit_schedule(parse_log(chip.log_bytes()), chip.reveal(), rate=rate, **OF).ticks == 5
     chip.idle(3)
     chip.quote(bytes(16), "v")
-    message = "chip chip-1: epoch 1 is still open and covers ticks 6 to 8: its schedule cannot be audited"
+    message = "chip chip-1: epoch 1 is still open and covers ticks 5.00 to 8.00: its schedule cannot be audited"
     with pytest.raises(ScheduleError, match=message):
-        audit_schedule(parse_log(chip.log_bytes()), chip.reveal(), rate=rate, chip="chip-1")
+        audit_schedule(parse_log(chip.log_bytes()), chip.reveal(), rate=rate, **OF)
 
 
 def test_snapshot_that_was_cut_belongs_on_the_schedule(world, eventful, passed):
     """Power cuts excuse a snapshot that was due, not one that was not."""
     keys, rate = _keys(passed, world), world.trust.snapshot_rate
     [gap] = records_of(passed.records, K.POWER_GAP)
-    [epoch] = [span for span in epoch_spans(passed.records) if span.ended is gap]
+    [epoch] = [span for span in epoch_spans(passed.records, LABORATORY) if span.ended is gap]
     assert (gap.tick, gap.op) == (20, 0)
-    records = list(passed.records)
-    due = list(scheduled_ticks(keys[epoch.epoch].key, 1, 0, 20, rate))
-    assert due[-1] < 20
-    records[gap.counter] = dataclasses.replace(gap, op=20)
-    with pytest.raises(
-        ScheduleError, match=rf"log record {gap.counter}: snapshot at boot 1, tick 20 of epoch 0 is not"
-    ):
-        audit_schedule(records, keys, rate=rate, chip="chip-1")
-    cut = [record for record in records[: gap.counter] if (record.kind, record.tick) != (K.SNAPSHOT, due[-1])]
-    lost = dataclasses.replace(gap, tick=due[-1], op=due[-1])
-    audit = audit_schedule([*cut, lost, *records[gap.counter + 1 :]], keys, rate=rate, chip="chip-1")
-    assert audit.cut_snapshots == (lost,)
+    due = [moment // TICK for moment in scheduled(keys[epoch.epoch].key, 1, 0, 20 * TICK, threshold(rate))]
+
+    def cut(missing, first):
+        """The log without the snapshots of some ticks, and a power gap that says which was the first under way."""
+        left = [r for r in passed.records if (r.kind, r.boot, r.tick in missing) != (K.SNAPSHOT, 1, True)]
+        return [dataclasses.replace(r, op=first + 1) if r is gap else r for r in left]
+
+    audit = audit_schedule(cut(due[-1:], due[-1]), keys, rate=rate, **OF)
+    assert [record.op for record in audit.cut_snapshots] == [due[-1] + 1]
+    with pytest.raises(ScheduleError, match=f"no snapshot at boot 1, tick {due[-2]}"):
+        audit_schedule(cut(due[-2:], due[-1]), keys, rate=rate, **OF)
+    assert audit_schedule(cut([], 19), keys, rate=rate, **OF).cut_snapshots, "an excuse without need is counted too"
 
 
 def test_keys_must_be_those_committed(world, eventful, passed):
     keys = _keys(passed, world)
-    check_epoch_keys(passed.records, keys, chip="chip-1")
+    check_epoch_keys(passed.records, keys, **OF)
     wrong = EpochKey(epoch=1, key=bytes(32))
     cases = [
         (keys[:-1], f"the key of epoch {keys[-1].epoch} is missing"),
@@ -380,11 +389,11 @@ def test_keys_must_be_those_committed(world, eventful, passed):
     ]
     for given, message in cases:
         with pytest.raises(ScheduleError, match=f"chip chip-1: {message}"):
-            check_epoch_keys(passed.records, given, chip="chip-1")
+            check_epoch_keys(passed.records, given, **OF)
     with pytest.raises(ScheduleError, match=f"the key of epoch {keys[-1].epoch} is missing"):
-        audit_schedule(passed.records, keys[:-1], rate=world.trust.snapshot_rate, chip="chip-1")
+        audit_schedule(passed.records, keys[:-1], rate=world.trust.snapshot_rate, **OF)
     with pytest.raises(ScheduleError, match="the key of epoch 0 does not open its commitment"):
-        check_epoch_keys(passed.records, keys, chip="chip-2")
+        check_epoch_keys(passed.records, keys, chip="chip-2", roofline=LABORATORY)
 
 
 def test_guards_are_the_documented_ones():

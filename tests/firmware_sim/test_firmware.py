@@ -36,6 +36,7 @@ from firmware_sim import (
     records_of,
     seal_beacon,
 )
+from tests.firmware_sim.conftest import snapshots, work
 
 RUN = hashlib.sha256(b"run").digest()
 
@@ -55,21 +56,22 @@ def test_new_chip_boots_once(world):
     assert (chip.chip_id, chip.boot, chip.time) == ("chip-1", 1, 0)
 
 
-def test_snapshot_is_of_the_memory_at_its_tick_and_is_logged_before_it_returns(world):
+def test_snapshot_is_of_the_memory_at_its_moment_and_is_logged_before_the_next_operator(world):
     chip = world.make(snapshot_rate=Fraction(1))
     memory = world.memory
     attached = chip.attach(memory, RUN, 5)
     assert attached.digest == memory.table_digest().value
     for step in range(5, 8):
         world.set_step(step)
-        event = chip.tick(RUN, step)
+        if step > 5:
+            chip.commit(RUN, step, bytes(32))
+        work(memory)
         record = _records(chip)[-1]
         digest = memory.digest(chip.algorithm).value
-        assert (record.kind, record.counter, record.digest) == (RecordKind.SNAPSHOT, event.record, digest)
-        assert (record.run_id, record.step, record.op) == (RUN, step, 0)
-        assert (event.run_id, event.step) == (RUN, step)
-        assert (record.boot, record.tick) == (1, step - 4) == (event.boot, event.tick)
-    assert event.bytes_hashed == memory.byte_count == 12 * 4 + 12 * 8
+        assert (record.kind, record.digest) == (RecordKind.SNAPSHOT, digest)
+        assert (record.run_id, record.step, record.operators, record.is_late) == (RUN, step, 1, False)
+        assert (record.boot, record.tick, record.busy) == (1, step - 5, step - 4)
+    assert memory.byte_count == 12 * 4 + 12 * 8
     assert chip.utilisation.busy_ticks == chip.utilisation.snapshots == 3
     assert chip.utilisation.bytes_hashed == 3 * memory.byte_count
 
@@ -78,7 +80,7 @@ def test_writes_during_a_snapshot_do_not_reach_it(world, monkeypatch):
     """The chip hashes a copy of its own: who writes to the tensor while it hashes changes nothing."""
     chip = world.make(snapshot_rate=Fraction(1))
     world.set_step(1)
-    chip.attach(world.memory, RUN, 0)
+    memory = world.attach(chip)
     expected = world.memory.digest()
     from firmware_sim.memory import MemoryCopy
 
@@ -89,22 +91,22 @@ def test_writes_during_a_snapshot_do_not_reach_it(world, monkeypatch):
         return original(self, algorithm)
 
     monkeypatch.setattr(MemoryCopy, "digest", tampering)
-    chip.tick(RUN, 0)
+    work(memory)
     assert _records(chip)[-1].digest == expected.value
     assert world.memory.digest() != expected
 
 
 def test_snapshot_that_cannot_be_taken_shows_as_a_power_gap(world, monkeypatch):
     chip = world.make(snapshot_rate=Fraction(1))
-    chip.attach(world.memory, RUN, 0)
-    chip.tick(RUN, 0)
+    memory = world.attach(chip)
+    work(memory)
     with pytest.raises(ValueError, match="cannot resize"):  # memory that a chip holds stays where it is
         world.weights.resize(13, refcheck=False)
     monkeypatch.setattr(DeviceMemory, "copy", mock.Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
-        chip.tick(RUN, 1)
+        work(memory)
     with pytest.raises(MailboxError, match="POWERED_OFF"):
-        chip.tick(RUN, 1)
+        chip.commit(RUN, 1, bytes(32))
     chip = FirmwareChip.power_on(world.folder / "chip-1")
     world.chips.append(chip)
     [gap] = _records(chip, RecordKind.POWER_GAP)
@@ -116,10 +118,11 @@ def test_idle_chip_is_watched_too(world):
     events = chip.idle(2)
     assert len(events) == 2
     assert [record.digest for record in _records(chip, RecordKind.SNAPSHOT)] == [EMPTY_MEMORY.value] * 2
-    chip.attach(world.memory, RUN, 3)
-    chip.tick(RUN, 4)
+    memory = world.attach(chip, 3)
+    chip.commit(RUN, 4, bytes(32))
+    work(memory)
     [event] = chip.idle(1)
-    assert (event.run_id, event.step, event.tick) == (RUN, 4, 4)
+    assert (event.run_id, event.step, event.tick) == (RUN, 4, 3)
     assert _records(chip)[event.record].digest == world.memory.digest().value
     utilisation = chip.utilisation
     assert (utilisation.busy_ticks, utilisation.idle_ticks) == (1, 3)
@@ -127,8 +130,9 @@ def test_idle_chip_is_watched_too(world):
 
 def test_unscheduled_ticks_leave_no_trace_but_time(world):
     chip = world.make(snapshot_rate=Fraction(0))
+    memory = world.attach(chip)
     size = len(chip.log_bytes())
-    assert [chip.tick(RUN, step) for step in range(50)] == [None] * 50
+    work(memory, 50, operators=70)
     assert len(chip.log_bytes()) == size
     assert chip.time == 50
     chip.idle(7)
@@ -139,13 +143,13 @@ def test_unscheduled_ticks_leave_no_trace_but_time(world):
 def test_closing_an_epoch_reveals_its_key_and_no_other(world):
     chip = world.make()
     assert chip.reveal() == ()
-    chip.tick(RUN, 0)
+    work(world.attach(chip))
     chip.idle(3)
     assert chip.close_epoch() == 0
     assert chip.close_epoch() == 1
     assert [key.epoch for key in chip.reveal()] == [0, 1]
     closes = _records(chip, RecordKind.CLOSE_EPOCH)
-    assert [(record.step, record.op, record.tick, record.busy) for record in closes] == [(0, 1, 4, 1), (1, 0, 4, 1)]
+    assert [(record.step, record.op, record.tick, record.busy) for record in closes] == [(0, 0, 4, 1), (1, 0, 4, 1)]
     assert [record.step for record in _records(chip, RecordKind.EPOCH)] == [0, 1, 2]
 
 
@@ -183,7 +187,7 @@ def test_chip_that_is_off_answers_nothing(world):
     chip.power_off()
     for command in (
         lambda: chip.commit(RUN, 0, bytes(32)),
-        lambda: chip.tick(RUN, 0),
+        lambda: chip.attach(world.memory, RUN, 0),
         lambda: chip.idle(1),
         lambda: chip.quote(bytes(16), "v"),
         chip.log_bytes,
@@ -249,18 +253,44 @@ def test_flood_of_commits_leaves_room_for_snapshots(world):
     with pytest.raises(MailboxError, match="all 3 COMMIT records are used") as caught:
         chip.commit(RUN, 3, bytes(32))
     assert caught.value.code is ErrorCode.QUOTA_EXCEEDED
-    assert all(chip.tick(RUN, step) is not None for step in range(5))
+    assert len(chip.idle(5)) == 5
 
 
-def test_chip_without_room_for_a_snapshot_does_not_compute(world):
-    """Whether the next tick is due must not show: the chip stops at the first tick that it could not record."""
+def test_chip_whose_room_for_snapshots_is_used_is_spent_at_once(world):
+    """No time passes that it could not record: it closes its epoch right behind the last snapshot."""
     chip = world.make(snapshot_rate=Fraction(1), quotas={RecordKind.SNAPSHOT: 2})
-    chip.idle(2)
-    with pytest.raises(ChipFailure, match="all 2 SNAPSHOT records are used") as caught:
-        chip.tick(RUN, 0)
+    memory = world.attach(chip)
+    work(memory, Fraction(5, 2), operators=20)
+    *_, last, close, spent = _records(chip)
+    assert [record.kind.name for record in (last, close, spent)] == ["SNAPSHOT", "CLOSE_EPOCH", "SPENT"]
+    assert last.work == close.work == spent.work
+    assert len(snapshots(chip)) == 2
+    before = chip.log_bytes()
+    work(memory, 30)
+    assert chip.log_bytes() == before
+    for command in (lambda: chip.idle(1), lambda: chip.commit(RUN, 0, bytes(32))):
+        with pytest.raises(MailboxError) as caught:
+            command()
+        assert caught.value.code is ErrorCode.CHIP_SPENT
+    assert chip.utilisation.busy_ticks == last.busy
+
+
+def test_chip_that_has_no_room_for_all_snapshots_of_an_operator_ends_before(world):
+    """By what it has stored they were not due yet, and the next boot can still take them."""
+    chip = world.make(snapshot_rate=Fraction(1), quotas={RecordKind.SNAPSHOT: 2})
+    work(world.attach(chip), 3)
+    with pytest.raises(MailboxError, match="POWERED_OFF"):
+        chip.commit(RUN, 0, bytes(32))
+    chip = FirmwareChip.power_on(world.folder / "chip-1")
+    world.chips.append(chip)
+    with pytest.raises(ChipFailure, match="no room for 3 SNAPSHOT records") as caught:
+        chip._room_for([0, 1, 2])
     assert caught.value.code is ErrorCode.LOG_FULL
     assert isinstance(caught.value, DeviceError)
-    assert chip.time == 2
+    [gap] = _records(chip, RecordKind.POWER_GAP)
+    assert (gap.tick, gap.op) == (0, 0)
+    assert len(chip.idle(2)) == 2
+    assert _kinds(chip)[-2:] == ["CLOSE_EPOCH", "SPENT"]
 
 
 def test_quotas_outlast_a_power_cut(world):
@@ -340,9 +370,9 @@ def test_a_chip_that_was_put_back_to_a_copy_gets_no_beacon(world):
 @pytest.mark.parametrize(
     "command",
     [
-        lambda chip: chip.tick(b"short", 0),
-        lambda chip: chip.tick(RUN, -1),
-        lambda chip: chip.tick(RUN, 2**64),
+        lambda chip: chip.commit(b"short", 0, bytes(32)),
+        lambda chip: chip.commit(RUN, -1, bytes(32)),
+        lambda chip: chip.commit(RUN, 2**64, bytes(32)),
         lambda chip: chip.commit(RUN, 0, b"short"),
         lambda chip: chip.commit(b"", 0, bytes(32)),
         lambda chip: chip.attach(DeviceMemory([Region.of("w", np.zeros(1))]), b"", 0),
@@ -385,7 +415,7 @@ def test_altered_chip_does_not_boot_as_if_nothing_had_happened(world, name):
     The log's last record is in the NVRAM too, so it comes back.
     """
     chip = world.make(snapshot_rate=Fraction(1))
-    chip.tick(RUN, 0)
+    chip.idle(1)
     chip.power_off()
     path = world.folder / "chip-1" / name
     good = {file: file.read_bytes() for file in path.parent.iterdir()}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from firmware_sim import (
+    LABORATORY,
     NO_WORK,
     CallerError,
     DeviceMemory,
@@ -24,6 +25,7 @@ from firmware_sim import (
     read_chain,
     work_of,
 )
+from firmware_sim.meter import NEVER
 
 SIZES = st.integers(1, 5)
 COUNTS = st.integers(0, 2**64 - 1)
@@ -151,31 +153,67 @@ def test_chips_log_and_quote_their_shares_of_what_runs_on_their_memory(world):
     assert (quote.calls, quote.flop, quote.moved) == (7, 60, 603)
 
 
-def test_a_snapshot_holds_the_meter_of_its_tick_however_long_it_is_hashed(world):
+def test_a_snapshot_holds_the_meter_of_its_moment_however_long_it_is_hashed(world):
     """What runs on the memory meanwhile belongs to the next step."""
     meter, run = Meter(), b"r" * 32
     chip = world.make(snapshot_rate=Fraction(1))
     chip.attach(DeviceMemory([Region.of("w", torch.zeros(1 << 22))], meter=meter), run, 0)
-    meter.charge(Work(1, 2, 3))
-    chip.tick(run, 0)
+    meter.charge(Work(1, 2, LABORATORY.moved))
     meter.charge(Work(4, 5, 6))
     commit = chip.commit(run, 1, bytes(32))
     records = parse_log(chip.log_bytes())
     [snapshot] = [record for record in records if record.kind is RecordKind.SNAPSHOT]
-    assert (snapshot.work, commit.work) == (Work(1, 2, 3), Work(5, 7, 9))
+    assert (snapshot.work, commit.work) == (Work(1, 2, LABORATORY.moved), Work(5, 7, LABORATORY.moved + 6))
 
 
 def test_whoever_waits_for_an_operator_is_called_once_between_it_and_the_next():
     meter, seen = Meter(), []
     meter.charge(Work(2, 0, 0))
     for calls in (5, 3, 5):
-        meter.wake(calls, lambda calls=calls: seen.append((calls, meter.total.calls)))
-    assert not meter.is_awaited(0)
-    assert meter.is_awaited(1)
+        at = Work(calls, NEVER, NEVER)
+        meter.wake(at, lambda calls=calls: seen.append((calls, meter.total.calls)))
+    assert not meter.is_awaited(NO_WORK)
+    assert meter.is_awaited(Work(1, 0, 0))
     for _ in range(6):
         meter.charge(Work(1, 0, 0))
     assert seen == [(3, 3), (5, 5), (5, 5)]
-    assert not meter.is_awaited(1000)
+    assert not meter.is_awaited(Work(1000, 1000, 1000))
+
+
+@pytest.mark.parametrize("at", [Work(4, NEVER, NEVER), Work(NEVER, 70, NEVER), Work(NEVER, NEVER, 25), Work(9, 70, 99)])
+def test_whichever_count_is_reached_first_wakes(at):
+    meter, seen = Meter(), []
+    meter.wake(at, lambda: seen.append((meter.total, meter.woken)))
+    for number in range(9):
+        meter.charge(Work(1, 20, 7 + number))
+    assert seen == [(Work(4, 80, 34), (Work(3, 60, 24), Work(4, 80, 34)))]
+
+
+def test_who_waits_already_waits_for_the_new_count():
+    meter, seen = Meter(), []
+
+    def waiting():
+        seen.append(meter.total.calls)
+
+    for calls in (2, 6, 4):
+        meter.wake(Work(calls, NEVER, NEVER), waiting)
+    for _ in range(9):
+        meter.charge(Work(1, 0, 0))
+    assert seen == [4]
+
+
+def test_who_waits_is_called_even_where_another_is_interrupted():
+    meter, seen = Meter(), []
+
+    def interrupted():
+        seen.append(1)
+        raise KeyboardInterrupt
+
+    meter.wake(Work(1, NEVER, NEVER), interrupted)
+    meter.wake(Work(1, NEVER, NEVER), lambda: seen.append(2))
+    with pytest.raises(KeyboardInterrupt):
+        meter.charge(Work(1, 0, 0))
+    assert seen == [1, 2]
 
 
 def test_who_is_called_may_wait_again():
@@ -183,9 +221,9 @@ def test_who_is_called_may_wait_again():
 
     def again():
         seen.append(meter.total.calls)
-        meter.wake(meter.total.calls + 2, again)
+        meter.wake(Work(meter.total.calls + 2, NEVER, NEVER), again)
 
-    meter.wake(1, again)
+    meter.wake(Work(1, NEVER, NEVER), again)
     for _ in range(6):
         meter.charge(Work(1, 0, 0))
     assert seen == [1, 3, 5]

@@ -15,7 +15,6 @@ from firmware_sim import (
     RECORD_BYTES,
     SLOT_BYTES,
     CallerError,
-    ChipFailure,
     DeviceMemory,
     ErrorCode,
     EvidenceError,
@@ -36,6 +35,7 @@ from firmware_sim import (
     seal_log_checkpoint,
 )
 from firmware_sim.service import read_silicon
+from tests.firmware_sim.conftest import work
 
 K = RecordKind
 RUN = hashlib.sha256(b"run").digest()
@@ -85,12 +85,11 @@ def test_commits_cost_no_cell(chip, world):
 
 def test_what_the_chip_keeps_and_what_the_host_committed_are_the_log(chip, world):
     """Each record that the chip keeps holds the fold of the commits before it."""
-    chip.attach(world.memory, RUN, 0)
-    commits = []
+    memory, commits = world.attach(chip), []
     for step in range(8):
         world.set_step(step)
         commits.append(chip.commit(RUN, step, hashlib.sha256(b"%d" % step).digest()))
-        chip.tick(RUN, step)
+        work(memory)
     evidence = world.collect(chip)
     kept = [record for record in parse_log(evidence.log) if record.kind is not K.COMMIT]
 
@@ -114,7 +113,7 @@ def test_audit_goes_on_from_a_checkpoint(chip, world):
         if number == 3:
             chip.cut_power()
             chip = boot(world)
-            chip.attach(world.memory, RUN, 80)
+            world.attach(chip, 80)
         if number == 4:
             chip.power_off()
             chip = boot(world)
@@ -256,7 +255,7 @@ def test_flood_leaves_the_reserve(world):
     assert flood(chip, world) == {ErrorCode.QUOTA_EXCEEDED}
     quota = DEPLOYMENT.quotas[K.SNAPSHOT]
     assert len(chip.idle(quota)) == quota
-    with pytest.raises(ChipFailure, match="LOG_FULL"):
+    with pytest.raises(MailboxError, match="CHIP_SPENT"):
         chip.idle(1)
     evidence = world.collect(chip)
     checked = world.check(evidence, trust=dataclasses.replace(world.trust, snapshot_rate=Fraction(1)))
@@ -269,7 +268,7 @@ def test_flood_leaves_the_reserve(world):
 @pytest.mark.parametrize("kind", [K.BOOT, K.EPOCH, K.QUOTE])
 def test_spent_chip_works_again_behind_a_checkpoint(world, kind):
     chip = world.make(beacon_key=world.beacon_key.verifying, nvram=DEPLOYMENT, quotas={kind: 2})
-    chip.tick(RUN, 0)
+    chip.idle(1)
     for _ in range(3):
         chip.quote(bytes(16), "v")
         if kind is K.EPOCH:
@@ -280,12 +279,11 @@ def test_spent_chip_works_again_behind_a_checkpoint(world, kind):
     checked = inspect(world, chip)
     assert checked.records[-1].kind is K.SPENT
     with pytest.raises(MailboxError, match="CHIP_SPENT"):
-        chip.tick(RUN, 0)
+        chip.idle(1)
     before = chip.boot
     prune(world, chip, checked.checkpoint())
     assert chip.boot == before + 1
-    chip.attach(world.memory, RUN, 0)
-    chip.tick(RUN, 0)
+    work(world.attach(chip))
     again = inspect(world, chip, 1, since=checked.checkpoint())
     assert (again.records[0].kind, again.audit.busy_ticks) == (K.BOOT, 1)
     assert len(records_of(again.records, K.SPENT)) == 0

@@ -12,6 +12,7 @@ from firmware_sim import EvidenceError, FirmwareChip, MailboxError, RecordKind, 
 from firmware_sim.evidence import RECORD_BYTES, canonical, digest_bytes
 from firmware_sim.nvram import NvramError
 from firmware_sim.service import read_evidence, read_silicon
+from tests.firmware_sim.conftest import work
 from tests.guards import off
 
 RUN = bytes(range(32))
@@ -24,11 +25,10 @@ def chip(world, tmp_path):
     made = FirmwareChip.manufacture(
         tmp_path / "chip", maker=world.maker, chip_id="chip-1", seed=b"seed", snapshot_rate=RATE
     )
-    for step in range(20):
-        made.tick(RUN, step)
+    memory = world.attach(made)
+    work(memory, 20, operators=20)
     made.close_epoch()
-    for step in range(5):
-        made.tick(RUN, step)
+    work(memory, 5, operators=7)
     return made
 
 
@@ -48,7 +48,7 @@ def test_a_look_shows_the_chip_and_changes_nothing(chip, tmp_path):
     assert view.quote is None
     closed, still_open = view.epochs
     assert closed.due == closed.taken
-    assert (closed.first, closed.last, closed.ended) == (1, 20, RecordKind.CLOSE_EPOCH)
+    assert (closed.first, closed.last, closed.ended) == (0, 20, RecordKind.CLOSE_EPOCH)
     assert still_open.due is None
     assert still_open.ended is None
     assert view.counts()[RecordKind.SNAPSHOT] == len(closed.taken) + len(still_open.taken)
@@ -101,7 +101,7 @@ def test_a_chip_that_released_records_shows_what_is_left(world):
 def test_a_chip_that_runs_is_left_alone(chip, tmp_path):
     with pytest.raises(MailboxError, match="is powered on already"):
         read_silicon(tmp_path / "chip")
-    chip.tick(RUN, 21)
+    chip.idle(1)
 
 
 def test_a_folder_that_is_none_and_an_altered_one_are_named(chip, tmp_path):

@@ -17,13 +17,16 @@ def test_each_snapshot_inside_of_a_step_is_compared_on_both_devices():
     assert [row["gradients"] for row in rows] == ["zeroed", "dropped", "dropped, state anew"]
     assert told == [1] * len(rows)
     for row in rows:
-        assert row["snapshots"] == 12
+        assert row["snapshots"] == row["inside"] >= 9, "one in each step on each chip"
         assert row["compared"] == dict.fromkeys(snapshots.DEVICES, row["inside"])
-    assert [row["inside"] for row in rows[:2]] == [6, 6], "at the first tick nothing had run, at the last none came"
+        assert row["in_updates"] >= row["in_state"]
     assert [row["in_state"] > 0 for row in rows] == [False, False, True]
     assert snapshots.verdict(rows) is None
     row = rows[0]
-    assert snapshots.verdict([{**row, "compared": {"sse41": 5, "mkl-compatible": 6}}]) is not None
+    assert (
+        snapshots.verdict([{**row, "compared": {"sse41": row["inside"] - 1, "mkl-compatible": row["inside"]}}])
+        is not None
+    )
     assert snapshots.verdict([{**row, "outcome": "INCONCLUSIVE"}]) is not None
     with pytest.raises(CallerError, match="take at least two"):
         snapshots.run(presets=["digits-cnn"], steps=1)

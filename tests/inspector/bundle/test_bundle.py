@@ -13,7 +13,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from firmware_sim.errors import CallerError
-from firmware_sim.evidence import SigningKey, canonical, open_acceptance, seal, seal_acceptance
+from firmware_sim.evidence import Roofline, SigningKey, canonical, open_acceptance, seal, seal_acceptance
 from inspector.bundle import contents
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import check_bundle
@@ -85,6 +85,19 @@ def test_a_rejection_by_chips_needs_no_cluster(make_run, devices):
     verdict = check_bundle(lied.data, lied.trust)
     assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, True), verdict.reasons
     assert any("chip lab-chip-" in each and "contested" not in each for each in verdict.evidence["grounds"])
+
+
+def test_a_rejection_by_the_device_s_pace_is_shown_by_beacons_and_meters(make_run, devices):
+    """Whoever knows the devices themselves finds it in an acceptance, too."""
+    recorded = make_run(beacon_every=2, steps=4)
+    slow = dict.fromkeys(recorded.trust.chips, Roofline(flop=1 << 60, moved=100))
+    one = made(replace(recorded, trust=replace(recorded.trust, rates=slow)), devices)
+    verdict = check_bundle(one.data, replace(one.trust, rates={}))
+    assert (verdict.outcome, verdict.evidence["verifies"]) == (Outcome.REJECT, True)
+    assert all("seconds between two beacons" in text for text in verdict.evidence["grounds"])
+    unknown = made(recorded, devices)
+    assert outcome(unknown.data, unknown.trust) == (Outcome.ACCEPT, True)
+    assert outcome(unknown.data, replace(unknown.trust, rates=slow)) == (Outcome.REJECT, False)
 
 
 @pytest.mark.parametrize("which", ["accepted", "rejected"])

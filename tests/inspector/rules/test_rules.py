@@ -41,7 +41,7 @@ SETTINGS = Settings(samples=2, seed="x", devices=("sse41",))
 def small(tmp_path_factory, record):
     """A run of two steps on two chips, with batches of four."""
     folder = tmp_path_factory.mktemp("rules")
-    return record(folder / "run", steps=2, chips=2, checkpoint_every=2, batch_size=4)
+    return record(folder / "run", steps=2, chips=2, checkpoint_every=2, batch_size=4, rate=1)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_hyper_parameters_are_bounded(judge, small):
     assert "temperature is not declared" in unknown.reasons[0].text
 
 
-@pytest.mark.parametrize(("kind", "unit"), [("meter", "FLOP"), ("clock", "busy ticks")])
+@pytest.mark.parametrize(("kind", "unit"), [("meter", "FLOP"), ("clock", "busy µs")])
 def test_meters_and_clocks_count_what_was_declared(judge, kind, unit):
     kept = judge(rule(kind, "at_least = 1", "at_most = 1"))
     assert (kept.outcome, only(kept)["value"]) == (Outcome.ACCEPT, 1.0)
@@ -166,15 +166,15 @@ def test_meters_and_clocks_count_what_was_declared(judge, kind, unit):
     assert f" {unit}, and its lab's declared steps need " in broken.reasons[0].text
 
 
-@pytest.mark.parametrize(("lie", "meter", "clock"), [("extra-steps", "fail", "pass"), ("extra-ticks", "pass", "fail")])
-def test_hidden_work_is_more_than_was_declared(make_run, devices, tmp_path, lie, meter, clock):
-    """Steps on the lab's chips of which they are told as idle time, and ticks in which they work on something else."""
+@pytest.mark.parametrize("lie", ["extra-steps", "extra-ticks"])
+def test_hidden_work_is_more_than_was_declared(make_run, devices, tmp_path, lie):
+    """Steps on the lab's chips, in the declared memory and beside it: their clocks go by their meters."""
     lied = make_run(lie=lie, lie_step=1, steps=2, chips=2, checkpoint_every=2, batch_size=4)
     (tmp_path / "rules.toml").write_text(rule("meter", "at_most = 1") + rule("clock", "at_most = 1", name="c"))
     case = CaseFile()
     verdict = inspect([lied.run], lied.trust, SETTINGS, now=lied.now, worker=devices.run, case=case)
     judged = apply_rules(verdict, read_rules(tmp_path / "rules.toml"), case, lied.trust, SETTINGS, worker=devices.run)
-    assert judged.evidence["rules"]["results"] == {"r": meter, "c": clock}
+    assert judged.evidence["rules"]["results"] == {"r": "fail", "c": "fail"}
 
 
 def test_the_meters_of_a_lab_of_which_no_chip_was_drawn_are_not_known(small, inspected, devices, tmp_path):
