@@ -146,6 +146,12 @@ def nonsense(world: World, pick: int) -> None:
     world.schedule(act)
 
 
+@action("training", kinds=LOOP)
+def within_command(world: World, pick: int) -> None:
+    """Take the next step within a command of a chip, which cannot look at its memory then: its power fails."""
+    world.interrupting = pick
+
+
 @action("finished")
 def abandon(world: World, pick: int) -> None:
     """Hand an unfinished run over, as it is after some step."""
@@ -262,12 +268,6 @@ def step_elsewhere(world: World, pick: int) -> None:
 def idle_instead(world: World, pick: int) -> None:
     """The same, and chips idle meanwhile."""
     world.elsewhere = (world.tell("A5", on_chips=True, certain=True), 1 + pick % 3)
-
-
-@action("training", "late snapshots", kinds=LOOP)
-def within_command(world: World, pick: int) -> None:
-    """Take the next step within a command of a chip, which cannot look at its memory meanwhile."""
-    world.late = (world.tell("late snapshots", on_chips=True), pick)
 
 
 def _hidden(world: World, row: str, pick: int, *, idle: int) -> None:

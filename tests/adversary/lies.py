@@ -24,7 +24,6 @@ GUARD_ROWS = {
     "snapshot moment": ("A1", "A2"),
     "verified manifest": ("A3",),
     "fresh draw": ("A4",),
-    "snapshots in time": ("late snapshots",),
     "metered work": ("A5", "A8"),
     "undeclared runs": ("A6", "A7"),
     "plain memory": ("A9",),

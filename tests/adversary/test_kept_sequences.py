@@ -30,7 +30,6 @@ LIES = {
     "A13": ("products counted", {}, [("hide_products", 0), ("step", 0)]),
     "A14": ("agreed data", {"kind": "preset", "batch": 4}, [("other_data", 0)]),
     "A15": ("open epoch", {}, [("open_epoch", 0)]),
-    "late snapshots": ("snapshots in time", {}, [("step", 0), ("within_command", 0), ("step", 0)]),
     "A21": ("direct paths", {}, [("carry_weights", 1), ("step", 0)]),
 }
 """Row: the guard that catches it, the scene, what the lab does."""
@@ -119,6 +118,15 @@ def test_what_a_host_may_do_between_steps_is_accepted(name, kind):
     assert (played.problem, played.rows, played.outcome) == (None, [], "ACCEPT"), played.to_json()
 
 
+@pytest.mark.parametrize("pick", range(4))
+def test_a_step_within_a_command_is_a_power_cut(pick):
+    """The chip cannot take a snapshot then; the step is taken again."""
+    played = play(scene({}), [("step", 0), ("within_command", pick), ("step", 0)])
+    assert played.problem is None
+    assert played.outcome in ("ACCEPT", "INCONCLUSIVE"), played.to_json()
+    assert any("power cut" in reason or "power was cut" in reason for reason in played.reasons)
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_kept_sequence_breaks_nothing(name):
     seed, changes, steps = BROKEN[name]
@@ -141,7 +149,7 @@ def test_a_seed_that_decides_nothing_is_no_lie():
 
 def test_a_lie_that_was_not_told_is_none():
     """All were counted as accepted lies: no step is left to lie about, another body takes the place of the decay."""
-    for name in ("step_elsewhere", "idle_instead", "within_command"):
+    for name in ("step_elsewhere", "idle_instead"):
         played = play(scene({}), [("step", 0), (name, 0), ("crash", 0)])
         assert (played.problem, played.rows, played.outcome) == (None, [], "ACCEPT")
     assert play(scene({}), [("huge_decay", 0), ("no_products", 0), ("step", 0), ("step", 0)]).problem is None

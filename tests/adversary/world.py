@@ -99,7 +99,7 @@ class World:
         renamed: pairs of folders that change places between verification and replay.
         copies: digests of what a dishonest chip's memory really held at its snapshots.
         elsewhere: a lie about where the next step is taken, and for how many ticks chips idle in its place.
-        late: a lie that takes the next step within a command of a chip, and what decides of which.
+        interrupting: what decides within a command of which chip the next step is taken; None if it is not.
     """
 
     def __init__(self, scene: Scene, folder: Path, worker: Worker = kept_device) -> None:
@@ -134,7 +134,7 @@ class World:
         self.copies: set[bytes] = set()
         self.elsewhere: tuple[Lie, int] | None = None
         self.is_elsewhere = False
-        self.late: tuple[Lie, int] | None = None
+        self.interrupting: int | None = None
         self.prelude: list[Callable[[], None]] = []
         self.script: list[Callable[[], None]] = []
         self.played = 0
@@ -328,15 +328,15 @@ class World:
         batch = torch.randn(self.scene.batch, 3, generator=generator)
         if self.forging is not None:
             self._forge(self.recorder)
-        elsewhere, late = self.elsewhere, self.late
-        self.elsewhere, self.late = None, None
+        elsewhere, pick = self.elsewhere, self.interrupting
+        self.elsewhere, self.interrupting = None, None
         self.is_elsewhere = elsewhere is not None
         try:
             with self.recorder.step(batch):
-                if late is None:
+                if pick is None:
                     self.body(self.model, self.optim, batch)
                 else:
-                    self._within_command(*late, lambda: self.body(self.model, self.optim, batch))
+                    self._within_command(pick, lambda: self.body(self.model, self.optim, batch))
         finally:
             self.is_elsewhere = False
         for chip in self.chips if elsewhere is not None else ():
@@ -346,10 +346,9 @@ class World:
         if self.seed_lie is not None and self.draws and self.recorder._run.declared.seed != self.scene.seed:
             self.seed_lie.hit(0)
 
-    def _within_command(self, lie: Lie, pick: int, body: Callable[[], None]) -> None:
+    def _within_command(self, pick: int, body: Callable[[], None]) -> None:
         """Run a body in the middle of a command of one chip, as a signal's handler or a profiler would run."""
-        puppet = self.random(pick).choice(self.chips)
-        chip, done = puppet.chip, []
+        chip, done = self.random(pick).choice(self.chips).chip, []
 
         def hook(frame: Any, event: str, argument: object) -> None:
             if not done and frame.f_code.co_name == "_nvram_status":
@@ -357,13 +356,11 @@ class World:
                 sys.setprofile(None)
                 body()
 
-        before = Stretch(lie, chip.time + 1)
         sys.setprofile(hook)
         try:
             chip.nvram  # noqa: B018 - a command that is told nothing
         finally:
             sys.setprofile(None)
-        before.until(chip.time, puppet.number)
 
     def _forge(self, recorder: Recorder) -> None:
         """From now on what is committed is not what was trained."""
