@@ -388,6 +388,11 @@ class Recorder:
         return self._run.run_id.hex()
 
     @property
+    def programs(self) -> Sequence[Program]:
+        """Those that the steps so far ran, the newest first."""
+        return () if self._rehearsal is not None else tuple(self._run.programs.known.values())[::-1]
+
+    @property
     def rounding_log_bytes(self) -> int:
         """Bytes of the rounding logs of all recorded steps."""
         return self._run.log_bytes
@@ -480,10 +485,13 @@ class Recorder:
         run, memory = self._run, self._run.loop.state.memory
         run.loop.held.require_untouched()
         batch, step, left = flatten_batch(given), run.steps + 1, run.programs.left
+        state: dict[str, Tensor | None] = dict.fromkeys(memory.export())
+        if grown := sorted(taken.state.keys() - state.keys()):
+            raise CallerError(f"the step makes {grown[0]}, which the run's state does not have")
         self._state = "failed"
         try:
             program, execution = run.programs.explain(
-                step, taken.observed, taken.updates, taken.state, batch, taken.loss
+                step, taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss
             )
             taken.settle()
             count_step(run.declared, memory, step, program, execution, batch, left)
