@@ -101,7 +101,10 @@ class Blanks:
             return self._of_values(func, args, kwargs, is_new=not tensors)
         written = written_arguments(func, args, kwargs)
         if not all(isinstance(each, Blank) for each in written):
-            raise CallerError(f"{func} writes what only arithmetic gives into a tensor that holds numbers")
+            raise CallerError(
+                f"{func} writes what only arithmetic gives into a tensor that holds numbers; make that tensor of one "
+                "whose kind it is, as by torch.zeros_like"
+            )
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._keys()
         if not makes(func) and not written:

@@ -141,7 +141,7 @@ class DistributedRecorder:
         works = self._works()
         reached = {f"{kind}/{name}": tensor for (kind, name), tensor in self.rank.state().items()}
         if self._recorder is not None:
-            taken = self._shadow.take(self.rank.steps, batch, self._recorder.programs)
+            taken = self._shadow.take(self.rank.steps, batch, self._recorder.recent_programs)
             self._recorder.commit_elsewhere(batch, taken, reached, loss, functools.partial(self._hidden, works))
         return loss
 

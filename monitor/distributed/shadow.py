@@ -6,7 +6,8 @@ A twin of the model that is blank takes each step as one process would, under a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Shadow:
 
     def __init__(self, job: Job, seed: int) -> None:
         self._job, self._seed, self._blanks = job, seed, Blanks()
-        with self._blanks.session():
+        with _given_by_shapes(), self._blanks.session():
             self._model = job.model()
             _leave_blank(self._model)
             self._optimizer = job.optimizer(iter(dict(self._model.named_parameters()).values()))
@@ -46,13 +47,16 @@ class Shadow:
     def load(self, state: Mapping[TensorKey, Tensor]) -> None:
         """Go on from what a model and its optimizer hold; an update tells which of that are numbers."""
         parameters = dict(self._model.named_parameters())
-        with self._blanks.session(), torch.no_grad():
+        numbers = [dict(group) for group in self._optimizer.param_groups]
+        with _given_by_shapes(), self._blanks.session(), torch.no_grad():
             for parameter in parameters.values():
                 parameter.grad = Blank.like(parameter) if parameter.requires_grad else None
             self._optimizer.step()
             for key, tensor in self._held().items():
                 if key in state and not isinstance(tensor, Blank):
                     tensor.copy_(state[key])
+        for group, before in zip(self._optimizer.param_groups, numbers, strict=True):
+            group.update(before)
         made = dict(self._optimizer.state)
         self._optimizer.state.clear()
         for name, parameter in parameters.items():
@@ -80,13 +84,10 @@ class Shadow:
         random = torch.get_rng_state()
         torch.default_generator.manual_seed(step_seed(self._seed, step))
         try:
-            with self._blanks.session(capture, keys):
+            with _given_by_shapes(), self._blanks.session(capture, keys):
                 self._optimizer.zero_grad()
                 parts = micro_batches(blank, self._job.micro_batches, dict(self._model.named_parameters()), keys)
                 loss = self._job.take_step(self._model, self._optimizer, parts)
-        except (NotImplementedError, RuntimeError) as error:
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CallerError(f"the step's program depends on values, so that shapes do not give it: {text}") from None
         finally:
             torch.set_rng_state(random)
             self._updates.end()
@@ -109,6 +110,15 @@ class Shadow:
         for slots in self._optimizer.state.values():
             for key, value in slots.items():
                 slots[key] = _apart(value) if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def _given_by_shapes() -> Iterator[None]:
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CallerError(f"the step's program depends on values, so that shapes do not give it: {text}") from None
 
 
 def _leave_blank(model: nn.Module) -> None:

@@ -388,9 +388,9 @@ class Recorder:
         return self._run.run_id.hex()
 
     @property
-    def programs(self) -> Sequence[Program]:
-        """Those that the steps so far ran, the newest first."""
-        return () if self._rehearsal is not None else tuple(self._run.programs.known.values())[::-1]
+    def recent_programs(self) -> Sequence[Program]:
+        """Some that the last steps ran, the newest first."""
+        return () if self._rehearsal is not None else self._run.programs.recent
 
     @property
     def rounding_log_bytes(self) -> int:
@@ -588,7 +588,7 @@ class Recorder:
             trained = {name: tensor.clone() for name, tensor in other.items()}
             displaced = exchange(batch, trained)
         watch = loop.held.watch(number, batch)
-        observed = loop.observe(number, batch, keys, watch, run.programs.known)
+        observed = loop.observe(number, batch, keys, watch, run.programs)
         session = numerics.recording(declared.numerics, observer=observed, keys=keys)
         foresee = functools.partial(loop.first_state.foresee, session.aside, run.programs.left)
         loop.updates.begin(observed, loop.groups, (lambda: None) if loop.options.trusted else foresee)
