@@ -194,7 +194,8 @@ def _tried(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     Raises:
         NotImplementedError, RuntimeError: values decide what comes out.
     """
-    forms = func(*_changed(args, _form), **_changed(kwargs, _form))
+    named = {**_changed(kwargs, _form), **({"device": _NOWHERE} if kwargs.get("device") else {})}
+    forms = func(*_changed(args, _form), **named)
     try:
         return execute("exact", func, *_changed((args, kwargs), _zeros), entries=None, keys=lambda: 0)
     except (CallerError, RuntimeError):
