@@ -144,6 +144,14 @@ def test_a_blank_tensor_takes_no_memory_and_says_that_it_lies_on_the_host():
         made.tolist()
 
 
+def test_blank_tensors_are_converted_where_they_lie():
+    with blanks.Blanks().session():
+        layer = nn.Conv2d(4, 4, 3).to("cpu", torch.bfloat16, memory_format=torch.channels_last)
+    assert isinstance(layer.weight, blanks.Blank)
+    assert layer.weight.dtype == torch.bfloat16
+    assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_an_optimizer_counts_with_values():
     found = blanks.Blanks()
     with found.session():
