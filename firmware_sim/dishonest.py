@@ -114,11 +114,9 @@ class _SwapWeights(FirmwareChip):
 class _HideRegion(FirmwareChip):
     """Hides the last region."""
 
-    def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
-        if type(memory) is not DeviceMemory:
-            return super().attach(memory, run_id, step)
-        shown = memory.regions[:-1] or memory.regions
-        return super().attach(DeviceMemory(shown, meter=memory.meter, share=memory.share), run_id, step)
+    def _own_memory(self, memory: DeviceMemory) -> DeviceMemory:
+        owned = super()._own_memory(memory)
+        return owned.without_last()
 
 
 class _ReplaySnapshot(FirmwareChip):
@@ -138,7 +136,7 @@ class _RollBackLog(FirmwareChip):
 
     _fields = (
         *("_counts", "_registers", "_epoch", "_epoch_key", "_beacon_time"),
-        *("_memory", "_coordinate", "_waiting", "_earlier", "_counted", "_attached_at", "_committed_at"),
+        *("_memory", "_coordinate", "_waiting", "_due", "_earlier", "_counted", "_attached_at", "_committed_at"),
     )
     _saved: dict[str, Any]
     _quoted = False

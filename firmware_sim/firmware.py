@@ -66,6 +66,8 @@ _HASHED_AT_ONCE = 1 << 20
 """Bytes of memory: a thread costs more than hashing as much."""
 _MOST_SHARDS = 4
 """Of them a host that asks after each step misses few."""
+_AHEAD = 256
+"""Ticks in which a chip looks for its next snapshot, so that operators before it may be counted together."""
 _PATIENCE = 0.01
 """Seconds after which a thread that waits for the gate looks whether it still must."""
 _UNTIMED = frozenset({RecordKind.SNAPSHOT, RecordKind.EPOCH, RecordKind.QUOTE})
@@ -152,7 +154,7 @@ class FirmwareChip(Chip):
         self._shards: deque[tuple[int, bytes]] | None = None
         self._waiting: _Waiting | None = None
         self._attached_at = self._counted = self._earlier = NO_WORK
-        self._committed_at = 0
+        self._committed_at = self._due = 0
         self._coordinate = (NO_RUN, 0)
         self._limit = threshold(self._fuses.snapshot_rate)
         self._counts: Counter[RecordKind] = Counter()
@@ -304,7 +306,9 @@ class FirmwareChip(Chip):
     def attach(self, memory: DeviceMemory, run_id: bytes, step: int) -> LogRecord:
         check_coordinate(self._fused_id, run_id, step)
         memory = self._own_memory(memory)
-        record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, digest=memory.table_digest().value)
+        _, whole = memory.share
+        table = memory.table_digest().value
+        record = self._append(RecordKind.REGIONS, run_id=run_id, step=step, op=whole, digest=table)
         self._memory, self._copy = memory, None
         self._earlier, self._attached_at = record.work, memory.meter.total
         self._counted, self._waiting = self._attached_at, _Waiting(self)
@@ -595,22 +599,29 @@ class FirmwareChip(Chip):
     def _await_next(self) -> None:
         """Have the meter call when the next snapshot is due or the next tick begins, whichever comes first.
 
-        A tick that has begun is in NVRAM before its work goes on, so that no power cut hides it.
+        A tick that has begun is in NVRAM before its work goes on, so that no power cut hides it. Only a snapshot has to
+        be taken with the very operator.
         """
         if self._memory is None or self._waiting is None or not self._epoch_key:
             return
         now = self._time
+        if not now < self._due:
+            ahead = now + _AHEAD * TICK
+            self._due = next(self._moments(now, ahead), ahead)
         edge = (now // TICK + 1) * TICK
+        self._memory.meter.wake(self._reached(min(edge, self._due)), self._waiting, exact=self._reached(self._due))
+
+    def _reached(self, time: int) -> Work:
+        """What the meter of all the memory has counted as soon as the chip's time is so late, in FLOP or in bytes."""
+        assert self._memory is not None
         state, (part, whole) = self._silicon.state, self._memory.share
-        until = min(next(self._moments(now, edge), edge), edge) - (state.tick - state.busy) * TICK
-        flop, moved = self._fuses.roofline.least(until)
+        flop, moved = self._fuses.roofline.least(time - (state.tick - state.busy) * TICK)
         begun = self._attached_at
-        at = Work(
+        return Work(
             NEVER,
             begun.flop - (self._earlier.flop - flop) * whole // part,
             begun.moved - (self._earlier.moved - moved) * whole // part,
         )
-        self._memory.meter.wake(at, self._waiting)
 
     def _wake(self, waiting: _Waiting) -> None:
         """Take the snapshot whose moment has come; called between two operators, and not by the host.
@@ -813,7 +824,7 @@ class FirmwareChip(Chip):
         self._epoch = epoch
         key = derive_epoch_key(self._fuses.schedule_secret, epoch)
         self._append(RecordKind.EPOCH, step=epoch, digest=commit_epoch(self._fused_id, epoch, key).value)
-        self._epoch_key = key
+        self._epoch_key, self._due = key, 0
         self._await_next()
 
     def _append(

@@ -274,12 +274,13 @@ class DeviceMemory:
     __slots__ = ("_pinned", "_regions", "meter", "share")
 
     def __init__(
-        self, regions: Iterable[Region], *, meter: Meter | None = None, share: tuple[int, int] = (1, 1)
+        self, regions: Iterable[Region], *, meter: Meter | None = None, share: tuple[int, int] | None = None
     ) -> None:
         self._regions = tuple(regions)
         self._pinned: tuple[Pinned, ...] | None = None
         self.meter = Meter() if meter is None else meter
-        self.share = share
+        own = max(self.byte_count, 1)
+        self.share = (own, own) if share is None else share
         if not self._regions:
             raise CallerError("a device memory needs at least one region")
         entries = [region.entry for region in self._regions]
@@ -302,6 +303,8 @@ class DeviceMemory:
         """
         if type(self.meter) is not Meter or not _is_share(self.share):
             raise CallerError("a device memory has a meter, and a share of what it counts")
+        if self.share[0] != max(self.byte_count, 1):
+            raise CallerError(f"a memory of {self.byte_count} bytes is no share of {self.share[0]}")
         if any(type(region) is not Region for region in self._regions):
             raise CallerError("a device memory consists of objects of type Region")
         regions = [replace(region) for region in self._regions]
@@ -309,6 +312,12 @@ class DeviceMemory:
         mine._pinned = tuple(region.pinned() for region in mine._regions)
         check_apart(region.span() for region in mine._regions)
         return mine
+
+    def without_last(self) -> DeviceMemory:
+        """The same but for the last region, if there are more, with the same share: what a chip holds that hides it."""
+        hidden = DeviceMemory(self._regions[:-1] or self._regions, meter=self.meter, share=self.share)
+        hidden._pinned = tuple(region.pinned() for region in hidden._regions)
+        return hidden
 
     @property
     def byte_count(self) -> int:

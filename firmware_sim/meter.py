@@ -10,7 +10,7 @@ other processes. It claims nothing about them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 
@@ -26,6 +26,7 @@ Operand = tuple[str, Sequence[int]]
 Shapes = Sequence[Sequence[int]]
 NEVER = 1 << 80
 """A count that no meter reaches."""
+_AT_NO_TIME = Work(NEVER, NEVER, NEVER)
 
 
 class Meter:
@@ -41,6 +42,7 @@ class Meter:
 
     __slots__ = (
         "_calls",
+        "_exact",
         "_flop",
         "_moved",
         "_next_calls",
@@ -54,7 +56,8 @@ class Meter:
     def __init__(self) -> None:
         self.holdings = Holdings()
         self._calls = self._flop = self._moved = 0
-        self._waiting: dict[Callable[[], None], Work] = {}
+        self._waiting: dict[Callable[[], None], tuple[Work, Work]] = {}
+        self._exact = _AT_NO_TIME
         self.woken = NO_WORK, NO_WORK
         self._next_calls = self._next_flop = self._next_moved = NEVER
 
@@ -68,26 +71,31 @@ class Meter:
             self.woken = after - work, after
             self._wake()
 
-    def wake(self, at: Work, waiting: Callable[[], None]) -> None:
+    def wake(self, at: Work, waiting: Callable[[], None], *, exact: Work | None = None) -> None:
         """Call ``waiting`` once, as soon as any of the counts in ``at`` is reached; ``NEVER`` is not.
 
         Who waits already waits for ``at`` instead.
+
+        Args:
+            exact: counts at which it has to be with the very operator; by default ``at``. Before these several
+                operators may be counted together.
         """
-        self._waiting[waiting] = at
+        self._waiting[waiting] = at, at if exact is None else exact
         self._look_for_next()
 
     def is_awaited(self, work: Work) -> bool:
         """Whether somebody waits for a part of the next ``work``, so that its calls have to be counted one by one."""
+        exact = self._exact
         return (
-            self._calls + work.calls >= self._next_calls
-            or self._moved + work.moved >= self._next_moved
-            or self._flop + work.flop >= self._next_flop
+            self._calls + work.calls >= exact.calls
+            or self._moved + work.moved >= exact.moved
+            or self._flop + work.flop >= exact.flop
         )
 
     def _wake(self) -> None:
         due = [
             each
-            for each, at in self._waiting.items()
+            for each, (at, _) in self._waiting.items()
             if self._calls >= at.calls or self._flop >= at.flop or self._moved >= at.moved
         ]
         for each in due:
@@ -98,14 +106,22 @@ class Meter:
                 calls.callback(each)
 
     def _look_for_next(self) -> None:
-        self._next_calls = min((at.calls for at in self._waiting.values()), default=NEVER)
-        self._next_flop = min((at.flop for at in self._waiting.values()), default=NEVER)
-        self._next_moved = min((at.moved for at in self._waiting.values()), default=NEVER)
+        first = _first(at for at, _ in self._waiting.values())
+        self._next_calls, self._next_flop, self._next_moved = first.calls, first.flop, first.moved
+        self._exact = _first(exact for _, exact in self._waiting.values())
 
     @property
     def total(self) -> Work:
         """Everything so far."""
         return Work(self._calls, self._flop, self._moved)
+
+
+def _first(counts: Iterable[Work]) -> Work:
+    """The lowest of each."""
+    first = _AT_NO_TIME
+    for each in counts:
+        first = Work(min(first.calls, each.calls), min(first.flop, each.flop), min(first.moved, each.moved))
+    return first
 
 
 def work_of(operator: str, inputs: Sequence[Operand], outputs: Sequence[Operand], *, transposed: bool = False) -> Work:

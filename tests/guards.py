@@ -92,6 +92,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("firmware_sim.checks.audit_schedule", _nothing),
     ),
     "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
+    "share of the state": (("inspector.inspection.provenance._check_share", _nothing),),
     "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
     "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),
     "held results": (("inspector.inspection.commits.HeldResults.take", _nothing),),

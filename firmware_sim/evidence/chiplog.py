@@ -67,7 +67,8 @@ class RecordKind(enum.IntEnum):
     POWER_OFF: zero; the chip was shut down in order.
     POWER_GAP: the commitment of the epoch `step` that lost its power; where snapshots were under way op is the tick of
         the first of them and 1, else 0.
-    REGIONS: the digest of the region table attached for (run_id, step).
+    REGIONS: the digest of the region table attached for (run_id, step); op is the bytes of the state of which these
+        regions are a share, as the host says.
     COMMIT: what the host committed for (run_id, step); op counts the bytes of results of operators that are held
         beside the declared regions.
     SNAPSHOT: the memory's digest; (run_id, step) is the last commit before it, or what was said when the memory was

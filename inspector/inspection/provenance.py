@@ -440,6 +440,16 @@ def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript
             chip=report.chip,
             record=record.counter,
         )
+    _check_share(report, record, transcript, findings)
+
+
+def _check_share(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:
+    """A chip that is told of a larger state than there is would count a smaller part of what runs."""
+    assert report.shard is not None
+    _, whole = transcript.run.declared.layout.share(report.shard)
+    if record.op != whole:
+        text = f"chip {report.chip}, record {record.counter}: its memory is said to be a part of {record.op} bytes, of "
+        findings.add(Guard.COMMITMENT, f"{text}which the state has {whole}", chip=report.chip, record=record.counter)
 
 
 def _match_commitment(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:

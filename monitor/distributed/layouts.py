@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from firmware_sim.errors import CallerError
@@ -24,7 +24,7 @@ from monitor.distributed.reduction import Reduction, even_pieces, row_pieces
 from monitor.numerics.exact.accumulator import ExactSum
 from monitor.recording.micro_batches import gradient_missing
 
-__all__ = ["LAYOUTS", "RankLayout", "local", "whole"]
+__all__ = ["LAYOUTS", "RankLayout", "gathered", "local", "whole"]
 
 
 class RankLayout(Protocol):
@@ -54,6 +54,26 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, on every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(tensor: Tensor, rank: int, ranks: int) -> Tensor | None:
+    """All of a tensor, in memory of its own, on rank 0; None on the others, which take part."""
+    if not isinstance(tensor, DTensor):
+        return None if rank else tensor.detach().clone()
+    pieces = row_pieces(tuple(tensor.shape), ranks)
+    widths = [last - first for first, last in pieces]
+    mine = local(tensor).detach()
+    if mine.numel() != widths[rank] or tensor.placements != (Shard(0),):
+        raise CallerError(f"a tensor of shape {tuple(tensor.shape)} lies on ranks otherwise than in rows of it")
+    if not tensor.numel():
+        return None if rank else mine.new_zeros(tensor.shape)
+    row = mine.new_zeros(widths[0])
+    row[: mine.numel()] = mine.reshape(-1)
+    rows = None if rank else [torch.empty_like(row) for _ in range(ranks)]
+    dist.gather(row, rows)
+    if rows is None:
+        return None
+    return torch.cat([each[:width] for each, width in zip(rows, widths, strict=True)]).view(tensor.shape)
 
 
 class _Whole:

@@ -14,7 +14,7 @@ from firmware_sim.errors import CallerError
 from firmware_sim.evidence import TensorKey
 from monitor.distributed.holding import held, owner, require_one_order
 from monitor.distributed.job import Job
-from monitor.distributed.layouts import LAYOUTS, RankLayout, local, whole
+from monitor.distributed.layouts import LAYOUTS, RankLayout, gathered, local
 from monitor.distributed.metering import RankMeter
 from monitor.distributed.reduction import Chunk
 from monitor.distributed.session import rank_session
@@ -159,9 +159,9 @@ class Rank:
             if self.ranks > 1:
                 require_one_order(tensors.items(), self._device)
             for key, tensor in tensors.items():
-                value = whole(tensor)
-                if self.rank == 0:
-                    found[key] = value.detach().clone()
+                value = gathered(tensor, self.rank, self.ranks)
+                if value is not None:
+                    found[key] = value
         return found
 
     def load(self, state: Mapping[TensorKey, Tensor], steps: int) -> None:

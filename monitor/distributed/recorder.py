@@ -42,7 +42,7 @@ class DistributedRecorder:
 
     Each rank signs what it read, sent and holds, under ``RUN.ranks`` (``attribution.departures``). Rank 0 keeps the run
     folder and the chips, and holds the whole state for them; the other ranks hold their parts. It finds the program of
-    each step on shapes alone, and repeats some of the steps, as ``Recorder`` does: a rank that computed something else
+    each step without values, and repeats some of the steps, as ``Recorder`` does: a rank that computed something else
     is noticed there or by an inspector.
 
     Args:
@@ -141,7 +141,7 @@ class DistributedRecorder:
         works = self._works()
         reached = {f"{kind}/{name}": tensor for (kind, name), tensor in self.rank.state().items()}
         if self._recorder is not None:
-            taken = self._shadow.take(self.rank.steps, batch)
+            taken = self._shadow.take(self.rank.steps, batch, self._recorder.recent_programs)
             self._recorder.commit_elsewhere(batch, taken, reached, loss, functools.partial(self._hidden, works))
         return loss
 
@@ -183,22 +183,8 @@ def _seed_of(out: Path) -> int:
 
 def _rank(job: Job, layout: str, seed: int, lie: tuple[str, int, int] | None) -> Rank:
     if lie is not None and lie[1] == place()[0]:
-        rank: Rank = lying_rank(lie[0], job, layout, seed=seed, step=lie[2])
-    else:
-        rank = Rank(job, layout, seed=seed)
-    _require_alike(rank.layout.model)
-    return rank
-
-
-def _require_alike(model: nn.Module) -> None:
-    """CallerError for layers that run other operators where there are no values than on a device."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            kind = type(module).__name__
-            raise CallerError(
-                f"layer {name!a:.80} ({kind}) runs operators that shapes alone do not give; write its steps as a loop "
-                f"over nn.{module.mode.partition('_')[0]}Cell"
-            )
+        return lying_rank(lie[0], job, layout, seed=seed, step=lie[2])
+    return Rank(job, layout, seed=seed)
 
 
 def _told(value: Any) -> Any:

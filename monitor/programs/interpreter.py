@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from firmware_sim import NO_WORK
 from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
 from monitor.numerics.session import MakesCall
@@ -64,6 +65,7 @@ class Prepared:
         keys: RepeatedKeys,
         watch: Watch | None = None,
         left: Collection[str] = (),
+        counted: int = 0,
     ) -> tuple[list[str], str]:
         """Take one step: the memory goes from the state before to the state after it, and its meter counts the calls.
 
@@ -72,6 +74,7 @@ class Prepared:
         Args:
             left: names, ``kind/name``, of what the step before left absent; what an optimizer makes of it comes into
                 the memory as it is made, and all else that is made anew as the step ends.
+            counted: how many of the first calls the memory's meter has counted already.
 
         Returns what the step read, and the bits of its loss (``loss_bits``), empty where the program commits to none.
 
@@ -86,9 +89,8 @@ class Prepared:
             plan, registers = self._ready(state, batch, every=watch is not None or session.is_observed)
             registers[: plan.scalars] = scalars
             with session.direct(len(self.program.calls)):
-                reads = self._run(
-                    plan, registers, {name: state[name] for name in left if name in state}, session, keys, watch
-                )
+                held = {name: state[name] for name in left if name in state}
+                reads = self._run(plan, registers, held, session, keys, watch, counted)
             keys.expect(())
             loss = "" if plan.loss is None else loss_bits(_placed(plan.loss, registers))
             _commit(plan, state, registers)
@@ -102,16 +104,18 @@ class Prepared:
         session: numerics.Session,
         keys: RepeatedKeys,
         watch: Watch | None,
+        counted: int,
     ) -> list[str]:
         """Make all calls of the plan; returns what they read."""
         reads: list[str] = []
         operators = [session.operator(func) for func in plan.operators]
         meter, works = self._memory.meter, self.program.works
-        is_awaited = meter.is_awaited(self.program.work)
+        rest = sum(works[counted:], NO_WORK) if counted else self.program.work
+        is_awaited = meter.is_awaited(rest)
         for call in plan.calls:
             if call.draws is not None:
                 keys.expect(call.draws)
-            work, before = works[call.number], None
+            work, before = works[call.number] if call.number >= counted else NO_WORK, None
             if is_awaited and work.calls > 1 and meter.is_awaited(work):
                 before = [_tensor(each, call, registers).clone() for each in call.written]
             if not _make(call, operators[call.operator], registers, reads, watch):
@@ -128,7 +132,7 @@ class Prepared:
             for register in call.spent:
                 registers[register] = None
         if not is_awaited:
-            meter.charge(self.program.work)
+            meter.charge(rest)
         return reads
 
     def _ready(

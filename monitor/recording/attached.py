@@ -14,19 +14,16 @@ from monitor.environment import check_subnormals
 from monitor.lab.conduct import Conduct
 from monitor.programs.capture import Capture
 from monitor.programs.keys import RecordedKeys
-from monitor.programs.program import Program
 from monitor.programs.watching import WriteWatch
 from monitor.recording.first_state import FirstState
 from monitor.recording.following import Follower
 from monitor.recording.held import HeldState
 from monitor.recording.options import Options, check_objects
 from monitor.recording.state import LoopState
+from monitor.recording.step_programs import StepPrograms
 from monitor.recording.updates import OptimizerUpdates
 
 __all__ = ["AttachedLoop"]
-
-_RECENT = 8
-"""Programs among which those of a step are looked for, call by call."""
 
 
 class AttachedLoop:
@@ -98,15 +95,14 @@ class AttachedLoop:
         batch: Mapping[str, Tensor],
         keys: RecordedKeys,
         watch: WriteWatch,
-        known: Mapping[str, Program],
+        programs: StepPrograms,
     ) -> Capture | Follower:
-        """Whatever looks at the operators of a step that is about to begin; ``known`` are the run's programs so far."""
+        """Whatever looks at the operators of a step that is about to begin; ``programs`` are the run's so far."""
         self._watch_learning()
         observer, meter = self.conduct.observer(step), self.state.memory.meter
-        if self.options.trusted and known:
-            return Follower(next(iter(known.values())), keys, meter, observer)
-        recent = list(known.values())[: -_RECENT - 1 : -1]
-        capture = Capture(keys, watch, self.first_state.begin(observer), meter=meter, known=recent)
+        if self.options.trusted and programs.known:
+            return Follower(next(iter(programs.known.values())), keys, meter, observer)
+        capture = Capture(keys, watch, self.first_state.begin(observer), meter=meter, known=programs.recent)
         self.first_state.capture = capture
         capture.declare_inputs(self.state.inputs(), batch)
         return capture

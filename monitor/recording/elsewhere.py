@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import Tensor
 
+from firmware_sim import NO_WORK
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.programs.capture import Capture
@@ -26,14 +29,14 @@ class TakenElsewhere:
     """A step whose operators were found here, and computed by others.
 
     Attributes:
-        state: what each tensor of the state is after the operators, None where it is absent.
+        state: what each tensor of the state is after the operators, but for those that are absent.
         loss: the tensor whose value the step's loss is.
         settle: called once the step is explained.
     """
 
     observed: Capture
     updates: OptimizerUpdates
-    state: Mapping[str, Tensor | None]
+    state: Mapping[str, Tensor]
     loss: Tensor | None
     settle: Callable[[], None]
 
@@ -49,13 +52,19 @@ def count_step(
 ) -> None:
     """Have the chips' meter count a step that others took.
 
-    Where a chip waits for one of its operators, the memory goes through them one by one, as one process would; ``left``
-    is what the step before left absent.
+    Until an operator of it writes where the chips hold the state, they see what the step began with, and operators are
+    counted alone. Where a chip waits for a later one, the memory goes through them, as one process would; ``left`` is
+    what the step before left absent.
     """
-    if memory.meter.is_awaited(program.work):
-        keys = RepeatedKeys(declared.seed, step)
-        session = numerics.recording(declared.numerics, keys=keys)
-        Prepared(program, memory).run(batch, scalars_of(program, execution), session, keys, left=left)
+    meter, works = memory.meter, program.works
+    ends = list(accumulate(work.calls for work in works))
+    counted = bisect_left(ends, min(program.first_held(left).values(), default=program.work.calls + 1))
+    for work in works[:counted]:
+        meter.charge(work)
+    rest = sum(works[counted:], NO_WORK)
+    if not meter.is_awaited(rest):
+        meter.charge(rest)
         return
-    for work in program.works:
-        memory.meter.charge(work)
+    keys = RepeatedKeys(declared.seed, step)
+    session = numerics.recording(declared.numerics, keys=keys)
+    Prepared(program, memory).run(batch, scalars_of(program, execution), session, keys, left=left, counted=counted)

@@ -389,6 +389,11 @@ class Recorder:
         return self._run.run_id.hex()
 
     @property
+    def recent_programs(self) -> Sequence[Program]:
+        """Some that the last steps ran, the newest first."""
+        return () if self._rehearsal is not None else self._run.programs.recent
+
+    @property
     def rounding_log_bytes(self) -> int:
         """Bytes of the rounding logs of all recorded steps."""
         return self._run.log_bytes
@@ -481,10 +486,13 @@ class Recorder:
         run, memory = self._run, self._run.loop.state.memory
         run.loop.held.require_untouched()
         batch, step, left = flatten_batch(given), run.steps + 1, run.programs.left
+        state: dict[str, Tensor | None] = dict.fromkeys(memory.export())
+        if grown := sorted(taken.state.keys() - state.keys()):
+            raise CallerError(f"the step makes {grown[0]}, which the run's state does not have")
         self._state = "failed"
         try:
             program, execution = run.programs.explain(
-                step, taken.observed, taken.updates, taken.state, batch, taken.loss
+                step, taken.observed, taken.updates, {**state, **taken.state}, batch, taken.loss
             )
             taken.settle()
             count_step(run.declared, memory, step, program, execution, batch, left)
@@ -581,7 +589,7 @@ class Recorder:
             trained = {name: tensor.clone() for name, tensor in other.items()}
             displaced = exchange(batch, trained)
         watch = loop.held.watch(number, batch)
-        observed = loop.observe(number, batch, keys, watch, run.programs.known)
+        observed = loop.observe(number, batch, keys, watch, run.programs)
         session = numerics.recording(declared.numerics, observer=observed, keys=keys)
         foresee = functools.partial(loop.first_state.foresee, session.aside, run.programs.left)
         loop.updates.begin(observed, loop.groups, (lambda: None) if loop.options.trusted else foresee)

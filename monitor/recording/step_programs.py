@@ -30,6 +30,7 @@ _FEWER = (
     "pad the shapes of batches to a few sizes (monitor.padded), and keep whole numbers among arguments and branches "
     "the same from step to step"
 )
+_RECENT = 8
 _LITERAL = "aten.lift_fresh.default"
 """The call by which torch.tensor hands over what it made of Python's numbers."""
 
@@ -62,6 +63,11 @@ class StepPrograms:
         self._declared, self._groups, self._options = declared, groups, options
         self._rules = StepNumbers(declared, start) if checked else None
         self.left = zeros(start)
+
+    @property
+    def recent(self) -> list[Program]:
+        """Programs among which those of a step are looked for, call by call, the newest first."""
+        return list(self.known.values())[: -_RECENT - 1 : -1]
 
     def recall(self, program: Program, execution: Execution) -> None:
         """Take note of a step that was recorded before."""

@@ -8,10 +8,11 @@ from functools import partial
 
 import pytest
 
-from firmware_sim import NO_WORK, Meter
+from firmware_sim import NO_WORK, DeviceMemory, Meter
 from inspector.inspection.guards import Settings
 from inspector.inspection.judging import inspect
 from inspector.inspection.verdict import Outcome
+from monitor.lab.conduct import Conduct, undeclared
 from tests.guards import off
 
 SETTINGS = Settings(samples=1, seed="x", devices=("sse41",))
@@ -50,4 +51,33 @@ def test_a8_a_step_that_no_chip_computed(make_run, judge, monkeypatch):
     assert verdict.outcome is Outcome.REJECT
     assert " less than the " in verdict.reasons[0].text
     with off("metered work", "snapshots inside steps"):
+        assert look(settings=SETTINGS).outcome is Outcome.ACCEPT
+
+
+def test_a_chip_that_is_told_of_a_larger_state_than_there_is(make_run, judge, monkeypatch):
+    """It counts nearly nothing of hidden steps, and no time passes for it: memory is attached so, and then rightly."""
+
+    def hidden(self, step, host):
+        if step != 3:
+            return
+        held = {name: tensor.clone() for name, tensor in host.memory.export().items()}
+        host.lab.restart()
+        for chip, shard in zip(host.lab.chips, host.memory.shards, strict=True):
+            part, whole = shard.share
+            chip.attach(DeviceMemory(shard.regions, meter=shard.meter, share=(part, whole << 30)), host._run_id, step)
+        for _ in range(6):
+            host.moment.train(host.memory, undeclared(host.moment.batch))
+        host.memory.load(held)
+        host.lab.restart()
+        host.attach_memory(step)
+        host.announce(step)
+
+    monkeypatch.setattr(Conduct, "after_step", hidden)
+    look = judge(make_run())
+    monkeypatch.undo()
+    verdict = look(settings=SETTINGS)
+    assert verdict.outcome is Outcome.REJECT
+    assert {reason.guard for reason in verdict.reasons} == {"commitment"}
+    assert "its memory is said to be a part of" in verdict.reasons[0].text
+    with off("share of the state"):
         assert look(settings=SETTINGS).outcome is Outcome.ACCEPT

@@ -359,7 +359,8 @@ def test_the_smallest_share_counts_what_it_is_of_all_that_ran(world):
     """Rounding down loses less than a unit at a time: not more by moving between two operators."""
     chip = world.make(snapshot_rate=Fraction(0))
     memory = world.memory
-    chip.attach(DeviceMemory(memory.regions, meter=memory.meter, share=(1, 1000)), RUN, 0)
+    share = memory.byte_count, 1000 * memory.byte_count
+    chip.attach(DeviceMemory(memory.regions, meter=memory.meter, share=share), RUN, 0)
     for _ in range(1000):
         memory.meter.charge(Work(1, 0, 4391))
     assert chip.commit(RUN, 1, bytes(32)).work == Work(1, 0, 4391)

@@ -138,7 +138,7 @@ def test_chips_log_and_quote_their_shares_of_what_runs_on_their_memory(world):
     chips = [world.make(chip_id=f"chip-{number}") for number in (1, 2)]
     for chip, elements in zip(chips, (1, 3), strict=True):
         region = Region.of("w", torch.zeros(elements))
-        chip.attach(DeviceMemory([region], meter=meter, share=(elements, 4)), run, 0)
+        chip.attach(DeviceMemory([region], meter=meter, share=(4 * elements, 16)), run, 0)
     meter.charge(Work(8, 80, 802))
     records = [chip.commit(run, 0, bytes(32)) for chip in chips]
     assert [record.work for record in records] == [Work(2, 20, 200), Work(6, 60, 601)]

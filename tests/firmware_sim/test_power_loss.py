@@ -223,7 +223,8 @@ def test_interrupt_in_one_chip_leaves_the_others_their_moments(tmp_path, monkeyp
         _order(tmp_path / name, PosixDisk(), snapshot_rate=Fraction(1), chip_id=name) for name in ("chip-1", "chip-2")
     ]
     for chip in chips:
-        chip.attach(DeviceMemory(memory.regions, meter=memory.meter, share=(1, 2)), RUN, 0)
+        share = memory.byte_count, 2 * memory.byte_count
+        chip.attach(DeviceMemory(memory.regions, meter=memory.meter, share=share), RUN, 0)
 
     def interrupted(*args):
         raise KeyboardInterrupt

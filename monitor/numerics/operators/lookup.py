@@ -29,6 +29,9 @@ __all__ = [
 
 Direct = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
+_ASIDE = ("profiler", "prim")
+"""Namespaces of calls that compute nothing: marks in a trace, and asking a tensor where it lies."""
+
 _REMEDIES = {
     "autocast": "switch autocast off; keep parameters in one format",
     "_amp_": "switch the gradient scaler off",
@@ -97,7 +100,7 @@ def find(func: OpOverload) -> Found | None:
 @functools.cache
 def is_counted(func: OpOverload) -> bool:
     """Tell whether a call is part of a step."""
-    return func.namespace != "profiler" and row_named(str(func)).counted
+    return func.namespace not in _ASIDE and row_named(str(func)).counted
 
 
 def row_named(name: str) -> Row:

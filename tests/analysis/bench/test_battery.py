@@ -49,7 +49,7 @@ NOT_RUN = {
 
 
 def battery(numerics: str, environment: dict[str, str]) -> dict[str, str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MKL_", "ONEDNN_", "ATEN_", "OMP_"))}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MKL_", "ONEDNN_", "ATEN_", "OMP_NUM"))}
     done = subprocess.run(
         [sys.executable, "-m", "analysis.bench.battery", numerics],
         env={**clean, **environment},

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from analysis.cli import main
 from analysis.examples.train_on_two_processes import MODULE, batches, gpt_job, judge, train
 from firmware_sim.errors import CallerError
 from inspector import Outcome, Trust
 from monitor import RunFolder
-from monitor.distributed import recorder as recorder_module
-from monitor.distributed import shadow
 from monitor.distributed.attribution import _Truth, departures
 from monitor.distributed.job import Job
 from monitor.distributed.launching import launch
@@ -175,83 +172,6 @@ def test_other_parallelism_and_written_buffers_are_refused():
     )
     with pytest.raises(CallerError, match="is written in each micro-batch"):
         Rank(job, "alone", seed=1).step(torch.ones(4, 3))
-
-
-class Masked(nn.Module):
-    """Makes tensors of its own in each pass, and names no device for them."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.head = nn.Embedding(9, 6), nn.Linear(6, 9)
-        self.block = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
-
-    def forward(self, tokens):
-        length = tokens.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
-        places = torch.arange(length)[:, None] * 0.01
-        return self.head(self.block(self.tokens(tokens) + places, src_mask=mask))
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.head = nn.Embedding(9, 4), nn.Linear(5, 9)
-        self.cells = nn.LSTM(4, 5, batch_first=True)
-
-    def forward(self, tokens):
-        return self.head(self.cells(self.tokens(tokens))[0])
-
-
-class Stepwise(Recurrent):
-    """The same with its steps written out."""
-
-    def __init__(self):
-        super().__init__()
-        self.cells = nn.LSTMCell(4, 5)
-
-    def forward(self, tokens):
-        state, found = None, []
-        for step in self.tokens(tokens).unbind(1):
-            state = self.cells(step, state)
-            found.append(state[0])
-        return self.head(torch.stack(found, 1))
-
-
-def language(model):
-    return Job(
-        model=model,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-        loss=lambda model, part: cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten()) / 2,
-        micro_batches=2,
-        clip=0.5,
-    )
-
-
-def recorded_alone(job, run):
-    recorder = DistributedRecorder(job, layout="alone", out=run, seed=1)
-    for batch in torch.randint(0, 9, (2, 4, 6), generator=torch.Generator().manual_seed(1)):
-        recorder.step(batch)
-    recorder.finish()
-
-
-def test_a_model_that_makes_tensors_of_its_own_is_recorded(tmp_path, monkeypatch):
-    recorded_alone(language(Masked), tmp_path / "run")
-    assert judge(tmp_path / "run").outcome is Outcome.ACCEPT
-    assert departures(opened(tmp_path / "run"), lab_of(tmp_path / "run")) == []
-    monkeypatch.setattr(shadow, "_FACTORIES", frozenset())
-    with pytest.raises(CallerError, match="shapes do not give it"):
-        recorded_alone(language(Masked), tmp_path / "twin")
-
-
-def test_a_recurrent_layer_is_refused_by_name_and_its_steps_are_recorded(tmp_path, monkeypatch):
-    with pytest.raises(CallerError, match=r"layer 'cells' \(LSTM\) runs .* a loop over nn\.LSTMCell"):
-        recorded_alone(language(Recurrent), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    recorded_alone(language(Stepwise), tmp_path / "run")
-    assert judge(tmp_path / "run").outcome is Outcome.ACCEPT
-    monkeypatch.setattr(recorder_module, "_require_alike", lambda _: None)
-    with pytest.raises(CallerError, match="is no recorded operator"):
-        recorded_alone(language(Recurrent), tmp_path / "twin")
 
 
 def test_a_rank_that_fails_ends_the_job(tmp_path):

@@ -37,7 +37,7 @@ BF16 = {
 
 
 def child(family: str, folder: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MKL_", "ONEDNN_", "ATEN_", "OMP_"))}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MKL_", "ONEDNN_", "ATEN_", "OMP_NUM"))}
     full = [{"folder": str(folder), "kinds": ["gpt", "cnn"], "steps": STEPS, **job} for job in jobs]
     done = subprocess.run(
         [sys.executable, str(CHILD), json.dumps(full)],
