@@ -46,7 +46,7 @@ def signed(shell, tmp_path):
         torch.optim.SGD(model.parameters(), lr=0.1),
         out=tmp_path / "run",
         chips=3,
-        snapshot_rate=Fraction(1, 2),
+        snapshot_rate=Fraction(1),
         started=datetime(2026, 1, 1, tzinfo=UTC),
         hours=1.0,
     )
@@ -109,7 +109,14 @@ def test_a_run_that_departs_from_its_countersigned_declaration_is_rejected(shell
         optimizer.step()
 
     other = record_loop(
-        model, torch.optim.SGD(model.parameters(), lr=5.0), [torch.ones(2, 4)], body, name="other", lab="lab-1", seed=0
+        model,
+        torch.optim.SGD(model.parameters(), lr=5.0),
+        [torch.ones(2, 4)],
+        body,
+        name="other",
+        lab="lab-1",
+        seed=0,
+        snapshot_rate=Fraction(1),
     )
     given = ("--trust", "{here}/trust.json", "--trust", "{here}/first.json")
     words = ("inspect", other.run, *given, "--samples", 3, "--device", "sse41", *NOW)

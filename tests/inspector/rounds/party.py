@@ -36,7 +36,7 @@ def lab(world: World, run: Path, count: int) -> None:
 
     task = Task.for_preset("tiny-gpt", seed=5, steps=count, checkpoint_every=2, shards=2, batch_size=2)
     config = new_lab_config(
-        lab="lab", seed=5, chips=2, snapshot_rate=Fraction(1, 2), started=STARTED, duration=timedelta(hours=1)
+        lab="lab", seed=5, chips=2, snapshot_rate=Fraction(1), started=STARTED, duration=timedelta(hours=1)
     )
     begun = begin(task, run, config, device="native")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from firmware_sim.errors import EvidenceError
@@ -13,7 +15,7 @@ from inspector.rounds.checks import check_runs
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, record):
-    return record(tmp_path_factory.mktemp("checks") / "run", steps=2, chips=2, checkpoint_every=1)
+    return record(tmp_path_factory.mktemp("checks") / "run", steps=2, chips=2, checkpoint_every=1, rate=Fraction(1))
 
 
 def test_an_honest_run_is_checked(small):

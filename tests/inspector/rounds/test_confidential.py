@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shutil
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,9 @@ def leaked(folder: Path, secrets: np.ndarray) -> list[str]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, record):
-    return record(tmp_path_factory.mktemp("secret") / "run", steps=2, chips=2, checkpoint_every=1, batch_size=4)
+    return record(
+        tmp_path_factory.mktemp("secret") / "run", steps=2, chips=2, checkpoint_every=1, batch_size=4, rate=Fraction(1)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,7 @@ def test_a_rule_on_samples_asks_for_all_batches_and_one_on_a_score_for_the_last_
 
 
 def test_a_parent_opens_its_last_state_too(make_run, begin, devices):
-    small = {"steps": 2, "chips": 2, "checkpoint_every": 1, "batch_size": 4}
+    small = {"steps": 2, "chips": 2, "checkpoint_every": 1, "batch_size": 4, "rate": Fraction(1)}
     parent = make_run("parent", **small)
     child = make_run("child", parent=parent.run, after=parent.run, **small)
     world = begin(child, runs={"parent": parent.run, "child": child.run}, settings=replace(SETTINGS, samples=2))
@@ -219,7 +219,14 @@ def test_a_parent_opens_its_last_state_too(make_run, begin, devices):
 def test_what_leaves_the_cluster_has_a_fixed_form(make_run, begin, devices, lie):
     """What devices say in words stays in the cluster's folder."""
     numerics = "exact" if lie == "wrong-operator" else "rounded"
-    options = {"steps": 2, "chips": 2, "checkpoint_every": 1, "batch_size": 4, "numerics": numerics}
+    options = {
+        "steps": 2,
+        "chips": 2,
+        "checkpoint_every": 1,
+        "batch_size": 4,
+        "numerics": numerics,
+        "rate": Fraction(1),
+    }
     world = begin(make_run(lie=lie, lie_step=2, **options), settings=replace(SETTINGS, samples=2))
     steps.disclose(world, "lab", now=STARTED)
     verdict = decided(world, devices).verdict

@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ jsonschema = pytest.importorskip("jsonschema")
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, record):
     """A run of two steps on two chips; their logs go on with each challenge."""
-    return record(tmp_path_factory.mktemp("rounds") / "run", steps=2, chips=2, checkpoint_every=1)
+    return record(tmp_path_factory.mktemp("rounds") / "run", steps=2, chips=2, checkpoint_every=1, rate=Fraction(1))
 
 
 @pytest.fixture
@@ -138,8 +139,8 @@ def test_a19_a_silent_lab_is_waited_for_and_then_counts_as_a_refusal(world, smal
 
 
 def test_a_lab_that_reveals_only_some_of_its_runs(world, record, tmp_path, played):
-    one = record(tmp_path / "one", steps=2, chips=2, checkpoint_every=1)
-    two = record(tmp_path / "two", steps=2, chips=2, checkpoint_every=1, after=one.run, seed=6)
+    one = record(tmp_path / "one", steps=2, chips=2, checkpoint_every=1, rate=1)
+    two = record(tmp_path / "two", steps=2, chips=2, checkpoint_every=1, rate=1, after=one.run, seed=6)
     world.join(two.trust, {"one": one.run, "two": two.run})
     decided = played(world, one.now, hand=["one"])
     assert decided.verdict.outcome is Outcome.REJECT
@@ -328,7 +329,7 @@ def test_a_round_does_not_wait_for_ever(world, small, devices, tmp_path):
 
 
 def test_a_round_signs_checkpoints_by_which_chips_that_obey_it_are_pruned(world, record, tmp_path, played, monkeypatch):
-    made = record(tmp_path / "run", steps=2, chips=2, checkpoint_every=1)
+    made = record(tmp_path / "run", steps=2, chips=2, checkpoint_every=1, rate=1)
     world.join(made.trust, {"run": made.run})
     checkpoints = world.folder / INSPECTORATE / "checkpoints"
     refused = played(world, made.now, answering=())
