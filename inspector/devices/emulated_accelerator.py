@@ -90,10 +90,15 @@ class _Apart(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **(kwargs or {}))
-        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
-            args[0].held = args[1].held
-        return out
+            return func(*args, **(kwargs or {}))
+
+    def _hold(self, other: _Apart) -> None:
+        """What ``tensor.data = other`` does, within an operator too, where torch calls no override."""
+        with torch._C.DisableTorchFunctionSubclass():
+            Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.held = other.held
+
+    data = property(Tensor.data.__get__, _hold)  # type: ignore[attr-defined]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -10,6 +10,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from firmware_sim import NO_WORK
+from firmware_sim.errors import CallerError, EvidenceError
 from monitor import numerics
 from monitor.declaration.statement import Declaration
 from monitor.programs.capture import Capture
@@ -55,6 +56,9 @@ def count_step(
     Until an operator of it writes where the chips hold the state, they see what the step began with, and operators are
     counted alone. Where a chip waits for a later one, the memory goes through them, as one process would; ``left`` is
     what the step before left absent.
+
+    Raises:
+        CallerError: the program cannot be executed.
     """
     meter, works = memory.meter, program.works
     ends = list(accumulate(work.calls for work in works))
@@ -67,4 +71,8 @@ def count_step(
         return
     keys = RepeatedKeys(declared.seed, step)
     session = numerics.recording(declared.numerics, keys=keys)
-    Prepared(program, memory).run(batch, scalars_of(program, execution), session, keys, left=left, counted=counted)
+    scalars = scalars_of(program, execution)
+    try:
+        Prepared(program, memory).run(batch, scalars, session, keys, left=left, counted=counted)
+    except EvidenceError as error:
+        raise CallerError(f"step {step} cannot be recorded: {error}") from None

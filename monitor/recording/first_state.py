@@ -85,7 +85,7 @@ class FirstState:
         if self._inner is not None:
             self._inner.after(index, func, args, kwargs, out)
         name = self._due.get(index)
-        if name is None or type(out) is not Tensor:
+        if name is None or not isinstance(out, Tensor):
             return
         place = self._state.memory.tensors["optimizer", name]
         if (out.dtype, out.shape, out.stride(), out.device) == (place.dtype, place.shape, place.stride(), place.device):
@@ -138,7 +138,7 @@ class _Makers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if is_counted(func):
-            if type(out) is Tensor:
+            if isinstance(out, Tensor):
                 self._kept.append(out)  # so that its address is given to no other
                 self._made.setdefault(out.untyped_storage()._cdata, self._taken)
             self._taken += 1

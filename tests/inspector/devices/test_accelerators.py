@@ -52,7 +52,7 @@ def state_of(run: RunFolder) -> str:
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_cpus_repeat_the_run_of_an_accelerator(name, numerics, preset, tmp_path, devices):
     at_hand(name)
-    words = ("--preset", preset, "--numerics", numerics, "--steps", 2, "--seed", 4, "--chips", 3)
+    words = ("--preset", preset, "--numerics", numerics, "--steps", 2, "--seed", 4, "--chips", 3, "--snapshot-rate", 1)
     trust = train(name, tmp_path / "away", *words)
     settings = Settings(samples=3, seed="x", devices=("sse41", "mkl-compatible"))
     verdict = inspect([tmp_path / "away"], trust, settings, now=datetime.now(UTC), worker=devices.run)

@@ -108,7 +108,7 @@ FOUND_BY = {
     LabLie.PAUSED_TICKS: {Guard.METER, Guard.SNAPSHOT},
     LabLie.OTHER_LEARNING_RATE: {Guard.REPLAY},
     LabLie.FORGED_INITIALISATION: {Guard.INITIALISATION},
-    LabLie.CHAINED_RUNS: {Guard.INITIALISATION},
+    LabLie.CHAINED_RUNS: {Guard.INITIALISATION, Guard.SNAPSHOT},
     LabLie.EDITED_OPTIMIZER: {Guard.REPLAY},
     LabLie.EDITED_ROUNDING_LOG: {Guard.ROUNDING, Guard.SNAPSHOT},  # chips saw the step without the edit
     LabLie.UNSEEN_WRITE: {Guard.REPLAY},
