@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from firmware_sim import (
     CURRENT_FIRMWARE,
@@ -39,7 +39,7 @@ from firmware_sim import (
     seal_beacon,
 )
 
-settings.register_profile("seeded", derandomize=True, deadline=None)
+settings.register_profile("seeded", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("seeded")
 
 RATE = Fraction(1, 5)
