@@ -78,7 +78,7 @@ class ChipReport:
         extends: whether its log goes on from where an earlier inspection left it, with records that are new; None
             where this chip was not seen before.
         work: what its meter has counted since its last boot.
-        rates: what its device does at most in a second, by which its clock goes; None where it did not say.
+        rates: what its device does at most in a tick, by which its clock goes; None where it did not say.
         counted: FLOP of all its boots and the microseconds that its work took by its clock, up to where the heads end
             that were handed over; None where its log begins after its first boot.
         held: the most bytes of results that any of its records saw beside the declared state.

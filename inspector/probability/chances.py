@@ -7,7 +7,7 @@ Chips are drawn without replacement. Each tick of a chip's clock holds a snapsho
 from __future__ import annotations
 
 from fractions import Fraction
-from math import ceil, comb, floor
+from math import comb, floor
 from typing import Any
 
 from inspector.probability.detection import detection, log_miss_without_replacement
@@ -17,7 +17,6 @@ __all__ = [
     "chip_drawn",
     "hidden_training_detection",
     "segment_replayed",
-    "snapshots_between",
     "snapshots_within",
     "unseen",
 ]
@@ -34,15 +33,6 @@ def snapshots_within(ticks: int, rate: Fraction, least: int = 1) -> float:
     """Chance that at least so many snapshots fall into some ticks of a chip; ``rate`` in snapshots per tick."""
     r = float(rate)
     return 1 - sum(comb(ticks, k) * r**k * (1 - r) ** (ticks - k) for k in range(least))
-
-
-def snapshots_between(start: float, end: float, rate: Fraction, least: int = 1) -> float:
-    """Chance that at least so many snapshots of a chip fall between two times of its clock, in ticks."""
-    chance = [1.0] + [0.0] * (least - 1)  # of so many snapshots so far
-    for tick in range(floor(start), ceil(end)):
-        part = float(rate) * (min(end, tick + 1) - max(start, tick))
-        chance = [each * (1 - part) + part * before for each, before in zip(chance, [0.0, *chance], strict=False)]
-    return 1 - sum(chance)
 
 
 def unseen(ticks: float, rate: Fraction) -> float:

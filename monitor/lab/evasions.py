@@ -202,24 +202,20 @@ class _ElsewhereSteps(Conduct):
     def after_step(self, step: int, host: Host) -> None:
         if step == self._step and host.moment is not None:
             other, batch = _other_model(host.moment), undeclared(host.moment.batch)
+            self.place(other, host)
             for _ in range(self._hidden):
                 host.moment.train(other, batch)
 
+    def place(self, other: ShardedMemory, host: Host) -> None:
+        """Nobody's chips count what runs on the other model."""
 
-class _ExtraTicks(Conduct):
+
+class _ExtraTicks(_ElsewhereSteps):
     """Trains another model on the chips after one step, in memory beside the declared one."""
 
-    def __init__(self, step: int, hidden: int = 6) -> None:
-        self._step = step
-        self._hidden = hidden
-
-    def after_step(self, step: int, host: Host) -> None:
-        if step != self._step or host.moment is None:
-            return
-        other, batch = _other_model(host.moment), undeclared(host.moment.batch)
+    def place(self, other: ShardedMemory, host: Host) -> None:
+        """The lab's chips count it."""
         other.meter = host.memory.meter
-        for _ in range(self._hidden):
-            host.moment.train(other, batch)
 
 
 class _EarlyTicks(Conduct):
