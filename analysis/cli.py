@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from analysis.resident.client import forward
+from analysis.commands.running import run
 
 __all__ = ["main"]
 
@@ -16,13 +16,9 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code.
 
-    Without ``argv`` it is this process's own command, which a pool that it names may run in its place.
+    Args:
+        argv: its words; None for those of this process.
     """
-    code = forward(sys.argv[1:]) if argv is None else None
-    if code is not None:
-        return code
-    from analysis.commands.running import run  # what a command that is forwarded never loads
-
     return run(sys.argv[1:] if argv is None else argv)
 
 
