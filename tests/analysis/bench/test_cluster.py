@@ -34,7 +34,7 @@ def test_commands_with_one_run_and_with_several_are_compared_in_pairs(monkeypatc
 
 
 def test_a_command_without_a_verdict_is_no_measurement(tmp_path):
-    with pytest.raises(DeviceError, match="ended without a verdict: .*there is no run folder"):
+    with pytest.raises(DeviceError, match=r"ended without a verdict: .*there is no run folder"):
         cluster._timed(tmp_path, cluster.LABS[:1])
 
 
