@@ -8,8 +8,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import tracemalloc
@@ -30,6 +28,7 @@ from inspector.inspection.judging import Worker, inspect
 from inspector.inspection.trust import Trust
 from inspector.replay.pool import DevicePool, Executor
 from inspector.replay.scheduler import Scheduler
+from monitor import processes
 from monitor.lab.simulated import new_lab_config
 from monitor.presets.task import Task
 from monitor.recording.recipes import train
@@ -47,8 +46,6 @@ MOST_SECONDS, WORKERS = 0.01, 1000
 """Of the scheduler for a segment; of the made-up cluster."""
 _MEMORY = 256
 """Bytes for a segment: its number, and its place in the answer."""
-COMMAND = (sys.executable, "-c", "import sys; from analysis.cli import main; sys.exit(main())")
-"""The command line in a process of its own."""
 _STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 _AGAIN, _PAIRS, _RUNS = 40, 5, 5
 _PATIENCE = 120.0
@@ -210,9 +207,9 @@ def _timed(folder: Path, labs: Sequence[Lab]) -> tuple[str, float]:
     words = [str(folder / lab.name) for lab in labs] + ["--samples", str(SAMPLES * len(labs)), "--seed", "bench"]
     words += [word for lab in labs for word in ("--trust", str(folder / f"{lab.name}.trust.json"))]
     words += [word for name in REPLAY_DEVICES for word in ("--device", name)]
-    command = [*COMMAND, "inspect", *words, "--now", "2026-01-01T00:30:00Z", "--json"]
+    command = processes.python("analysis.cli", "inspect", *words, "--now", "2026-01-01T00:30:00Z", "--json")
     begun = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = processes.run(command)
     seconds = time.perf_counter() - begun
     try:
         return str(json.loads(done.stdout)["outcome"]), seconds

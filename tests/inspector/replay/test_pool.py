@@ -12,6 +12,7 @@ import pytest
 from firmware_sim.errors import CallerError, DeviceError
 from inspector.replay import pool as pools
 from inspector.replay.pool import DevicePool
+from monitor import processes
 from monitor.transcript import RunFolder
 
 DEVICE = "sse41"
@@ -69,13 +70,14 @@ def test_a_process_that_was_killed_is_replaced():
 
 def test_a_process_that_is_killed_again_is_an_error(monkeypatch):
     started = []
-    real = pools.subprocess.Popen
+    real = processes.start
 
-    def dying(command, **options):
+    def dying(command, *where, **streams):
         started.append(command)
-        return real([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], **options)
+        command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        return real(command, *where, **streams)
 
-    monkeypatch.setattr(pools.subprocess, "Popen", dying)
+    monkeypatch.setattr(processes, "start", dying)
     with DevicePool() as pool, pytest.raises(DeviceError, match="sse41 broke: exit code -9"):
         pool.run(DEVICE, {"action": "fingerprint"})
     assert len(started) == 2
