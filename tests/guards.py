@@ -67,6 +67,20 @@ def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
     return Countersigned(lab=run.metadata.lab, declaration=run.declared, programs=programs)
 
 
+def _where_by_name() -> property:
+    """Blame who signed the last run with a folder of the same name."""
+    signers: dict[str, str] = {}
+    seen: list[Any] = []
+
+    def where(run: Any) -> dict[str, str]:
+        if not any(each is run for each in seen):
+            seen.append(run)
+            signers[run.folder.name] = run.metadata.lab
+        return {"run": run.folder.name, "lab": signers[run.folder.name]}
+
+    return property(where)
+
+
 def _any_replay(content: bytes, trust: Any) -> Any:
     """Take a replay's result for the cluster's, whoever signed it."""
     from firmware_sim.evidence import canonical, decode_base64
@@ -104,7 +118,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "labs that declare nothing": (
         (
             "inspector.inspection.judging.under_inspection",
-            lambda transcripts, trust, labs: sorted({each.run.metadata.lab for each in transcripts}),
+            lambda declared, trust, labs: sorted(declared),
         ),
     ),
     "undeclared runs": (
@@ -225,6 +239,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "signed firmware": (("firmware_sim.firmware.FirmwareChip._check_signature", _nothing),),
     # law 8: honest labs
     "answers outside runs": (("inspector.inspection.answers.Answers.holds", lambda self, chip: False),),
+    "blame by lab": (("monitor.transcript.reader.RunFolder.where", _where_by_name()),),
     "evidence of the chip's own lab": (
         ("inspector.inspection.provenance.runs_of_owner", lambda chip, transcripts, trust: list(transcripts)),
     ),

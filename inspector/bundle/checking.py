@@ -187,7 +187,8 @@ def _check(
         cluster = key.key_id
         if found:
             text = _decided(decisions, run, departure(result, run.contested()))
-            grounds.append(text or f"{found} on {result.device}{_CONTESTED}{key.key_id}")
+            about = f"{run.lab}, run {run.run_id[:16]}…: "
+            grounds.append(about + (text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"))
     accepts = outcome is Outcome.ACCEPT
     heads = {_digest(bundle, path) for path in bundle.items if path.endswith("/head.json")}
     for key, check in (signed_check(content, trust) for content in sorted(_named(bundle, "checks/"))):

@@ -125,7 +125,7 @@ class ExecutionReport:
 
 def examine_execution(run: RunFolder, leaves: Sequence[Leaf], agreed: Agreement, findings: Findings) -> ExecutionReport:
     """Check all steps of a run against the agreement."""
-    where = {"run": run.folder.name}
+    where = run.where
     report = ExecutionReport()
     start = leaves[0].state.root
     if str(start) != agreed.initial_state:
