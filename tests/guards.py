@@ -67,6 +67,12 @@ def _sign_anything(run: Any, trust: Any, **_: Any) -> Any:
     return Countersigned(lab=run.metadata.lab, declaration=run.declared, programs=programs)
 
 
+def _unseen_by_chance(ticks: float, rate: Any) -> float:
+    """What a lab can hope for that knows of no snapshot: its stretch begins in the middle of two ticks."""
+    r = float(rate)
+    return (1 - r) ** (math.ceil(ticks) - 1) * (1 - r * (1 + ticks - math.ceil(ticks)) / 2) ** 2
+
+
 def _where_by_name() -> property:
     """Blame who signed the last run with a folder of the same name."""
     signers: dict[str, str] = {}
@@ -208,6 +214,9 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "lab names": (("firmware_sim.limits.check_lab", _nothing),),
     "visible text": (("analysis.commands._common.visible", str),),
     "answered tensors": (("inspector.dispute.messages.check_materialised", _nothing),),
+    # law 9: stated chances
+    "labs see snapshots": (("inspector.probability.chances.unseen", _unseen_by_chance),),
+    "steps of training": (("inspector.inspection.judging.evaluations_in", lambda every, leaves: {}),),
     # chips that were pruned
     "signed checkpoints": (
         (

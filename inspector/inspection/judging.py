@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from firmware_sim import NO_WORK, TICK, LogPosition
+from firmware_sim import LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
@@ -29,7 +29,16 @@ from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
-from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
+from inspector.inspection.sampling import (
+    Chosen,
+    challenge_seed,
+    choose,
+    draw,
+    evaluations_in,
+    nonce_of,
+    odds_of,
+    run_seed,
+)
 from inspector.inspection.shards import OpenShard, examine_shards
 from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
@@ -212,12 +221,11 @@ def inspect(
         case.replays = _replay(complete, reports, trust, settings, seed, findings, evidence, worker, accepted or {})
         if open_shard is not None:
             evidence["shards"] = examine_shards(transcripts, reports, trust, open_shard, findings)
-    all_replayed = settings.segments is None and settings.sampling is None
     evidence["chances"] = chances(
         chips=len(pool),
         drawn=len(drawn),
         rate=trust.chip_trust.snapshot_rate,
-        segment=_shortest_segment(transcripts, reports) if all_replayed else None,
+        uniform=settings.sampling is not None,
         live=ask is not None,
     )
     evidence["labs"] = outcomes_by_lab(findings, trust, asked_labs)
@@ -226,22 +234,6 @@ def inspect(
         transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
     )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
-
-
-def _shortest_segment(transcripts: Sequence[Transcript], reports: Sequence[ChipReport]) -> float | None:
-    """Ticks that the shortest segment of any run takes a chip that was asked, by its clock; None if nobody knows."""
-    found = []
-    for item in transcripts:
-        last, every = len(item.leaves) - 1, item.run.declared.checkpoint_every
-        for report in reports:
-            if report.rates is None or item.execution.works is None or report.chip not in item.run.metadata.chips:
-                continue
-            needs = item.needs(report.chip)
-            for start in range(0, last, every):
-                steps = range(start + 1, min(start + every, last) + 1)
-                work = sum(map(needs.of, steps), NO_WORK).share(*needs.share)
-                found.append(report.rates.time(work))
-    return min(found) / TICK if found else None
 
 
 def _all_accepted(transcripts: Sequence[Transcript], accepted: Mapping[str, int]) -> bool:
@@ -427,7 +419,9 @@ def _choose(transcript: Transcript, reports: list[ChipReport], settings: Setting
     """The segments of a run to replay, given what drawn chips say of it."""
     run_id = transcript.run.manifest.run
     steps = {step for report in reports for told, step, _ in report.snapshots if told == run_id}
-    return choose(segments(transcript.run), steps, settings, run_seed(seed, run_id), since=since)
+    every = segments(transcript.run)
+    evaluations = evaluations_in(every, transcript.leaves) if transcript.execution.evaluations else {}
+    return choose(every, steps, settings, run_seed(seed, run_id), evaluations=evaluations, since=since)
 
 
 def judge(
