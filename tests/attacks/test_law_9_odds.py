@@ -131,11 +131,12 @@ def test_a41_a_lab_that_sees_its_snapshots_does_no_better_than_is_stated(stretch
         assert caught < binom.ppf(FALSE_ALARM, 400, stated(lie, chips=1, drawn=1, rate=rate))
 
 
-def test_a41_a_false_step_at_the_end_of_a_segment_without_a_snapshot_has_no_chance_but_the_odds(swapped, judge):
+def test_a41_a_false_step_at_the_end_of_a_segment_without_a_snapshot_has_no_chance_but_the_odds(make_run, judge):
     """Where nothing is drawn uniformly, a lab that sees its snapshots falsifies a step in silence, and it is said."""
+    silent = make_run(lie="unseen-step", lie_step=3, steps=6, checkpoint_every=2, rate=Fraction(1, 1000))
     lie = "one false step at the end of a segment in which the lab has seen no snapshot"
     for sampling in (None, Sampling(confidence=0.9, against=SWAP)):
-        verdict = judge(swapped, sampling)
+        verdict = judge(silent, sampling)
         said = {row["lie"]: row["probability"] for row in verdict.evidence["chances"]}
         assert said.get(lie) == (0.0 if sampling is None else None)
         assert (verdict.outcome is Outcome.REJECT) is (sampling is not None)
