@@ -62,7 +62,7 @@ STEPS = 8
 CHIPS = 8
 SAMPLES = 4
 SNAPSHOT_RATE = Fraction(1, 3)
-HELD_TICKS = 1
+HELD_TICKS = 2
 """For how long a lab keeps another model in its chips' memory, in the case whose odds the report draws."""
 REPLAY_DEVICES = ("sse41", "mkl-compatible")
 SAMPLING = Sampling(confidence=0.9, against=Violation.parse("data:0.05"))
@@ -292,7 +292,7 @@ def _detection() -> dict[str, Any]:
     """The predicted chance of a lie that the draw decides about, and what it rests on.
 
     Hidden steps are counted by the meter and caught for certain. A model that is put into the chips' memory past every
-    operator, and gone after a tick, is caught where a snapshot of a drawn chip falls on it.
+    operator just after a snapshot, and gone after two ticks, is caught where the next one of a drawn chip falls on it.
     """
     return {
         "chips": CHIPS,

@@ -110,9 +110,10 @@ def show_verdict(arguments: argparse.Namespace, verdict: Verdict) -> int:
         print_json(verdict.to_json())
     else:
         say(verdict.outcome.value)
-        most = limits.REASONS_SHOWN.most
+        most, several = limits.REASONS_SHOWN.most, len(verdict.evidence.get("runs", ())) > 1
         for reason in verdict.reasons[:most]:
-            say(f"  [{reason.guard}] {reason.text}")
+            run = reason.where.get("run", "") if several else ""
+            say(f"  [{reason.guard}] {run + ': ' if run not in reason.text else ''}{reason.text}")
         if len(verdict.reasons) > most:
             say(f"  … and {len(verdict.reasons) - most} more")
     return verdict.outcome.exit_code

@@ -166,7 +166,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     add_now(parser)
     add_json(parser)
     parser.epilog = (
-        "JSON keys: outcome, reasons, evidence (runs, lineages with run, origin, chain, chain_flop, chain_most_flop "
+        "JSON keys: outcome, reasons (what is of a run has run, by which it is called here, run_id and lab), evidence "
+        "(runs, lineages with run, run_id, origin, chain, chain_flop, chain_most_flop "
         "and past_unknown, labs, draw, drawn_chips, chips, clones, chances, odds (of each run: coverage and what "
         "each violation's chance of escape is, as `chipwitness odds` says), replays, with --shards also shards: "
         "opened, not_kept and differences, each with chip, record, step, tensor, element, held and replayed, with "
@@ -329,7 +330,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         devices.prepare(settings.devices)
         worker = devices.run if cluster is None else signing(devices.run, cluster)
         verdict = inspect(
-            [_still(run, arguments.live, Path(place)) for run in arguments.runs],
+            [_still(run, arguments.live, Path(place) / str(at)) for at, run in enumerate(arguments.runs)],
             trust,
             settings,
             now=now,
@@ -369,11 +370,11 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
 def _costs(evidence: dict[str, Any]) -> list[str]:
     """What the replays of each run took, beside what all of its steps would take on the same device."""
     lines = []
-    steps = {each["run"]: each["steps"] for each in evidence["runs"]}
+    steps = {each["run_id"]: each["steps"] for each in evidence["runs"]}
     for each in evidence.get("replays", []):
         taken, seconds = each.get("steps"), each["seconds"]
         if taken and seconds is not None:
-            whole = steps[each["run"]]
+            whole = steps[each["run_id"]]
             text = (
                 f"  [cost] {each['run']} on {each['device']}: {taken} of {whole} steps replayed ({taken / whole:.0%})"
             )
@@ -390,6 +391,7 @@ def _still(run: Path, live: list[Path], place: Path) -> Path:
     lab = lab_path(run).resolve()
     if lab not in {each.resolve() for each in live} or not is_at_work(lab):
         return run
+    place.mkdir()
     copy_run(run, place / run.resolve().name)
     return place / run.resolve().name
 

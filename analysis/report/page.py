@@ -59,7 +59,7 @@ def _draw(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
         catch=detection["catch_per_chip"],
         confidence=0.9,
         mark=detection["drawn"],
-        title="Catching a model that is in memory for one tick",
+        title="Catching a model that is in memory for two ticks",
         origin=origin,
     )
     closed = Origin(command=summary["made"]["command"])

@@ -27,7 +27,7 @@ EvidenceError where it does not answer.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceSource:
-    """Where a chip's evidence lies: a run of the chip's own lab or, under the name "", outside of any run.
+    """Where a chip's evidence lies: a run of the chip's own lab or, under the name and id "", outside of any run.
 
     ``read`` returns one of the chip's files; EvidenceError where it cannot. ``nonce`` is what the quote must
     answer: of a live answer the fresh one, and None for the trust file's.
@@ -36,6 +36,7 @@ class EvidenceSource:
     name: str
     read: Callable[[str], bytes]
     nonce: bytes | None = None
+    run_id: str = ""
 
     @property
     def place(self) -> str:

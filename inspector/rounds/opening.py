@@ -23,7 +23,7 @@ from typing import Any
 from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
-from inspector.inspection.sampling import choose, run_seed
+from inspector.inspection.sampling import choose, evaluations_in, run_seed
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
@@ -136,7 +136,9 @@ def require_drawn(
     if asked.since not in {0, *known}:
         raise EvidenceError(f"it counts from step {asked.since}, where no earlier head ends")
     every = {each.index: each for each in segments(run)}
-    picked = choose(list(every.values()), (), settings, run_seed(seed, run.manifest.run), since=asked.since).segments
+    evaluations = evaluations_in(list(every.values()), run.load_steps()[0])
+    own = run_seed(seed, run.manifest.run)
+    picked = choose(list(every.values()), (), settings, own, evaluations=evaluations, since=asked.since).segments
     beside = set(asked.segments) - {each.index for each in picked}
     if any(index not in every or not any(step in every[index] for step in seen) for index in beside):
         raise EvidenceError("it asks for a segment that the secret does not draw, and that holds no drawn snapshot")

@@ -36,10 +36,12 @@ from firmware_sim.evidence import (
     seal,
     statement,
 )
+from inspector.inspection.forks import signer_of
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import load_private, load_public, write_keys
 from inspector.rounds.forms import check_form
 from monitor.transcript import parse_time
+from monitor.transcript.layout import MANIFEST
 
 __all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "time_text"]
 
@@ -114,6 +116,8 @@ class World:
     def join(self, reference: Trust, runs: Mapping[str, Path]) -> list[str]:
         """Register the labs of a trust file, with their chips; ``runs`` says where each run's folder lies.
 
+        Each run is of the lab that has signed it. Another run of its lab by the same name gets a longer one.
+
         Returns:
             The labs.
 
@@ -129,9 +133,15 @@ class World:
         path = self.folder / "registry" / "trust.json"
         merged = self.trust().merge(found) if path.exists() else found
         _write(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
+        signed = {name: _signed(run, found) for name, run in runs.items()}
         for lab in found.labs:
             (self._lab(lab) / "inbox").mkdir(parents=True, exist_ok=True)
-            known = {**self.runs(lab), **{name: str(run.absolute()) for name, run in runs.items()}}
+            known = self.runs(lab)
+            for name, run in runs.items():
+                signer, run_id = signed[name]
+                other = _signed(Path(known[name]), found)[1] if name in known else ""
+                place = f"{name}-{run_id[:8]}" if other and run_id and other != run_id else name
+                known |= {place: str(run.absolute())} if signer in ("", lab) else {}
             _write(self._lab(lab) / "runs.json", canonical.encode(known))
         return sorted(found.labs)
 
@@ -227,6 +237,15 @@ class World:
                     entry = (int(match["round"]), int(match["number"]), received, match["kind"], match["sender"])
                     found.setdefault(entry, []).append(party)
         return [(number, time, kind, sender, to) for (number, _, time, kind, sender), to in sorted(found.items())]
+
+
+def _signed(run: Path, trust: Trust) -> tuple[str, str]:
+    """The lab that has signed a run, and the run's id; two empty texts where none of these labs has."""
+    try:
+        lab, head = signer_of(limits.read_foreign(run / MANIFEST, limits.MANIFEST_BYTES), trust)
+    except (OSError, EvidenceError):
+        return "", ""
+    return lab, head.run
 
 
 def _write(path: Path, content: bytes) -> None:

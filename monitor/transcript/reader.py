@@ -60,6 +60,10 @@ class RunFolder:
     """A run folder whose manifest is signed by the lab; every read checks length and digest.
 
     Nothing is parsed before its digest was checked, and no file runs code.
+
+    Attributes:
+        name: by which messages call the run, its folder's; an inspection tells two equal ones apart. A run is known by
+            its id and its lab (``where``).
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class RunFolder:
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
         self.folder = folder
+        self.name = folder.name
         path = folder / MANIFEST
         if path.is_symlink() or not path.is_file():
             raise EvidenceError(f"{folder} holds no manifest")
@@ -125,6 +130,11 @@ class RunFolder:
         if self.declared.recipe is None:
             raise CallerError(f"{self.folder.name} is no run of a preset, and this works on no other")
         return self.declared.recipe
+
+    @property
+    def where(self) -> dict[str, str]:
+        """What a finding about it is about: ``run`` for the eye, and by what it is known, ``run_id`` and ``lab``."""
+        return {"run": self.name, "run_id": self.manifest.run, "lab": self.metadata.lab}
 
     @cached_property
     def layout(self) -> Layout:
