@@ -1,11 +1,10 @@
-"""What a lab puts beside its run, into it, above it or where the inspector works is run by no process of an inspection."""
+"""What a lab puts beside its run, above it or where the inspector works is run by no process of an inspection."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import site
 import subprocess
 import sys
 import venv
@@ -15,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from analysis.cli import main
-from firmware_sim.folders import own_folder
-from monitor import processes
 from monitor.transcript import RunFolder
 from tests.guards import off
 
