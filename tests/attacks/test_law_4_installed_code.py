@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from analysis.cli import main
+from firmware_sim.folders import own_folder
 from monitor.transcript import RunFolder
 from tests.guards import off
 
@@ -56,7 +57,7 @@ def dumps(value, *given, **options):
 real.dumps = dumps
 """
 """A module ``json`` for the devices' processes, which answers what the lab has recorded."""
-WORDS = ("--samples", "2", "--now", "2026-01-01T00:30:00Z", "--seed", "s", "--device", "sse41", "--json")
+WORDS = ("--samples", "1", "--now", "2026-01-01T00:30:00Z", "--device", "sse41", "--json", "--seed")
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +80,15 @@ def plant(place: Path, names: list[str], mark: Path) -> None:
 
 @pytest.fixture
 def cheat(make_run):
-    """A run one of whose steps takes another sample, between the few snapshots of its chips."""
-    return make_run("cheat", lie="change-sample", rate=Fraction(1, 6))
+    """A run whose last step takes another sample; not every chip took a snapshot within it."""
+    return make_run("cheat", lie="change-sample", lie_step=6, rate=Fraction(1, 3))
 
 
-def inspected(recorded, capsys) -> str:
+def inspected(recorded, seed, capsys) -> str:
     """Outcome of an inspection by devices' processes of its own."""
     run = recorded.run
-    main(["inspect", str(run), "--trust", str(run.with_name(f"{run.name}.trust.json")), *WORDS])
-    verdict = json.loads(capsys.readouterr().out)
-    print(verdict["reasons"], file=sys.stderr)
-    return verdict["outcome"]
+    main(["inspect", str(run), "--trust", str(run.with_name(f"{run.name}.trust.json")), *WORDS, seed])
+    return json.loads(capsys.readouterr().out)["outcome"]
 
 
 def test_a_module_beside_the_run_answers_for_no_device(cheat, capsys, monkeypatch):
@@ -99,15 +98,9 @@ def test_a_module_beside_the_run_answers_for_no_device(cheat, capsys, monkeypatc
     (folder / "answers").write_text(json.dumps([leaf.to_json() for leaf in run.load_steps()[0]]))
     (folder / "json.py").write_text(ANSWERS.format(answers=str(folder / "answers")))
     monkeypatch.chdir(folder)
-    assert inspected(cheat, capsys) == "REJECT"
+    assert inspected(cheat, "s0", capsys) == "REJECT"
     with off("installed code"):
-        assert inspected(cheat, capsys) == "ACCEPT"
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """An interpreter in whose own folder the product lies, as a wheel puts it there; libraries are found beside."""
-    return environment_with(tmp_path_factory.mktemp("wheel"), copied=True)
+        assert "ACCEPT" in (inspected(cheat, f"s{number}", capsys) for number in range(6))
 
 
 def environment_with(place: Path, *, copied: bool) -> Path:
@@ -148,3 +141,48 @@ def test_no_module_and_no_settings_are_taken_from_where_a_command_works(copied, 
     device, answered, home = json.loads(done.stdout)
     assert (device, answered) == ("sse41", True), done.stderr
     assert Path(home).is_relative_to(tmp_path if copied else ROOT)
+
+
+DRAWS = """
+import os, sys
+sys.path.append({root!r})
+from analysis.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_command_reads_no_settings_of_its_folder_or_its_variables(names, tmp_path):
+    """Rows A31 and B20: numba's, matplotlib's, and an interpreter's; nothing is printed that they say."""
+    place, mark, script = tmp_path / "here", tmp_path / MARK, tmp_path / "chipwitness"
+    place.mkdir()
+    plant(place, names, mark)
+    script.write_text(DRAWS.format(root=str(ROOT)))
+    drawn = []
+    for where, given in ((tmp_path, {}), (place, {name: text.format(place=place) for name, text in VARIABLES.items()})):
+        words = ["curve", "samples", "--out", str(tmp_path / "figure.png")]
+        command = [sys.executable, str(script), *words]
+        done = subprocess.run(command, cwd=where, env={**os.environ, **given}, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        drawn.append((done.stdout, (tmp_path / "figure.png").read_bytes()))
+    assert drawn[0] == drawn[1]
+    assert not mark.exists(), mark.read_text()
+
+
+def test_a_cache_that_another_can_write_to_is_none_and_what_another_put_there_is_gone(tmp_path, monkeypatch):
+    """Row A31: compiled code is loaded from where the user alone can write."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere" / "else"))
+    monkeypatch.setattr("firmware_sim.folders.os.makedirs", lambda *_, **__: None)
+    folder = own_folder("compiled")
+    assert folder is not None
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    mine, linked = Path(folder, "mine.nbi"), Path(folder, "linked.nbi")
+    mine.write_text("")
+    linked.symlink_to(tmp_path)
+    assert own_folder("compiled") == folder
+    assert (mine.exists(), linked.exists()) == (True, False)
+    Path(folder).chmod(0o777)
+    assert own_folder("compiled") is None
+    Path(folder).rename(tmp_path / "else")
+    Path(folder).symlink_to(tmp_path / "else")
+    assert own_folder("compiled") is None
