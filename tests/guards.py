@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -153,6 +155,15 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     "verified manifest": (("inspector.inspection.judging.verified_manifest", _nothing),),
     "one history": (("inspector.inspection.judging.check_goes_on", lambda *_: []),),
     "signed replays": (("inspector.bundle.checking.signed_replay", _any_replay),),
+    "installed code": (
+        ("monitor.processes.python", lambda module, *words, **_: [sys.executable, "-m", module, *words]),
+        (
+            "monitor.processes.start",
+            lambda command, folder, variables, **streams: subprocess.Popen(
+                command, env={**os.environ, **variables}, **streams
+            ),
+        ),
+    ),
     "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
     "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
     "constants as named": (("monitor.programs.constants.check_named", _nothing),),
