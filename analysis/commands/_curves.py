@@ -19,7 +19,7 @@ from analysis.commands._detection_options import (
     scheme_of,
 )
 from analysis.commands._uncertain import add_draws, fixed, is_uncertain, ranged
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, _SubParsersAction
@@ -445,7 +445,7 @@ def _measured(path: Path) -> tuple[list[EvasionBar], list[dict[str, Any]], dict[
         }
         return bars, [{"false_alarm": float(row["false_alarm"])} for row in data["rows"]], look
     except OSError as error:
-        raise CallerError(f"{path} cannot be read: {error.strerror}") from None
+        raise file_error(f"{path} cannot be read", error) from None
     except (ValueError, KeyError, TypeError):
         raise CallerError(f"{path} is not what campaign --json prints") from None
 

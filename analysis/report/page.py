@@ -16,6 +16,7 @@ from analysis.glossary import chapters
 from analysis.report import equality, figures
 from analysis.report._words import plainly
 from analysis.report.style import Origin
+from monitor.files import write_whole
 
 __all__ = ["glossary_page", "write_report"]
 
@@ -32,7 +33,7 @@ def write_report(out: Path, summary: dict[str, Any]) -> None:
     table = equality.load(equality.COMMITTED)
     shown = {"hardware": table["hardware"], "works": equality.summary(table["rows"])}
     html = _rendered("report.html.j2", summary=summary, figures=drawn, equality=shown)
-    (out / "report.html").write_text(html, encoding="utf-8")
+    write_whole(out / "report.html", html.encode())
     _print(out / "report.html", out / "report.pdf")
 
 

@@ -20,7 +20,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import CallerError, file_error
+from monitor.files import write_whole
 
 __all__ = [
     "FAINT",
@@ -109,9 +110,9 @@ def canvas(target: Target, *, title: str, origin: Origin | None, size: tuple[flo
     yield axes
     data = _encode(figure, kind, title, origin)
     try:
-        path.write_bytes(data)
+        write_whole(path, data)
     except OSError as error:
-        raise CallerError(f"figure {path} cannot be written: {error.strerror}") from None
+        raise file_error(f"figure {path} cannot be written", error) from None
 
 
 def sheet(
@@ -143,9 +144,9 @@ def sheet(
         draw(axes)
     data = _encode(figure, kind, title, origin, _SHEET_DOTS_PER_INCH)
     try:
-        path.write_bytes(data)
+        write_whole(path, data)
     except OSError as error:
-        raise CallerError(f"figure {path} cannot be written: {error.strerror}") from None
+        raise file_error(f"figure {path} cannot be written", error) from None
 
 
 def drawn(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, ChipwitnessError, DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, ChipwitnessError, DeviceError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
 from inspector.replay.pool import DevicePool
 from inspector.replay.sources import STALE, is_same_program, program_digest
@@ -94,7 +94,7 @@ def serving(path: Path, pool: DevicePool, take_over: TakeOver | None = None) -> 
     try:
         server = _Server(path, pool, take_over)
     except OSError as error:
-        raise CallerError(f"cannot serve at {path}: {error.strerror or error}") from None
+        raise file_error(f"cannot serve at {path}", error) from None
     finally:
         os.umask(before)
     try:
@@ -132,7 +132,7 @@ class PoolClient:
         try:
             found = path.stat()
         except OSError as error:
-            raise CallerError(f"there is no pool at {path}: {error.strerror}") from None
+            raise file_error(f"there is no pool at {path}", error) from None
         if not _is_own_socket(found):
             raise CallerError(f"{path} is no socket of this user")
         self._path, self._program = path, program_digest()

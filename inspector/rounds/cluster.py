@@ -22,6 +22,7 @@ from inspector.rounds.checks import check_runs
 from inspector.rounds.exchange import announced_in, asked_in, deadline, from_lab, needed, openings
 from inspector.rounds.opening import sweep
 from inspector.rounds.world import CLUSTER, INSPECTORATE, World
+from monitor.files import write_whole
 
 __all__ = ["replay", "without_words"]
 
@@ -101,4 +102,4 @@ def _keep_errors(world: World, results: list[dict[str, Any]]) -> None:
     if lines:
         path = world.home(CLUSTER) / "errors" / f"{world.round:04d}.txt"
         path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(f"{line!a}\n" for line in lines), "ascii")
+        write_whole(path, "".join(f"{line!a}\n" for line in lines).encode())

@@ -48,6 +48,7 @@ from inspector.rounds.opening import asked_for, described
 from inspector.rounds.world import CLUSTER, INSPECTORATE, Message, World, time_text
 from inspector.rules.judging import apply_rules
 from inspector.rules.reading import Rules, read_rules
+from monitor.files import write_whole
 from monitor.transcript.layout import MANIFEST
 
 __all__ = ["announce", "answer", "decide", "disclose", "hand", "order", "past", "replay", "reveal"]
@@ -75,8 +76,7 @@ def announce(
     required = None if rules is None else read_rules(rules).to_json()
     secret = fresh_secret()
     path = world.folder / INSPECTORATE / "secrets" / f"{world.round + 1:04d}"
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_text(secret, encoding="ascii")
+    write_whole(path, secret.encode(), new=True, mode=0o600)
     deadlines = {
         name: time_text(now + timedelta(minutes=minutes * number))
         for number, name in enumerate(("heads", "answers", "openings", "results"), start=1)
@@ -84,7 +84,7 @@ def announce(
     predicate = {"settings": settings_json(settings), "deadlines": deadlines, "refusals": refusals, "labs": labs}
     if rules is not None:
         predicate["rules"] = required
-        (world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").write_text(str(rules.resolve()), "utf-8")
+        write_whole(world.folder / INSPECTORATE / "rules" / f"{world.round:04d}", os.fsencode(rules.resolve()))
     to = [INSPECTORATE, CLUSTER, *labs]
     about = hashlib.sha256(secret.encode()).digest()
     world.send("announcement", INSPECTORATE, to, predicate, about, world.key(INSPECTORATE), now)
@@ -187,8 +187,7 @@ def decide(world: World, *, now: datetime) -> Decided:
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))
     path = home / "verdicts" / f"{world.round:04d}.json"
-    with path.open("xb") as file:
-        file.write(data)
+    write_whole(path, data, new=True)
     sign_checkpoints(home / "checkpoints", verdict, case.prunable, world.key(INSPECTORATE))
     memory = home / "memory.json"
     save_memory(memory, remember(load_memory(memory), verdict))
@@ -270,7 +269,7 @@ def dropped(earlier: Sequence[bytes], heads: Sequence[bytes], trust: Trust) -> l
 
 def _rules(world: World, announced: Message) -> Rules:
     """The rules that were announced; CallerError if their file holds others by now."""
-    path = Path((world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").read_text("utf-8"))
+    path = Path(os.fsdecode((world.folder / INSPECTORATE / "rules" / f"{world.round:04d}").read_bytes()))
     found = read_rules(path)
     if found.to_json() != announced.predicate["rules"]:
         raise CallerError(f"{path} holds other rules than were announced")

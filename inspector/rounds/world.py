@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from firmware_sim.evidence import (
 from inspector.inspection.trust import Trust
 from inspector.registry.keyfiles import load_private, load_public, write_keys
 from inspector.rounds.forms import check_form
+from monitor.files import write_whole
 from monitor.transcript import parse_time
 
 __all__ = ["CLUSTER", "INSPECTORATE", "KINDS", "Message", "World", "time_text"]
@@ -128,11 +128,11 @@ class World:
         )
         path = self.folder / "registry" / "trust.json"
         merged = self.trust().merge(found) if path.exists() else found
-        _write(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
+        write_whole(path, json.dumps(merged.to_json(), indent=1).encode() + b"\n")
         for lab in found.labs:
             (self._lab(lab) / "inbox").mkdir(parents=True, exist_ok=True)
             known = {**self.runs(lab), **{name: str(run.absolute()) for name, run in runs.items()}}
-            _write(self._lab(lab) / "runs.json", canonical.encode(known))
+            write_whole(self._lab(lab) / "runs.json", canonical.encode(known))
         return sorted(found.labs)
 
     def trust(self) -> Trust:
@@ -190,8 +190,7 @@ class World:
         name = f"{self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
         for party in to:
             try:
-                with (self.inbox(party) / name).open("xb") as file:
-                    file.write(content)
+                write_whole(self.inbox(party) / name, content, new=True)
             except FileExistsError:
                 raise CallerError(f"{sender} has sent {kind} of round {self.round} already") from None
         return envelope
@@ -227,9 +226,3 @@ class World:
                     entry = (int(match["round"]), int(match["number"]), received, match["kind"], match["sender"])
                     found.setdefault(entry, []).append(party)
         return [(number, time, kind, sender, to) for (number, _, time, kind, sender), to in sorted(found.items())]
-
-
-def _write(path: Path, content: bytes) -> None:
-    draft = path.with_name(path.name + ".new")
-    draft.write_bytes(content)
-    os.replace(draft, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, foreign
 from firmware_sim.evidence import MerkleTree, VerifyingKey, canonical
 from firmware_sim.limits import Limit
 from monitor.declaration.statement import Declaration
@@ -79,14 +80,15 @@ class RunFolder:
         Raises:
             CallerError: it is no folder.
             EvidenceError: anything wrong with its manifest.
+            Unreadable: it may not be read here.
         """
         if not folder.is_dir():
             raise CallerError(f"there is no run folder {folder}")
         self.folder = folder
-        path = folder / MANIFEST
-        if path.is_symlink() or not path.is_file():
+        size = file_size(folder, MANIFEST)
+        if size is None:
             raise EvidenceError(f"{folder} holds no manifest")
-        self.manifest_bytes = _read(path, limits.MANIFEST_BYTES.check(path.stat().st_size))
+        self.manifest_bytes = _read(folder, MANIFEST, limits.MANIFEST_BYTES.check(size))
         if manifest is not None:
             _require_same(self.manifest_bytes, manifest, folder)
         self.manifest = Manifest.open(self.manifest_bytes, key)
@@ -96,7 +98,7 @@ class RunFolder:
         self._absent = frozenset(
             path
             for path, entry in self._pending.items()
-            if opened is None and entry.length and not (folder / path).exists()
+            if opened is None and entry.length and not _is_there(folder, path)
         )
         self._declared: Declaration | None = None
         self.files = Listing(self.journal, self.manifest.steps, self._is_absent, self._check_entry)
@@ -137,10 +139,14 @@ class RunFolder:
         return hashlib.sha256(self.manifest_bytes).hexdigest()
 
     def read(self, path: str, most: Limit | None = None) -> bytes:
-        """Return a file's content; EvidenceError unless it is listed and has the listed length and digest.
+        """Return a file's content.
 
         Args:
             most: bytes that it may have, where ``lengths`` has not checked that yet.
+
+        Raises:
+            EvidenceError: it is not listed, or has another length or digest than that.
+            Unreadable: it may not be read here.
         """
         entry = self.files.get(path)
         if entry is None:
@@ -148,19 +154,19 @@ class RunFolder:
         if most is not None:
             most.check(entry.length)
         self._check_length(path, entry)
-        data = _read(self.folder / path, entry.length) if entry.length else b""
+        data = _read(self.folder, path, entry.length) if entry.length else b""
         if Entry.of(data) != entry:
             raise EvidenceError(f"{path} was altered: its digest is not the signed one")
         return data
 
     def _check_length(self, path: str, entry: Entry) -> None:
-        target = self.folder / path
         if not entry.length:
             return  # listed, and not stored
-        if target.is_symlink() or not target.is_file():
+        size = file_size(self.folder, path)
+        if size is None:
             raise EvidenceError(f"{path} is missing")
-        if target.stat().st_size != entry.length:
-            raise EvidenceError(f"{path} has {target.stat().st_size} bytes, not {entry.length} as signed")
+        if size != entry.length:
+            raise EvidenceError(f"{path} has {size} bytes, not {entry.length} as signed")
 
     def _is_absent(self, path: str) -> bool:
         """A listed file that is announced and not there yet, or a checkpoint that was released."""
@@ -176,7 +182,7 @@ class RunFolder:
         if step is None or self._declared is None or path != checkpoint_path(step):
             return False
         is_due = self._declared.retains(step, self.committed)
-        return not (is_due or os.path.lexists(self.folder / path) or self.files.listed(path) is None)
+        return not (is_due or _is_there(self.folder, path) or self.files.listed(path) is None)
 
     @cached_property
     def checkpoints(self) -> Sequence[int]:
@@ -363,23 +369,42 @@ def _require_same(found: bytes, verified: str, folder: Path) -> None:
         raise EvidenceError(f"{folder.name} holds another run than the one that was verified")
 
 
-def _read(path: Path, length: int) -> bytes:
-    """Content of a file of that length; of one that has grown, one byte more."""
+def file_size(folder: Path, path: str) -> int | None:
+    """Bytes of a file of a run; None where there is none, or a link or folder; Unreadable where nobody can say."""
     try:
-        with path.open("rb") as file:
-            return file.read(length + 1)
-    except OSError as error:
-        raise EvidenceError(f"cannot read {path}: {error.strerror}") from None
+        with foreign(path):
+            found = os.lstat(folder / path)
+    except EvidenceError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _is_there(folder: Path, path: str) -> bool:
+    """Whether a path of a run is taken, by whatever; Unreadable where nobody can say."""
+    try:
+        with foreign(path):
+            os.lstat(folder / path)
+    except EvidenceError:
+        return False
+    return True
+
+
+def _read(folder: Path, path: str, length: int) -> bytes:
+    """Content of a file of that length; of one that has grown, one byte more."""
+    with foreign(path), (folder / path).open("rb") as file:
+        return file.read(length + 1)
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, bool]]:
     """Paths below a folder, each before what is in it, so that an unknown folder is never entered."""
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda item: item.name):
-            path = f"{prefix}{entry.name}"
-            if entry.is_symlink() or not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
-                raise EvidenceError(f"{path!r} is neither a file nor a folder")
-            is_folder = entry.is_dir(follow_symlinks=False)
-            yield path, is_folder
-            if is_folder:
-                yield from _walk(Path(entry.path), f"{path}/")
+    with foreign(prefix or folder.name), os.scandir(folder) as scanned:
+        entries = sorted(scanned, key=lambda item: item.name)
+    for entry in entries:
+        path = f"{prefix}{entry.name}"
+        with foreign(path):
+            is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+        if not (is_file or is_folder):
+            raise EvidenceError(f"{path!r} is neither a file nor a folder")
+        yield path, is_folder
+        if is_folder:
+            yield from _walk(Path(entry.path), f"{path}/")
