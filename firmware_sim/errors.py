@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 
-__all__ = ["CallerError", "ChipwitnessError", "DeviceError", "EvidenceError", "Unreadable", "file_error", "foreign"]
+__all__ = [
+    "CallerError",
+    "ChipwitnessError",
+    "DeviceError",
+    "EvidenceError",
+    "Unreadable",
+    "file_error",
+    "foreign",
+    "is_about_name",
+]
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 _ABOUT_NAMES = _ABSENT | {

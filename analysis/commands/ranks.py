@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.commands._common import add_json, add_trust, print_json, say
+from analysis.commands.runs import require_runs
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -36,6 +37,7 @@ def _ranks(arguments: argparse.Namespace) -> int:
     from inspector.inspection.trust import Trust
     from monitor.distributed.attribution import departures
 
+    require_runs([arguments.run])
     trust = Trust.load(arguments.trust, [arguments.run])
     run = open_run(arguments.run, trust)
     found = departures(run, trust.labs[run.metadata.lab])

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError, foreign
 from firmware_sim.evidence import decode_base64
 from inspector.bundle.building import bundle_of, settings_json
 from inspector.bundle.checking import settings_from
@@ -235,7 +235,7 @@ def _inspect(
         text = f"{lab} did not open run {manifest.run[:16]}…, whose head it handed over"
         refusals.append(Reason(guard="refusal", text=text, where={"lab": lab}))
     memory = load_memory(world.folder / INSPECTORATE / "memory.json")
-    bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").iterdir())]
+    bundles = [read_bundle(path) for path in sorted((world.folder / INSPECTORATE / "verdicts").glob("*.json"))]
     earlier = [head for data in bundles for head in heads_in(data)]
     for lab, run in dropped(earlier, heads, trust):
         text = f"{lab} does not hand over run {run[:16]}…, whose head it signed for an earlier round"
@@ -302,10 +302,14 @@ def _heads(world: World, announced: Message) -> tuple[list[bytes], list[str]]:
 
 
 def _opened(world: World) -> dict[str, Path]:
-    """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none."""
+    """Runs that labs have opened to the inspectorate, by the digest of their heads; what holds no head is none.
+
+    Raises:
+        Unreadable: the inspectorate may not read what lies in its own folder.
+    """
     found = {}
     for path in sorted(openings(world, INSPECTORATE).iterdir()):
-        with contextlib.suppress(OSError, EvidenceError):
+        with contextlib.suppress(EvidenceError), foreign(path / MANIFEST):
             found[_digest(limits.read_foreign(path / MANIFEST, limits.MANIFEST_BYTES))] = path
     return found
 

@@ -152,7 +152,7 @@ class World:
     @property
     def round(self) -> int:
         """Number of the newest round; 0 before the first."""
-        return len(list((self.folder / INSPECTORATE / "secrets").iterdir()))
+        return sum(path.name.isdigit() for path in (self.folder / INSPECTORATE / "secrets").iterdir())
 
     def _lab(self, lab: str) -> Path:
         limits.check_lab(lab)
