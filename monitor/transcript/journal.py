@@ -38,7 +38,7 @@ class Journal:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Hash it; EvidenceError unless it is what was signed, and perhaps a beginning of the pending record."""
-        self._path = folder / JOURNAL
+        self._path, self._name = folder / JOURNAL, f"{folder.name}/{JOURNAL}"
         self.pending = manifest.next
         self._extent = manifest.journal
         self.hasher = hashlib.sha256()
@@ -85,14 +85,14 @@ class Journal:
         extent = self._extent
         ends = []
         found = offset = 0
-        with foreign(JOURNAL):
+        with foreign(self._name):
             found_there = os.lstat(self._path)
         if not stat.S_ISREG(found_there.st_mode):
             raise EvidenceError(f"{JOURNAL} is missing")
         size = found_there.st_size
         if not extent.bytes <= size <= extent.bytes + len(pending):
             raise EvidenceError(f"{JOURNAL} has {size} bytes, not {extent.bytes} as signed")
-        with foreign(JOURNAL), self._path.open("rb") as file:
+        with foreign(self._name), self._path.open("rb") as file:
             while offset < extent.bytes:
                 page = file.read(min(_PAGE, extent.bytes - offset))
                 if not page:
@@ -125,7 +125,7 @@ class Journal:
     def _page(self, number: int) -> bytes:
         if number not in self._pages:
             offset = number * _PAGE
-            with foreign(JOURNAL), self._path.open("rb") as file:
+            with foreign(self._name), self._path.open("rb") as file:
                 file.seek(offset)
                 page = file.read(min(_PAGE, self._extent.bytes - offset))
             if hashlib.sha256(page).digest() != self._digests[number]:

@@ -211,7 +211,7 @@ class RunFolder:
             firm += 0 if record is self.journal.pending else len(record.files)
         if firm != self.manifest.journal.files:
             raise EvidenceError(f"the journal lists {firm} files, not {self.manifest.journal.files} as signed")
-        for path, is_folder in _walk(self.folder, ""):
+        for path, is_folder in _walk(self.folder, "", self.folder.name):
             if is_folder:
                 if path not in folders:
                     raise EvidenceError(f"folder {path!r} is not part of the run")
@@ -372,7 +372,7 @@ def _require_same(found: bytes, verified: str, folder: Path) -> None:
 def file_size(folder: Path, path: str) -> int | None:
     """Bytes of a file of a run; None where there is none, or a link or folder; Unreadable where nobody can say."""
     try:
-        with foreign(path):
+        with foreign(f"{folder.name}/{path}"):
             found = os.lstat(folder / path)
     except EvidenceError:
         return None
@@ -382,7 +382,7 @@ def file_size(folder: Path, path: str) -> int | None:
 def _is_there(folder: Path, path: str) -> bool:
     """Whether a path of a run is taken, by whatever; Unreadable where nobody can say."""
     try:
-        with foreign(path):
+        with foreign(f"{folder.name}/{path}"):
             os.lstat(folder / path)
     except EvidenceError:
         return False
@@ -391,20 +391,20 @@ def _is_there(folder: Path, path: str) -> bool:
 
 def _read(folder: Path, path: str, length: int) -> bytes:
     """Content of a file of that length; of one that has grown, one byte more."""
-    with foreign(path), (folder / path).open("rb") as file:
+    with foreign(f"{folder.name}/{path}"), (folder / path).open("rb") as file:
         return file.read(length + 1)
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[tuple[str, bool]]:
+def _walk(folder: Path, prefix: str, top: str) -> Iterator[tuple[str, bool]]:
     """Paths below a folder, each before what is in it, so that an unknown folder is never entered."""
-    with foreign(prefix or folder.name), os.scandir(folder) as scanned:
+    with foreign(f"{top}/{prefix}".rstrip("/")), os.scandir(folder) as scanned:
         entries = sorted(scanned, key=lambda item: item.name)
     for entry in entries:
         path = f"{prefix}{entry.name}"
-        with foreign(path):
+        with foreign(f"{top}/{path}"):
             is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
         if not (is_file or is_folder):
             raise EvidenceError(f"{path!r} is neither a file nor a folder")
         yield path, is_folder
         if is_folder:
-            yield from _walk(Path(entry.path), f"{path}/")
+            yield from _walk(Path(entry.path), f"{path}/", top)
