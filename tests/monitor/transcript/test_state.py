@@ -6,6 +6,7 @@ import struct
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from firmware_sim.errors import EvidenceError
 from monitor.transcript import state as states
@@ -21,8 +22,8 @@ STATE = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_read(monkeypatch):
-    monkeypatch.setattr(states, "_canonical", type(states._canonical)(maxlen=16))
+def nothing_was_read():
+    states._header.cache_clear()
 
 
 def padded(data: bytes) -> bytes:
@@ -68,6 +69,14 @@ def test_each_state_of_a_layout_is_read_as_it_was_written():
         assert encode_state(found) == encode_state(state)
 
 
+def test_the_encoding_is_that_of_the_formats_own_writer():
+    dtypes = (torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64, torch.int16, torch.uint8)
+    state = {f"{dtype}/{size}": torch.ones(size).to(dtype) for dtype in dtypes for size in ((), (3,), (0, 2), (2, 3))}
+    state |= {'a"\\\n\x7f\x01é…\U0001f600': torch.ones(2), "": torch.zeros(1), **STATE}
+    assert encode_state(state) == save(state)
+    assert encode_state({}) == save({})
+
+
 @pytest.mark.parametrize("change", [lambda data: data + bytes(8), lambda data: data[:-1], lambda data: b""])
 def test_a_file_of_another_length_is_refused_also_after_the_canonical_one(change):
     data = encode_state(STATE)
@@ -79,4 +88,4 @@ def test_a_file_of_another_length_is_refused_also_after_the_canonical_one(change
 def test_few_headers_are_kept():
     for number in range(40):
         decode_state(encode_state({f"weight/{number}": torch.ones(2)}), "state")
-    assert len(states._canonical) == 16
+    assert states._header.cache_info().currsize == 16
