@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from analysis.commands import _common, register_all
-from analysis.resident.circumstances import PROGRAM_ENVIRONMENT
 from analysis.version import version
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError, file_error
 
@@ -44,20 +43,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(argv: Sequence[str], parser: argparse.ArgumentParser | None = None) -> int:
+def run(argv: Sequence[str]) -> int:
     """Run one subcommand in this process; an error is one line on stderr, never a traceback.
 
     Returns:
         0 accepted or done, 1 rejected (or what ``check``, ``fsck``, ``ranks``, ``chip``, ``registry`` or ``operators``
         finds), 2 the caller's mistake, 3 nothing could be concluded, 130 interrupted.
     """
-    for name, value in PROGRAM_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin stall those of other processes
     named = "chipwitness"
     try:
         _prepare_output()
         try:
-            arguments = (parser or build_parser()).parse_args(argv)
+            arguments = build_parser().parse_args(argv)
         except SystemExit:  # argparse has said all that was asked for
             _finish_output()
             raise
