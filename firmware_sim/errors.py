@@ -16,12 +16,15 @@ __all__ = [
     "file_error",
     "foreign",
     "is_about_name",
+    "lacks_memory",
 ]
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 _ABOUT_NAMES = _ABSENT | {
     errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTEMPTY, errno.ENXIO, errno.EXDEV
 }  # fmt: skip
+
+_NO_MEMORY = ("memoryerror", "allocate memory", "out of memory", "outofmemory", "bad_alloc", "bad allocation")
 
 
 class ChipwitnessError(Exception):
@@ -47,6 +50,11 @@ class Unreadable(DeviceError):
 def is_about_name(error: OSError) -> bool:
     """Whether another path would help, and not another disk, user or machine."""
     return error.errno in _ABOUT_NAMES
+
+
+def lacks_memory(text: str) -> bool:
+    """Whether that is how Python, a library or a kernel says that there is not enough memory."""
+    return any(words in text.lower() for words in _NO_MEMORY)
 
 
 def file_error(text: str, error: OSError) -> CallerError | DeviceError:

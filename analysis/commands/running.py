@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from analysis.commands import _common, register_all
 from analysis.version import version
-from firmware_sim.errors import CallerError, DeviceError, EvidenceError, file_error
+from firmware_sim.errors import CallerError, DeviceError, EvidenceError, file_error, lacks_memory
 
 __all__ = ["Handler", "build_parser", "run"]
 
@@ -81,7 +81,6 @@ _JUDGING = frozenset(
     {"verify", "replay", "inspect", "world", "dispute", "check", "fsck", "ranks", "chip", "registry", "operators"}
 )
 """Commands whose exit code 1 says something about the evidence; for others, a file at fault is the caller's choice."""
-_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc", "bad allocation")
 
 
 def _judges(named: str, argv: Sequence[str]) -> bool:
@@ -144,7 +143,7 @@ def _ending(error: BaseException, judges: bool) -> tuple[int, object]:
         return 1 if judges else 2, error
     if isinstance(error, DeviceError):
         return 3, error
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
+    if lacks_memory(f"{type(error).__name__}: {error}"):
         return 3, "there is not enough memory"
     if isinstance(error, OSError):
         return 3, error.strerror or error
