@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -55,6 +56,10 @@ from monitor.transcript.record import Entry
 from monitor.transcript.state import decode_state, encode_state
 
 __all__ = ["RunFolder", "decode_state", "encode_state"]
+
+
+_PIECE = 1 << 20
+"""Bytes of a file that are read and hashed at a time."""
 
 
 class RunFolder:
@@ -148,16 +153,25 @@ class RunFolder:
             EvidenceError: it is not listed, or has another length or digest than that.
             Unreadable: it may not be read here.
         """
+        return b"".join(self._pieces(path, most))
+
+    def _pieces(self, path: str, most: Limit | None = None) -> Iterator[bytes]:
+        """A listed file in pieces; EvidenceError after the last unless length and digest are the listed ones."""
         entry = self.files.get(path)
         if entry is None:
             raise EvidenceError(f"{path} is missing from the journal")
         if most is not None:
             most.check(entry.length)
         self._check_length(path, entry)
-        data = _read(self.folder, path, entry.length) if entry.length else b""
-        if Entry.of(data) != entry:
+        hasher, left = hashlib.sha256(), entry.length + 1
+        if entry.length:
+            with foreign(f"{self.folder.name}/{path}"), (self.folder / path).open("rb") as file:
+                while piece := file.read(min(left, _PIECE)):
+                    hasher.update(piece)
+                    left -= len(piece)
+                    yield piece
+        if Entry(entry.length + 1 - left, hasher.hexdigest()) != entry:
             raise EvidenceError(f"{path} was altered: its digest is not the signed one")
-        return data
 
     def _check_length(self, path: str, entry: Entry) -> None:
         if not entry.length:
@@ -234,7 +248,7 @@ class RunFolder:
             if path in unread:
                 self._check_length(path, self.files[path])
             else:
-                self.read(path)
+                deque(self._pieces(path), maxlen=0)
             count += 1
         return count
 
@@ -360,8 +374,11 @@ class RunFolder:
         ``checkpoints`` says which have to be there.
         """
         path = checkpoint_path(step)
+        held = bytearray()
+        for piece in self._pieces(path):
+            held += piece
         with torch.no_grad():
-            return decode_state(self.read(path), path)
+            return decode_state(held, path)
 
 
 def _require_same(found: bytes, verified: str, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
@@ -75,6 +76,23 @@ def test_the_encoding_is_that_of_the_formats_own_writer():
     state |= {'a"\\\n\x7f\x01é…\U0001f600': torch.ones(2), "": torch.zeros(1), **STATE}
     assert encode_state(state) == save(state)
     assert encode_state({}) == save({})
+    for given in (encode_state(state), bytearray(encode_state(state))):
+        found = decode_state(given, "state")
+        assert found.keys() == state.keys()
+        assert all((found[name].dtype, found[name].shape) == (each.dtype, each.shape) for name, each in state.items())
+        assert encode_state(found) == encode_state(state)
+
+
+@pytest.mark.parametrize("entry", [{"dtype": ["F32"]}, {"dtype": "F7"}, {"dtype": "F64"}, {"data_offsets": [0, 4]}])
+def test_a_header_that_says_something_else_is_refused(entry):
+    data = encode_state({"a": torch.ones(2)})
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    head["a"] |= entry
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with pytest.raises(EvidenceError, match="not safetensors"):
+        decode_state(struct.pack("<Q", len(text)) + text + data[8 + size :], "state")
 
 
 @pytest.mark.parametrize("change", [lambda data: data + bytes(8), lambda data: data[:-1], lambda data: b""])
