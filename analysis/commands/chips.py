@@ -213,10 +213,13 @@ def _nonce(text: str) -> bytes:
 
 
 def _keep(folder: Path, answer: Mapping[str, bytes]) -> Path:
+    from monitor.transcript.layout import CHIP_FILES
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in answer.items():
-            write_whole(folder / name, content)
+        (folder / CHIP_FILES[0]).unlink(missing_ok=True)  # the file that says that there is an answer comes last
+        for name in sorted(answer, key=CHIP_FILES[0].__eq__):
+            write_whole(folder / name, answer[name])
     except OSError as error:
         raise file_error(f"cannot write {folder}", error) from None
     return folder

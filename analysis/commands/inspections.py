@@ -348,11 +348,14 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
         if arguments.model is not None:
             model = subject_of_model(arguments.model, case.transcripts)
             verdict = replace(verdict, evidence={**verdict.evidence, "model": model})
-        if key is not None:
-            write_new(arguments.bundle, bundle_of(case, verdict, trust, settings, key))
+        bundle = None if key is None else bundle_of(case, verdict, trust, settings, key)
     if prune_key is not None:
         signed = sign_checkpoints(arguments.checkpoints, verdict, case.prunable, prune_key)
         verdict = replace(verdict, evidence={**verdict.evidence, "checkpoints": signed})
+    if memory is not None:
+        save_memory(arguments.memory, remember(memory, verdict))
+    if bundle is not None:  # it comes last: until it is there, all of this can be done again
+        write_new(arguments.bundle, bundle)
     code = show_verdict(arguments, verdict)
     if not arguments.json:
         for line in _costs(verdict.evidence):
@@ -361,8 +364,6 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
             of = f"{len(signed)} of {settings.samples} drawn chips"
             say(f"  [checkpoints] signed for {of} in {arguments.checkpoints}")
         say("  [parties] one process played inspectorate and cluster; in a world (--world) each party acts by itself")
-    if memory is not None:
-        save_memory(arguments.memory, remember(memory, verdict))
     return code
 
 

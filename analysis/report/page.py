@@ -92,8 +92,12 @@ def _print(page: Path, pdf: Path) -> None:
         return
     # Without its sandbox, since containers run as root; the page is our own.
     words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+    draft = pdf.resolve().with_suffix(".new.pdf")
     try:
-        command = [*words, f"--print-to-pdf={pdf.resolve()}", page.resolve().as_uri()]
-        processes.run(command, timeout=_PDF_SECONDS)
+        command = [*words, f"--print-to-pdf={draft}", page.resolve().as_uri()]
+        if processes.run(command, timeout=_PDF_SECONDS).returncode == 0 and draft.is_file():
+            draft.replace(pdf)
     except (OSError, subprocess.TimeoutExpired):
-        pdf.unlink(missing_ok=True)
+        pass
+    finally:
+        draft.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from firmware_sim import limits
@@ -23,16 +24,19 @@ def write_keys(path: Path, key: SigningKey) -> Path:
         DeviceError: it cannot be written.
     """
     public = path.with_name(path.name + ".pub")
-    for file, label, value, mode in (
-        (path, _PRIVATE, key.private_bytes(), 0o600),
-        (public, _PUBLIC, key.verifying.raw, 0o644),
-    ):
-        try:
-            write_whole(file, f"{label} ed25519 {value.hex()}\n".encode(), new=True, mode=mode)
-        except FileExistsError:
-            raise CallerError(f"{file}: exists already, a key is never overwritten") from None
-        except OSError as error:
-            raise file_error(str(file), error) from None
+    with ExitStack() as undo:  # both or none
+        for file, label, value, mode in (
+            (path, _PRIVATE, key.private_bytes(), 0o600),
+            (public, _PUBLIC, key.verifying.raw, 0o644),
+        ):
+            try:
+                write_whole(file, f"{label} ed25519 {value.hex()}\n".encode(), new=True, mode=mode)
+            except FileExistsError:
+                raise CallerError(f"{file}: exists already, a key is never overwritten") from None
+            except OSError as error:
+                raise file_error(str(file), error) from None
+            undo.callback(file.unlink, missing_ok=True)
+        undo.pop_all()
     return public
 
 

@@ -187,10 +187,12 @@ def decide(world: World, *, now: datetime) -> Decided:
     home = world.folder / INSPECTORATE
     data = bundle_of(case, verdict, world.trust(), _settings(world, announced), world.key(INSPECTORATE))
     path = home / "verdicts" / f"{world.round:04d}.json"
-    write_whole(path, data, new=True)
+    if path.exists():
+        raise CallerError(f"round {world.round} is decided already: {path}")
     sign_checkpoints(home / "checkpoints", verdict, case.prunable, world.key(INSPECTORATE))
     memory = home / "memory.json"
     save_memory(memory, remember(load_memory(memory), verdict))
+    write_whole(path, data, new=True)  # last: until it is there, all of this can be done again
     return Decided(verdict=verdict, bundle=path)
 
 

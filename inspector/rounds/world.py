@@ -17,6 +17,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -188,11 +189,16 @@ class World:
         envelope = seal(_PAYLOAD.format(kind), payload, key)
         content = canonical.encode({"envelope": canonical.decode(envelope), "received": time_text(now)})
         name = f"{self.round:04d}-{KINDS.index(kind)}-{kind}-{sender}.json"
-        for party in to:
-            try:
-                write_whole(self.inbox(party) / name, content, new=True)
-            except FileExistsError:
-                raise CallerError(f"{sender} has sent {kind} of round {self.round} already") from None
+        with ExitStack() as undo:  # what one party got, and another could not, is taken back: it can be sent again
+            for party in to:
+                path = self.inbox(party) / name
+                try:
+                    write_whole(path, content, new=True)
+                except FileExistsError:
+                    undo.pop_all()
+                    raise CallerError(f"{sender} has sent {kind} of round {self.round} already") from None
+                undo.callback(path.unlink, missing_ok=True)
+            undo.pop_all()
         return envelope
 
     def read(
