@@ -72,12 +72,12 @@ import os, resource, sys
 import inspector.devices
 inspector.devices.enter = lambda name: None
 from analysis.cli import main
-words = ["train", "--preset", "digits-cnn", "--chips", "1", "--steps", "1", "--batch-size", "1024", "--out"]
-main([*words, "warm"])
+words = ["train", "--chips", "1", "--steps", "1", "--batch-size", "2"]
+main([*words, "--preset", "digits-cnn", "--out", "warm"])
 for number, more in enumerate(map(int, sys.argv[1:])):
     pages = int(open("/proc/self/statm").read().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (more << 20), resource.RLIM_INFINITY))
-    code = main([*words, f"run{number}"])
+    code = main([*words, "--preset", "resnet50-cifar", "--out", f"run{number}"])
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
     print("ended", code, sorted(name for name in os.listdir() if name.startswith(f"run{number}")), flush=True)
 """
@@ -86,7 +86,7 @@ for number, more in enumerate(map(int, sys.argv[1:])):
 def test_b21_too_little_memory(tmp_path):
     """Wherever it runs out, that is one line: no abort, no foreign backtrace, and the run's name is free or goes on."""
     done = subprocess.run(
-        [sys.executable, "-c", _SHORT, "30", "60", "120", "240"],
+        [sys.executable, "-c", _SHORT, "40", "120", "250"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -94,8 +94,8 @@ def test_b21_too_little_memory(tmp_path):
         timeout=600,
     )
     ended = [line for line in done.stdout.splitlines() if line.startswith("ended")]
-    assert (done.returncode, len(ended)) == (0, 4), done.stdout + done.stderr
-    assert "ended 3 []" in ended
+    assert (done.returncode, len(ended)) == (0, 3), done.stdout + done.stderr
+    assert set(ended) == {"ended 3 []"}
     told = [line for line in done.stderr.splitlines() if line.startswith("chipwitness")]
     assert set(told) == {"chipwitness train: there is not enough memory"}
     assert "Traceback" not in done.stderr
