@@ -29,6 +29,7 @@ from inspector.probability.odds import Violation
 from inspector.replay.pool import DevicePool
 from inspector.rounds.playing import play_round, world_of
 from monitor.environment import processor
+from monitor.files import write_whole
 from monitor.lab.prover import LabProver
 from monitor.lab.simulated import LabConfig, SimulatedLab, new_lab_config
 from monitor.presets.task import Task
@@ -152,7 +153,7 @@ def _run(demo: Demo, runs: Path, inspectorate: Path, say: Say, advance: Callable
 
         write_report(demo.out, demo.summary)
     demo.summary["seconds"] = {part: round(value, 3) for part, value in demo.seconds.items()}
-    (demo.out / "summary.json").write_text(json.dumps(demo.summary, indent=2) + "\n", encoding="utf-8")
+    write_whole(demo.out / "summary.json", json.dumps(demo.summary, indent=2).encode() + b"\n")
     _pages(demo)
     advance()
     return demo
@@ -171,8 +172,8 @@ def _pages(demo: Demo) -> None:
         command=f"chipwitness demo --seed {demo.seed}",
         report="report.html",
     )
-    (demo.out / "explorer.html").write_text(page, encoding="utf-8")
-    (demo.out / "glossary.html").write_text(glossary_page(), encoding="utf-8")
+    write_whole(demo.out / "explorer.html", page.encode())
+    write_whole(demo.out / "glossary.html", glossary_page().encode())
 
 
 def _made(seed: int) -> dict[str, Any]:

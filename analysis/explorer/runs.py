@@ -5,7 +5,6 @@ Nothing is judged here: a page that shows a log has not verified it. All text is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from analysis.explorer.programs import program_graphs
 from analysis.text import visible
 from firmware_sim import limits
 from firmware_sim.checks import ChipEvidence
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import LogRecord, canonical, digest_bytes
 from firmware_sim.service import ChipView, read_evidence
 from monitor.transcript.layout import CHIP_CHECKPOINT, CHIP_FILES, METADATA
@@ -77,9 +76,11 @@ def _judged(verdict: Mapping[str, Any]) -> set[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(limits.read_file(path, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError, EvidenceError) as error:
-        raise CallerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        document = canonical.parse(limits.read_file(path, _MOST_BYTES), most=_MOST_BYTES)
+    except OSError as error:
+        raise file_error(f"{path} cannot be read", error) from None
+    except EvidenceError as error:
+        raise CallerError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise CallerError(f"{path} holds no verdict")
     return document

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from firmware_sim import limits
-from firmware_sim.errors import CallerError, EvidenceError
+from firmware_sim.errors import EvidenceError, file_error
 from firmware_sim.evidence import (
     SHA256,
     Digest,
@@ -104,7 +104,7 @@ def read_bundle(path: Path) -> bytes:
     try:
         return limits.read_file(path, limits.BUNDLE_BYTES)
     except OSError as error:
-        raise CallerError(f"cannot read the bundle {path}: {error.strerror}") from None
+        raise file_error(f"cannot read the bundle {path}", error) from None
 
 
 def heads_in(data: bytes) -> list[bytes]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -47,6 +46,7 @@ from inspector.inspection.verdict import Reason, Verdict
 from inspector.inspection.wording import acceptance, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances
 from inspector.replay.pool import run_worker
+from inspector.replay.scheduler import at_once
 from inspector.replay.segment import Segment, segment_of, segments
 from monitor.transcript import RunFolder
 
@@ -376,8 +376,7 @@ def _replay(
         for name, chosen in picked.dealt.items():
             inside = _inside(transcript, reports, chosen)
             jobs.append((name, transcript, chosen, _job(transcript, trust, chosen, findings, inside)))
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        results = list(pool.map(lambda entry: _attempt(worker, entry[0], entry[3]), jobs))
+    results = at_once(lambda entry: _attempt(worker, entry[0], entry[3]), jobs)
     evidence["replays"] = []
     for (name, transcript, chosen, _), result in zip(jobs, results, strict=True):
         if isinstance(result, DeviceError):

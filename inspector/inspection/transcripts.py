@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from firmware_sim import NO_WORK, Work
@@ -148,9 +149,11 @@ def read_transcript(
     if is_thin:
         _take_checked(run, findings)
     else:
-        findings.read(lambda: _check_checkpoints(run, leaves, agreed, findings, memory), **where)
+        findings.read(partial(_check_checkpoints, run, leaves, agreed, findings, memory), **where)
         findings.check(Guard.DATA, lambda: _check_batches(run, leaves, data, unread), **where)
         findings.read(lambda: _check_logs(run, leaves), **where)
+    region_tables = [shard.table_digest().value for shard in memory.shards]
+    del memory  # as large as the model with its optimizer; what follows may make another
     report = examine_execution(run, leaves, agreed, findings)
     return Transcript(
         run=run,
@@ -158,7 +161,7 @@ def read_transcript(
         leaves=leaves,
         tree=tree,
         data=data,
-        region_tables=[shard.table_digest().value for shard in memory.shards],
+        region_tables=region_tables,
         execution=report,
     )
 

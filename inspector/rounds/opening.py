@@ -24,6 +24,7 @@ from firmware_sim.errors import CallerError, EvidenceError
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.guards import Settings
 from inspector.inspection.sampling import choose, evaluations_in, run_seed
+from inspector.inspection.thin import copy_whole
 from inspector.inspection.transcripts import open_run
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Verdict
@@ -153,9 +154,7 @@ def require_drawn(
 def copy_opened(run: RunFolder, asked: Asked, target: Path) -> dict[str, Any]:
     """Copy what is asked for, and say how much that is: ``head``, ``segments``, ``files`` and ``bytes``."""
     paths = sorted(path for path in asked.paths(run) if (run.folder / path).is_file())
-    for path in paths:
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run.folder / path, target / path)
+    copy_whole(run.folder, paths, target)
     size = sum((target / path).stat().st_size for path in paths)
     return {"head": asked.head, "segments": list(asked.segments), "files": len(paths), "bytes": size}
 
