@@ -155,7 +155,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str | None:
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Lines for a person: pairs of a preset together."""
     lines = [
-        f"{'work':15} {'numerics':22} {'recorded on':21} {'replayed on':17} {'pairs':>5} {'free':>8} {'unlike':>7} doubts"
+        "work            numerics               recorded on           replayed on       pairs     free  unlike doubts"
     ]
     every = _judged(rows)
     for key in dict.fromkeys(_key(row)[:4] for row in every):

@@ -39,10 +39,12 @@ from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Guard, Sampling, Settings
 from inspector.inspection.inside import committed_after
 from inspector.inspection.provenance import is_listed, is_sound
+from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
+from inspector.replay.decisions import Decisions
 from inspector.replay.segment import segments_of
 from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of
@@ -529,6 +531,9 @@ def _check_complete(
             wanted = [(segment.index, segment.start, segment.stop) for segment in dealt[each.device]]
             if [replay.segment for replay in each.replays] != wanted:
                 raise EvidenceError("other segments were replayed than the secret gives")
+            decisions = Decisions.joined(replay.decisions for replay in each.replays)
+            if doubts := examine(decisions, run.declared.numerics, each.device).doubts:
+                raise EvidenceError(f"it accepts although {doubts[0]}")
             from_first = [replay for replay in each.replays if not replay.segment[1]]
             begins = run.declared.origin.initialisation is not None and not _since(run, evidence)
             if begins and any(replay.initial_state is None for replay in from_first):

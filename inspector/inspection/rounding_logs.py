@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -148,36 +148,53 @@ def _named(kind: str, terms: int) -> str:
     return "functions" if kind == "function" else f"{kind} sums of {terms} terms"
 
 
-def _place(result: Unlike) -> str:
-    return f"step {result.step}, call {result.call} ({result.operator})"
+def _said(where: Unlike, turned: int, what: str, device: str, why: str) -> str:
+    place = f"step {where.step}, call {where.call} ({where.operator})"
+    text = f"from {place} on the rounding log decides {turned} results{what} unlike {device}, so that it writes up to "
+    return f"{text}{turned} bits; {why}"
+
+
+def _doubts(decisions: Decisions, device: str, rates: Mapping[tuple[str, int], float], allowed: int) -> tuple[str, ...]:
+    """Why honest logs would hardly have decided so."""
+    doubts = []
+    if coarse := [each for each in decisions.unlike if each.coarse]:
+        why = "their error bound takes half of their bits or more"
+        doubts.append(_said(coarse[0], sum(each.coarse for each in coarse), "", device, why))
+    if (text := _excessive(decisions, device, rates, allowed)) is not None:
+        doubts.append(text)
+    return tuple(doubts)
+
+
+def _excessive(decisions: Decisions, device: str, rates: Mapping[tuple[str, int], float], allowed: int) -> str | None:
+    """Where more was decided unlike the device than honest logs do: in all, in a class, or in one result."""
+
+    def judged() -> Iterator[tuple[Unlike, int, int, int, str]]:
+        for where in decisions.unlike[:1]:
+            yield where, decisions.turned, decisions.free, allowed, ""
+        for each in decisions.classes:
+            if each.turned:
+                where = next(one for one in decisions.unlike if (one.kind, one.terms) == each[:2])
+                most = _allowed(each.free, rates[each[:2]], len(decisions.classes))
+                yield where, each.turned, each.free, most, f" of {_named(*each[:2])}"
+        for one in decisions.unlike:
+            most = _allowed(one.free, rates[one.kind, one.terms], decisions.free)
+            yield one, one.turned, one.free, most, " of this call"
+
+    for where, turned, free, most, what in judged():
+        if turned > most:
+            return _said(
+                where, turned, what, device, f"of {free} that it may choose honest logs decide at most {most} so"
+            )
+    return None
 
 
 def examine(decisions: Decisions, numerics: str, device: str, counts: Counts | None = None) -> Examined:
     """Judge what logs decided in all that a device replayed of a run."""
     counts = committed() if counts is None else counts
-    rates = {each[:2]: counts.rate(numerics, each.kind, each.terms, device) for each in decisions.classes}
-    free, unlike = decisions.free, decisions.unlike
-    mean = sum(rates[each[:2]][0] * each.free for each in decisions.classes) / free if free else 0.0
-    allowed = _allowed(free, mean)
-    doubts = [
-        f"{_place(each)}: the rounding log decides {each.coarse} results unlike {device} whose error bound takes half "
-        f"of their bits or more, so that it writes {each.coarse} bits"
-        for each in unlike
-        if each.coarse
-    ]
-
-    def judge(turned: int, free: int, most: int, where: Sequence[Unlike], what: str) -> None:
-        if turned > most:
-            text = f"{_place(where[0])}: the rounding log decides {turned} of {free} results{what} unlike {device}, so "
-            doubts.append(f"{text}that it writes up to {turned} bits; honest logs decide at most {most} so")
-
-    for one in unlike:
-        judge(one.turned, one.free, _allowed(one.free, rates[one.kind, one.terms][0], free), [one], "")
-    groups = sum(1 for each in decisions.classes if each.free)
-    for each in decisions.classes:
-        where = [one for one in unlike if (one.kind, one.terms) == each[:2]]
-        what = f" of {_named(*each[:2])}, these first,"
-        judge(each.turned, each.free, _allowed(each.free, rates[each[:2]][0], groups), where, what)
-    judge(decisions.turned, free, allowed, unlike, " in all, these first,")
-    unknown = sorted({_named(*each[:2]) for each in decisions.classes if not rates[each[:2]][1]})
-    return Examined(decisions=decisions, allowed=allowed, uncalibrated=tuple(unknown), doubts=tuple(doubts))
+    found = {each[:2]: counts.rate(numerics, *each[:2], device) for each in decisions.classes}
+    rates = {name: rate for name, (rate, _) in found.items()}
+    expected = sum(rates[each[:2]] * each.free for each in decisions.classes)
+    allowed = _allowed(decisions.free, expected / max(decisions.free, 1))
+    doubts = _doubts(decisions, device, rates, allowed)
+    unknown = tuple(sorted(_named(*name) for name, (_, is_measured) in found.items() if not is_measured))
+    return Examined(decisions=decisions, allowed=allowed, uncalibrated=unknown, doubts=doubts)

@@ -16,7 +16,7 @@ KINDS = (*OPERATORS, "function")
 
 
 class ClassCount(NamedTuple):
-    """Decisions in results of one class of operators; the words are those of ``monitor.numerics.statistics.Decided``."""
+    """Decisions in results of one class of operators; its words are those of ``monitor.numerics.statistics``."""
 
     kind: str
     terms: int
