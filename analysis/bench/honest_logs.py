@@ -84,6 +84,9 @@ def run(
     Args:
         pairs: of each preset; by default 60, and 10 of the large ones.
 
+    Returns:
+        All rows of ``out``, and what was measured.
+
     Raises:
         CallerError: an unknown preset, or a file that is not one of this command's.
     """
@@ -91,7 +94,7 @@ def run(
         if name not in WORKS:
             raise CallerError(f"unknown preset {name!r}; choose {', '.join(WORKS)}")
     done = {} if out is None or not out.exists() else {_key(row): row for row in _read(out)}
-    rows, recorded = [], None
+    recorded = None
     with tempfile.TemporaryDirectory() as scratch, DevicePool(timeout=_TIMEOUT) as pool:
         for number, row in enumerate(_wanted(presets, numerics, pairs)):
             if _key(row) not in done:
@@ -105,9 +108,8 @@ def run(
                 done[_key(row)] = row
                 if out is not None:
                     _write(list(done.values()), out)
-            rows.append(done[_key(row)])
             progress(row)
-    return rows
+    return list(done.values())
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -220,6 +220,10 @@ def _check(
         text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {told_steps}; "
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
     text += f"replays rest on cluster key {cluster}; " if cluster else ""
+    every = Decisions.joined(each.decisions for _, result in replays for each in result.replays)
+    text += (
+        f"of {every.free} results that rounding logs chose {every.turned} are unlike the device; " if every.free else ""
+    )
     text += f"on the inspectorate's word rests {_WORD}"
     if "model" in evidence:
         text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"

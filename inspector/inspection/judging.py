@@ -35,7 +35,7 @@ from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
 from inspector.inspection.verdict import Outcome, Reason, Verdict
-from inspector.inspection.wording import acceptance, outcomes_by_lab, scope, signed_text
+from inspector.inspection.wording import acceptance, logs_text, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
@@ -291,7 +291,8 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
         findings.found,
         findings.doubts,
         {"replays": [described]},
-        accept=f"segment {index} (steps {segment.start + 1} … {segment.stop}) replays bit for bit on {name}",
+        accept=f"segment {index} (steps {segment.start + 1} … {segment.stop}) replays bit for bit on {name}"
+        + logs_text([described]),
     )
 
 

@@ -14,7 +14,7 @@ from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 
-__all__ = ["acceptance", "outcomes_by_lab", "scope", "signed_text"]
+__all__ = ["acceptance", "logs_text", "outcomes_by_lab", "scope", "signed_text"]
 
 _UNMETERED = (
     "work where no chip meters it: the host's own, by raw pointers, in other processes, on chips of no registry"
@@ -54,7 +54,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         compared = evidence["snapshots_compared_inside_steps"]
         text += f"; {within} of the snapshots fell inside of steps"
         text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
-    text += _logs_text(replays)
+    text += logs_text(replays)
     if "known_chips" in evidence:
         known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
         text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"
@@ -85,7 +85,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
     return text
 
 
-def _logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
+def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
     """What an acceptance adds about rounding logs."""
     logged, _free, turned = (
         sum(replay.get(f"{name}_decisions", 0) for replay in replays) for name in ("logged", "free", "turned")
