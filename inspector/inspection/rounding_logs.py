@@ -195,6 +195,8 @@ def examine(decisions: Decisions, numerics: str, device: str, counts: Counts | N
     rates = {name: rate for name, (rate, _) in found.items()}
     expected = sum(rates[each[:2]] * each.free for each in decisions.classes)
     allowed = _allowed(decisions.free, expected / max(decisions.free, 1))
-    doubts = _doubts(decisions, device, rates, allowed)
     unknown = tuple(sorted(_named(*name) for name, (_, is_measured) in found.items() if not is_measured))
+    doubts = _doubts(decisions, device, rates, allowed)
+    if unknown:
+        doubts = tuple(f"{text}; not calibrated: {', '.join(unknown)}" for text in doubts)
     return Examined(decisions=decisions, allowed=allowed, uncalibrated=unknown, doubts=doubts)

@@ -111,7 +111,7 @@ def test_a36_one_bit_in_a_hundred_weights_is_in_doubt_where_the_bound_reaches_th
     assert (
         "(aten.mm.default) on the rounding log decides 1 results unlike sse41, so that it writes up to 1 bits" in text
     )
-    assert text.endswith("their error bound takes half of their bits or more")
+    assert "their error bound takes half of their bits or more; not calibrated: product sums of 4 terms" in text
 
 
 def test_a36_many_bits_are_in_doubt_wherever_they_lie(steer):
@@ -120,7 +120,7 @@ def test_a36_many_bits_are_in_doubt_wherever_they_lie(steer):
     (text,) = (reason.text for reason in verdict.reasons)
     most = verdict.evidence["replays"][0]["allowed_decisions"]
     assert f"decides 30 results unlike sse41, so that it writes up to 30 bits; of {WEIGHTS * STEPS} " in text
-    assert text.endswith(f"honest logs decide at most {most} so")
+    assert f"honest logs decide at most {most} so" in text
 
 
 @pytest.mark.parametrize("height", [0, 5000])
