@@ -165,6 +165,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ),
     ),
     "log of the leaf": (("inspector.dispute.messages.check_log", _nothing),),
+    "what logs decide": (("inspector.inspection.rounding_logs._doubts", lambda *_: ()),),
     "entries refereed": (("monitor.numerics.rounding.rules.Judge._rule", _nothing),),
     "constants as named": (("monitor.programs.constants.check_named", _nothing),),
     "constants as listed": (("monitor.transcript.reader.RunFolder._check_constants", _nothing),),

@@ -123,6 +123,24 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
 
     one = _add(
         works,
+        "honest-logs",
+        "how often an honest rounding log decides unlike a device that replays it: the counts that inspections use",
+        "JSON: a list of rows with work, mode (numerics), recorded_on, replayed_on, seed, steps, batch_size, seconds, "
+        "entries, decisions (by class: kind, terms, logged, free, turned; and each result that differs); exit code 1 "
+        "where the log of a pair is in doubt by the counts of all others",
+    )
+    _add_presets(one, "all")
+    one.add_argument(
+        "--numerics",
+        action="append",
+        choices=("rounded", "rounded-probabilistic", "rounded-calibrated"),
+        help="default: rounded",
+    )
+    one.add_argument("--pairs", type=int, metavar="N", help="of each preset (default: 60, of large ones 10)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="keep rows here and measure only others")
+
+    one = _add(
+        works,
         "quality",
         "losses of controlled training beside native training",
         "JSON: a list of rows with work, mode, device, steps, seeds, loss, gap, bias, bias_error, threshold, passes, "
@@ -395,8 +413,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     if arguments.work == "evasions":
         found = module.run(progress=counted_bar("evasions", "world"), **options)
-    elif arguments.work in ("equality", "quality", "honest", "fuzz", "loops"):
-        if arguments.work in ("equality", "quality"):
+    elif arguments.work in ("equality", "quality", "honest", "honest-logs", "fuzz", "loops"):
+        if arguments.work in ("equality", "quality", "honest-logs"):
             options["out"] = arguments.out
         if arguments.work == "quality" and arguments.run is not None:
             from inspector.inspection.trust import Trust

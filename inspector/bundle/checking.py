@@ -39,10 +39,12 @@ from inspector.inspection.forks import signer_of
 from inspector.inspection.guards import Guard, Sampling, Settings
 from inspector.inspection.inside import committed_after
 from inspector.inspection.provenance import is_listed, is_sound
+from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, odds_of, run_seed
 from inspector.inspection.trust import Trust, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
+from inspector.replay.decisions import Decisions
 from inspector.replay.segment import Segment, segments_of
 from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of
@@ -219,6 +221,10 @@ def _check(
         text += "" if run.head.finished else f"run {run.run_id[:16]}… goes on, and is judged up to step {told_steps}; "
         text += f"up to step {since} it rests on an earlier verdict; " if since else ""
     text += f"replays rest on cluster key {cluster}; " if cluster else ""
+    every = Decisions.joined(each.decisions for _, result in replays for each in result.replays)
+    text += (
+        f"of {every.free} results that rounding logs chose {every.turned} are unlike the device; " if every.free else ""
+    )
     text += f"on the inspectorate's word rests {_WORD}"
     if "model" in evidence:
         text += f", and that {evidence['model']['name']!a:.100} holds the weights with which a run of these ended"
@@ -545,6 +551,9 @@ def _check_complete(
             wanted = [(segment.index, segment.start, segment.stop) for segment in dealt[each.device]]
             if [replay.segment for replay in each.replays] != wanted:
                 raise EvidenceError("other segments were replayed than the secret gives")
+            decisions = Decisions.joined(replay.decisions for replay in each.replays)
+            if doubts := examine(decisions, run.declared.numerics, each.device).doubts:
+                raise EvidenceError(f"it accepts although {doubts[0]}")
             from_first = [replay for replay in each.replays if not replay.segment[1]]
             begins = run.declared.origin.initialisation is not None and not _since(run, evidence)
             if begins and any(replay.initial_state is None for replay in from_first):

@@ -28,6 +28,7 @@ from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
 from inspector.inspection.lineage import examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
+from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import (
     Chosen,
     challenge_seed,
@@ -43,8 +44,9 @@ from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
 from inspector.inspection.verdict import Reason, Verdict
-from inspector.inspection.wording import acceptance, outcomes_by_lab, scope, signed_text
+from inspector.inspection.wording import acceptance, logs_text, outcomes_by_lab, scope, signed_text
 from inspector.probability.chances import chances
+from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
 from inspector.replay.segment import Segment, segment_of, segments
@@ -231,7 +233,11 @@ def inspect(
     evidence["labs"] = outcomes_by_lab(findings, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
     not_said = scope(
-        transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
+        transcripts,
+        live=ask is not None,
+        beacons=trust.beacon_seconds is not None,
+        every=labs is not None,
+        replays=evidence.get("replays", ()),
     )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
 
@@ -274,7 +280,8 @@ def replay(folder: Path, trust: Trust, index: int, name: str, *, worker: Worker 
         findings.found,
         findings.doubts,
         {"replays": [described]},
-        accept=f"segment {index} (steps {segment.start + 1} … {segment.stop}) replays bit for bit on {name}",
+        accept=f"segment {index} (steps {segment.start + 1} … {segment.stop}) replays bit for bit on {name}"
+        + logs_text([described]),
     )
 
 
@@ -458,10 +465,12 @@ def judge(
         replays = result["replays"]
         described["snapshots_inside_steps"] = compared
         described["steps"] = sum(len(replay["leaves"]) for replay in replays)
-        described["logged_decisions"] = sum(int(replay["logged"]) for replay in replays)
-        described["turned_decisions"] = sum(int(replay["turned"]) for replay in replays)
-        turned = [int(replay["first_turned_step"]) for replay in replays if replay["first_turned_step"] is not None]
-        described["first_turned_step"] = min(turned, default=None)
+        decisions = Decisions.joined(Decisions.from_json(replay["decisions"]) for replay in replays)
+        decided = examine(decisions, run.declared.numerics, name)
+        described |= decided.to_json()
+        if findings.is_on(Guard.ROUNDING):
+            for text in decided.doubts:
+                findings.doubt(text, **run.where, device=name)
     except (LookupError, ValueError, TypeError, AttributeError, EvidenceError) as error:
         findings.doubt(f"device {name} gave an answer of another form: {error}", **run.where, device=name)
         return {**described, "equal": False}

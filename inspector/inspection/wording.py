@@ -14,7 +14,7 @@ from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
 
-__all__ = ["acceptance", "outcomes_by_lab", "scope", "signed_text"]
+__all__ = ["acceptance", "logs_text", "outcomes_by_lab", "scope", "signed_text"]
 
 _UNMETERED = (
     "work where no chip meters it: the host's own, by raw pointers, in other processes, on chips of no registry"
@@ -26,6 +26,10 @@ _OLDER = (
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
 _KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
 _BESIDE = "what operators beside the programs do with the state, up to {} bytes between two steps"
+_LOGS = (
+    "what rounding logs decide: {free_decisions} results were theirs to choose on {device}, {turned_decisions} they "
+    "chose unlike it, and {allowed_decisions} such choices, which can write {writable_bits} bits, would have passed"
+)
 _UNSEEN = "false steps in segments that were not replayed, but for the odds"
 _SILENT = "labs that declare nothing"
 
@@ -50,10 +54,7 @@ def acceptance(evidence: dict[str, Any]) -> str:
         compared = evidence["snapshots_compared_inside_steps"]
         text += f"; {within} of the snapshots fell inside of steps"
         text += f", and {within - compared} of these in segments that were not replayed" if within > compared else ""
-    logged = sum(replay.get("logged_decisions", 0) for replay in replays)
-    turned = sum(replay.get("turned_decisions", 0) for replay in replays)
-    if logged:
-        text += f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
+    text += logs_text(replays)
     if "known_chips" in evidence:
         known, extended = len(evidence["known_chips"]), len(evidence["extended_chips"])
         text += f"; {extended} of {len(evidence['drawn_chips'])} drawn chips go on from where an earlier inspection"
@@ -84,6 +85,19 @@ def acceptance(evidence: dict[str, Any]) -> str:
     return text
 
 
+def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
+    """What an acceptance adds about rounding logs."""
+    logged, _free, turned = (
+        sum(replay.get(f"{name}_decisions", 0) for replay in replays) for name in ("logged", "free", "turned")
+    )
+    if not logged:
+        return ""
+    text = f"; the rounding logs chose {logged} times where devices may differ, {turned} times unlike the device"
+    unknown = sorted({name for replay in replays for name in replay.get("not_calibrated", ())})
+    text += f" and so wrote up to {turned} bits" if turned else ""
+    return text + (f"; not calibrated, so judged by the highest measured rate: {', '.join(unknown)}" if unknown else "")
+
+
 def _beside_text(reports: Sequence[Mapping[str, Any]]) -> str:
     """What an acceptance adds about work that the lab declares beside its programs."""
     beside = sum((Work(**report["beside_programs"]) for report in reports), NO_WORK)
@@ -108,13 +122,21 @@ def signed_text(transcripts: Sequence[Transcript]) -> str:
     return "; countersigned by a simulated inspectorate" if any(item.agreed.simulated for item in transcripts) else ""
 
 
-def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: bool = False, every: bool = False) -> str:
+def scope(
+    transcripts: Sequence[Transcript],
+    *,
+    live: bool = False,
+    beacons: bool = False,
+    every: bool = False,
+    replays: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The scope of an acceptance: what it does not cover.
 
     Args:
         live: chips were challenged after the draw.
         beacons: and signs of life from them agreed, so that none can have been elsewhere in between.
         every: chips were drawn of labs that declare nothing, too.
+        replays: what the evidence holds of each replay.
     """
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
@@ -126,10 +148,17 @@ def scope(transcripts: Sequence[Transcript], *, live: bool = False, beacons: boo
         *([_BESIDE.format(beside)] if beside else []),
         *old,
         _UNSEEN,
+        *_written(replays),
         *silent,
         *(() if derived else NOT_REVIEWED),
     ]
     return "not covered: " + "; ".join(parts)
+
+
+def _written(replays: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What rounding logs could have written where most of it would have passed."""
+    most = max(replays, key=lambda replay: float(replay.get("writable_bits", 0.0)), default={})
+    return [_LOGS.format(**most)] if most.get("free_decisions") else []
 
 
 def outcomes_by_lab(findings: Findings, trust: Trust, labs: Collection[str], *, ended: bool = True) -> dict[str, str]:
