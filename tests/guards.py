@@ -91,7 +91,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
         ("firmware_sim.checks.check_life", _nothing),
         ("firmware_sim.checks.audit_schedule", _nothing),
     ),
-    "metered work": (("inspector.inspection.commits.MeteredWork.take", _nothing),),
+    "metered work": (("monitor.lab.ledger.Ledger.take", _nothing),),
     "share of the state": (("inspector.inspection.provenance._check_share", _nothing),),
     "work beside programs": (("inspector.inspection.execution._check_beside", _nothing),),
     "evaluations write nothing": (("inspector.inspection.execution._check_evaluation", _nothing),),
@@ -109,7 +109,7 @@ GUARDS: Mapping[str, tuple[tuple[str, Any], ...]] = {
     ),
     "undeclared runs": (
         ("inspector.inspection.provenance.note_undeclared", _nothing),
-        ("inspector.inspection.commits.MeteredWork.take", _nothing),
+        ("monitor.lab.ledger.Ledger.take", _nothing),
         ("inspector.inspection.commits.HeldResults.take", _nothing),
     ),
     "heads handed over again": (("inspector.rounds.steps.dropped", lambda *_: []),),

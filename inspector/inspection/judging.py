@@ -6,6 +6,7 @@ A verdict is a function of frozen settings, trust anchors, evidence and what the
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -26,18 +27,20 @@ from inspector.inspection.forks import check_goes_on
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
-from inspector.inspection.lineage import examine_lineages, lineage_text
+from inspector.inspection.lineage import check_signed, examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.sampling import Chosen, challenge_seed, choose, draw, nonce_of, odds_of, run_seed
 from inspector.inspection.shards import OpenShard, examine_shards
+from inspector.inspection.slack import judge_slack
 from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.inspection.wording import acceptance, outcomes_by_lab, scope, signed_text
-from inspector.probability.chances import chances
+from inspector.probability.chances import chances, unseen
 from inspector.replay.pool import run_worker
 from inspector.replay.segment import Segment, segment_of, segments
+from monitor.lab.ledger import Kind, total
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "inspect", "judge", "replay", "verify"]
@@ -73,6 +76,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
+        evidence["ledger"] = judge_slack(reports, [transcript], trust, findings, {})
         evidence["chips"] = [report.to_json() for report in reports]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
         waiting = sum(len(report.inside) for report in reports)
@@ -83,7 +87,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     )
     text += f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"]) + signed_text([transcript])
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript], trust))
 
 
 def inspect(
@@ -101,6 +105,7 @@ def inspect(
     heads: Collection[str] | None = None,
     earlier: Sequence[bytes] = (),
     accepted: Mapping[str, int] | None = None,
+    excused: Mapping[str, Sequence[str]] | None = None,
     checks: Mapping[str, Checked] | None = None,
     case: CaseFile | None = None,
 ) -> Verdict:
@@ -120,6 +125,7 @@ def inspect(
         earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
         accepted: by id of a run, the step up to which one of these inspections has accepted it; what comes before is
             not replayed again.
+        excused: by lab, the runs whose boots were excused at earlier inspections (``slack``).
         checks: where the folders hold no states and samples (``inspection.thin``), what a cluster says of these, by
             the SHA-256, in hex, of the manifest.
         case: is filled with what the verdict rests on (inspector.bundle).
@@ -201,7 +207,10 @@ def inspect(
             examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
             for chip in asked
         ]
+        evidence["ledger"] = judge_slack(reports, transcripts, trust, findings, excused or {})
         evidence["chips"] = [report.to_json() for report in reports]
+        check_signed(transcripts, evidence, trust, findings)
+        evidence |= _repeats(reports, trust) | _coinciding(transcripts)
         case.prunable = {report.chip: report.prunable for report in reports if report.prunable is not None}
         case.unseen = {trust.chips[report.chip]: report.unseen for report in reports if report.unseen}
         if memory is not None:
@@ -221,11 +230,12 @@ def inspect(
         rate=trust.chip_trust.snapshot_rate,
         segment=_shortest_segment(transcripts, reports) if all_replayed else None,
         live=ask is not None,
+        slack=any(report.ledger is None or report.ledger["slack"]["calls"] for report in reports),
     )
     evidence["labs"] = outcomes_by_lab(findings, transcripts, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
     not_said = scope(
-        transcripts, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
+        transcripts, trust, live=ask is not None, beacons=trust.beacon_seconds is not None, every=labs is not None
     )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
 
@@ -244,6 +254,29 @@ def _shortest_segment(transcripts: Sequence[Transcript], reports: Sequence[ChipR
                 work = sum(map(needs.of, steps), NO_WORK).share(*needs.share)
                 found.append(report.rates.time(work))
     return min(found) / TICK if found else None
+
+
+def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, Any]:
+    """What snapshots show of steps that were repeated: how many fell in there, and how likely work escapes them all."""
+    kinds = (Kind.REPEATS, Kind.BACK)
+    escapes, seen = 1.0, False
+    for report in reports:
+        work = total(book.counts[kind] for book in (report.books or {}).values() for kind in kinds)
+        if work != NO_WORK and report.rates is not None:
+            escapes *= unseen(report.rates.time(work) / TICK, trust.chip_trust.snapshot_rate)
+            seen = True
+    shots = sum(len(report.repeated) for report in reports)
+    return {"repeats": {"snapshots": shots, "escapes": escapes}} if seen else {}
+
+
+def _coinciding(transcripts: Sequence[Transcript]) -> dict[str, Any]:
+    """Runs that pass through one state, so that a snapshot of it says less of which it was taken."""
+    found: dict[str, list[str]] = {}
+    for item in transcripts:
+        for state in {str(leaf.state.root) for leaf in item.leaves}:
+            found.setdefault(state, []).append(item.run.manifest.run)
+    pairs = Counter(tuple(sorted(runs)) for runs in found.values() if len(runs) > 1)
+    return {"coinciding": [{"runs": list(runs), "states": count} for runs, count in sorted(pairs.items())]}
 
 
 def _all_accepted(transcripts: Sequence[Transcript], accepted: Mapping[str, int]) -> bool:
