@@ -159,12 +159,14 @@ def _parts(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing:
-    if not isinstance(payload, dict) or set(payload) != _KEYS or not isinstance(payload["runs"], dict):
+    if isinstance(payload, dict):
+        payload = {"books": {}, **payload}  # which older ones do not have
+    if not isinstance(payload, dict) or set(payload) != _KEYS:
+        raise EvidenceError("malformed standing of a log checkpoint")
+    if not isinstance(payload["runs"], dict) or not isinstance(payload["books"], dict):
         raise EvidenceError("malformed standing of a log checkpoint")
     if (payload["chip_id"], payload["head"]) != (chip_id, checkpoint.head.hex()):
         raise EvidenceError(f"chip {chip_id}: the standing in its log checkpoint is of another chip or moment")
-    if not isinstance(payload["books"], dict):
-        raise EvidenceError("malformed standing of a log checkpoint")
     limits.CHECKPOINT_RUNS.check(len(payload["runs"]))
     limits.CHECKPOINT_RUNS.check(len(payload["books"]))
     try:

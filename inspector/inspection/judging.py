@@ -76,7 +76,8 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
-        evidence["ledger"] = judge_slack(reports, [transcript], trust, findings, {})
+        blamed = [transcript.run.metadata.lab] if findings.found else []
+        evidence["ledger"] = judge_slack(reports, [transcript], trust, findings, {}, blamed=blamed)
         evidence["chips"] = [report.to_json() for report in reports]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
         waiting = sum(len(report.inside) for report in reports)
@@ -207,7 +208,9 @@ def inspect(
             examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
             for chip in asked
         ]
-        evidence["ledger"] = judge_slack(reports, transcripts, trust, findings, excused or {})
+        outcomes = outcomes_by_lab(findings, transcripts, trust, asked_labs)
+        blamed = [lab for lab, outcome in outcomes.items() if outcome == Outcome.REJECT.value]
+        evidence["ledger"] = judge_slack(reports, transcripts, trust, findings, excused or {}, blamed=blamed)
         evidence["chips"] = [report.to_json() for report in reports]
         check_signed(transcripts, evidence, trust, findings)
         evidence |= _repeats(reports, trust) | _coinciding(transcripts)

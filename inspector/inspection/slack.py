@@ -8,7 +8,7 @@ chip served; so it has the same one for all of them together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -45,11 +45,14 @@ def judge_slack(
     trust: Trust,
     findings: Findings,
     excused: Mapping[str, Sequence[str]],
+    *,
+    blamed: Collection[str] = (),
 ) -> dict[str, Any]:
     """Hold each drawn chip's slack against its limit, and put its ledger, for the evidence, into its report.
 
     Args:
         excused: by lab, ids of the runs whose boots were excused at earlier inspections, each as often as that was.
+        blamed: labs that something was found against already, so that their slack leaves nothing open.
 
     Returns:
         The same by lab: ``declared``, ``kinds``, ``slack``, ``runs``, ``chips`` (how many were drawn), and ``excused``,
@@ -67,7 +70,7 @@ def judge_slack(
         ledgers = [sheet.to_json(granted) for sheet in sheets]
         for sheet, ledger in zip(sheets, ledgers, strict=True):
             sheet.report.ledger = ledger
-            if not sheet.fits(granted) and findings.is_on(Guard.METER):
+            if lab not in blamed and not sheet.fits(granted) and findings.is_on(Guard.METER):
                 findings.doubt(sheet.complaint(granted), chip=sheet.report.chip)
         told[lab] = _sum(ledgers) | {
             "chips": len(sheets),
