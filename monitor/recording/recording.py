@@ -87,6 +87,7 @@ class Recording:
         self.loop, self.folder, self.host_state = loop, folder, host_state
         self.evaluations: list[str] = []
         self.told_beside = NO_WORK
+        self._is_warned = False
         self.log_bytes, self.loss, self.book = 0, "", Book()
         self._config, self._start, self._conduct = config, start, loop.conduct
         self._files = Files(sync=options.sync)
@@ -332,8 +333,10 @@ class Recording:
 
     def warn_of_slack(self, *, what: str = "this run") -> None:
         """Say where what nobody can replay comes near to the share that inspections allow."""
-        limit, found = float(self.declared.maximum_slack or MOST_SLACK), self.slack
-        if found > limit / 2:
+        declared = self.declared.maximum_slack
+        limit, found = float(MOST_SLACK if declared is None else declared), self.slack
+        if found > limit / 2 and not self._is_warned:
+            self._is_warned = True
             warnings.warn(
                 f"chips count {found:.1%} of the declared work beside it in {what}, and inspections conclude nothing "
                 f"above {limit:.1%}; {self._remedy()}",

@@ -81,7 +81,7 @@ def test_what_is_logged_and_evaluated_is_told_and_accepted(loop, judge):
 
     options = {"snapshot_rate": Fraction(9, 10), "chips": 2}
     rates = {"schedule": Schedule.of("constant")}
-    with pytest.warns(UserWarning, match=r"chips count 4\.6% of the declared work beside it.*recorder\.evaluation"):
+    with pytest.warns(UserWarning, match=r"chips count 4\.2% of the declared work beside it.*recorder\.evaluation"):
         recorded = loop(between, **options, **rates)
     verdict = judge(recorded, replace(SETTINGS, samples=2))
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
@@ -186,7 +186,7 @@ def test_an_evaluation_by_stored_statistics_writes_nothing(tmp_path):
 
 LIES = {
     "untold-work": ({"meter", "snapshot"}, "", ("metered work", "snapshots inside steps")),
-    "more-work": ({"meter"}, "beside its program, and ", ("work beside programs",)),
+    "more-work": ({"meter"}, "beside its program, and ", ("work beside programs", "limited slack")),
     "step-as-evaluation": (
         {"evidence"},
         "is declared as an evaluation, and writes 'gradient/",
