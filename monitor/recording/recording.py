@@ -362,7 +362,7 @@ class Recording:
         works = {digest: program.work for digest, program in self.programs.known.items()}
         needs = needs_of(self.declared, share, leaves, works)
         self.book.add(Kind.REPEATS, self._share(total(map(needs.of, range(first + 1, len(leaves))))))
-        self.warn_of_slack(what=f"this run once steps {first + 1} … {leaves[-1].step} are repeated")
+        self.warn_of_slack(what=f"this run once {max(leaves[-1].step - first, 0)} steps are repeated")
 
     def break_off(self) -> None:
         """Leave the run as a crash does: nothing more is written, and the chips' power is cut."""
