@@ -96,8 +96,8 @@ EPOCH_KEYS = Limit(1 << 17, "epoch keys")
 EPOCH_KEYS_BYTES = Limit(16 * _MIB, "bytes of epoch keys")
 AUDITED_TICKS = Limit(1 << 21, "ticks in a chip's log")
 """Each takes one HMAC of the audit; an older chip's schedule stays unaudited."""
-CHECKPOINT_BYTES = Limit(_MIB, "bytes of a log checkpoint")
-"""Less than 200 bytes for each run."""
+CHECKPOINT_BYTES = Limit(8 * _MIB, "bytes of a log checkpoint")
+"""Less than 2,000 bytes for each run."""
 CHECKPOINT_RUNS = Limit(1 << 12, "runs in a log checkpoint")
 """A run a day for ten years."""
 NOTE_BYTES = Limit(4 * _KIB, "bytes of a signed log head")

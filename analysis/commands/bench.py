@@ -35,6 +35,7 @@ _UNITS = {
     "storage": "step",
     "faults": "life",
     "crashes": "crash",
+    "ledger": "world",
     "chip": "part",
     "snapshots": "run",
     "engines": "setting",
@@ -315,6 +316,19 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     one.add_argument("--trials", type=int, metavar="N", help="crashes of each kind and mode (default: 200)")
     one.add_argument("--seed", type=int, metavar="S", help="when they come and what they leave (default: 0)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
+
+    one = _add(
+        works,
+        "ledger",
+        "labs that hide work in what nobody can replay, and honest ones that crash: what their chips' ledgers print",
+        "JSON: a list of rows with work (a lie, or what happens to an honest lab), mode (lies or honest), seconds, "
+        "ratio (null), seed, worlds, outcomes, problems and kept (worlds that broke a law); exit code 3 where slack "
+        "hides more than is printed or allowed, or an honest lab is rejected or left open without need",
+    )
+    one.add_argument("--lies", type=int, metavar="N", help="worlds of a lab that hides work (default: 400)")
+    one.add_argument("--honest", type=int, metavar="N", help="worlds of an honest one (default: 300)")
+    one.add_argument("--seed", type=int, metavar="S", help="decides every world (default: 0)")
     one.add_argument("--out", type=Path, metavar="FILE", help="write the rows with this machine's description")
 
     one = _add(

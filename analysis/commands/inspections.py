@@ -336,6 +336,7 @@ def _inspect_alone(arguments: argparse.Namespace) -> int:
             now=now,
             worker=worker,
             memory=memory,
+            excused=None if memory is None else memory.excused,
             answers=arguments.answers,
             ask=ask,
             open_shard=StoredShards(arguments.shards).open if arguments.shards else None,

@@ -9,7 +9,7 @@ how its host stood then, which an inspector needs to judge the records behind it
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
 from firmware_sim import limits
@@ -38,7 +38,9 @@ __all__ = [
 ]
 
 LOG_STANDING_TYPE = "application/vnd.chipwitness.log-standing+json"
-_KEYS = {"chip_id", "head", "runs", "attached", "before", "counted"}
+_KEYS = {"chip_id", "head", "runs", "attached", "before", "counted", "books"}
+_MOST_WORKS = 16
+"""Entries of one run's book."""
 _NUMBER = range(1 << 64)
 
 
@@ -56,16 +58,18 @@ class Standing:
 
     `runs` holds what the chip has heard of each run, so that no other transcript of it can take its place. Of the boot,
     `attached` is the run whose memory was attached last (`NO_RUN`: none was), `before` what the meter had counted then,
-    and `counted` the first step committed since whose work the chip did; None where no step was.
+    and `counted` the first step committed since whose work the chip did; None where no step was. `books` holds for each
+    run what an inspector's ledger has booked of it, which means nothing here.
     """
 
     runs: Mapping[bytes, Heard] = field(default_factory=dict)
     attached: bytes = NO_RUN
     before: Work = NO_WORK
     counted: int | None = None
+    books: Mapping[bytes, Sequence[Work]] = field(default_factory=dict)
 
     def extend(self, records: Sequence[LogRecord]) -> Standing:
-        """Return the standing behind `records`, which follow on this one."""
+        """Return the standing behind `records`, which follow on this one; its books are as they were."""
         runs, attached, before, counted = dict(self.runs), self.attached, self.before, self.counted
         for record in records:
             if record.kind is RecordKind.BOOT:
@@ -78,7 +82,7 @@ class Standing:
                     counted = record.step + (record.step <= heard.most)  # memory held that state already
                 head = record.digest if record.step >= heard.most else heard.head
                 runs[record.run_id] = Heard(record.step, max(record.step, heard.most), head)
-        return Standing(runs=runs, attached=attached, before=before, counted=counted)
+        return Standing(runs=runs, attached=attached, before=before, counted=counted, books=self.books)
 
     @property
     def newest(self) -> int | None:
@@ -97,6 +101,7 @@ def seal_acceptance(chip_id: str, checkpoint: LogCheckpoint, standing: Standing,
         EvidenceError: more runs than a file holds.
     """
     limits.CHECKPOINT_RUNS.check(len(standing.runs))
+    limits.CHECKPOINT_RUNS.check(len(standing.books))
     payload = {
         "chip_id": chip_id,
         "head": checkpoint.head.hex(),
@@ -104,6 +109,7 @@ def seal_acceptance(chip_id: str, checkpoint: LogCheckpoint, standing: Standing,
         "attached": standing.attached.hex(),
         "before": standing.before.to_bytes().hex(),
         "counted": standing.counted,
+        "books": {run.hex(): [list(astuple(work)) for work in works] for run, works in standing.books.items()},
     }
     parts = {
         "checkpoint": seal_log_checkpoint(chip_id, checkpoint, key),
@@ -153,11 +159,16 @@ def _parts(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing:
-    if not isinstance(payload, dict) or set(payload) != _KEYS or not isinstance(payload["runs"], dict):
+    if isinstance(payload, dict):
+        payload = {"books": {}, **payload}  # which older ones do not have
+    if not isinstance(payload, dict) or set(payload) != _KEYS:
+        raise EvidenceError("malformed standing of a log checkpoint")
+    if not isinstance(payload["runs"], dict) or not isinstance(payload["books"], dict):
         raise EvidenceError("malformed standing of a log checkpoint")
     if (payload["chip_id"], payload["head"]) != (chip_id, checkpoint.head.hex()):
         raise EvidenceError(f"chip {chip_id}: the standing in its log checkpoint is of another chip or moment")
     limits.CHECKPOINT_RUNS.check(len(payload["runs"]))
+    limits.CHECKPOINT_RUNS.check(len(payload["books"]))
     try:
         standing = Standing(
             runs={
@@ -167,12 +178,21 @@ def _standing(payload: Any, chip_id: str, checkpoint: LogCheckpoint) -> Standing
             attached=_bytes(payload["attached"], 32),
             before=Work.from_bytes(_bytes(payload["before"], len(NO_WORK.to_bytes()))),
             counted=None if payload["counted"] is None else _step(payload["counted"]),
+            books={_bytes(run, 32): _works(works) for run, works in payload["books"].items()},
         )
         if standing.counted is not None and standing.attached not in standing.runs:
             raise ValueError
     except (TypeError, ValueError):
         raise EvidenceError("malformed standing of a log checkpoint") from None
     return standing
+
+
+def _works(entries: object) -> tuple[Work, ...]:
+    if not isinstance(entries, list) or not 0 < len(entries) <= _MOST_WORKS:
+        raise ValueError
+    if not all(isinstance(entry, list) and len(entry) == 3 for entry in entries):
+        raise ValueError
+    return tuple(Work(*map(_step, entry)) for entry in entries)
 
 
 def _bytes(text: object, length: int) -> bytes:

@@ -33,6 +33,11 @@ class Work:
         """Whether no count is higher."""
         return self.calls <= other.calls and self.flop <= other.flop and self.moved <= other.moved
 
+    def left(self, spent: Work) -> Work:
+        """What is left of it when so much is spent, by each count."""
+        rest = self - spent
+        return Work(max(rest.calls, 0), max(rest.flop, 0), max(rest.moved, 0))
+
     def share(self, part: int, whole: int) -> Work:
         """What a chip counts that holds `part` of `whole` bytes of the memory: ⌊n · part / whole⌋ of each count."""
         return Work(self.calls * part // whole, self.flop * part // whole, self.moved * part // whole)

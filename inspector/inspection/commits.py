@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Protocol
 
 from firmware_sim import (
@@ -20,16 +19,14 @@ from firmware_sim import (
     Unaudited,
     Work,
 )
-from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import NEWBORN, Roofline, Standing
+from monitor.lab.ledger import Needs, ledger_error
 
 __all__ = [
     "Beacons",
     "CommitOrder",
     "HeldResults",
     "Law",
-    "MeteredWork",
-    "Needs",
     "Pace",
     "SignsOfLife",
     "SnapshotMoment",
@@ -52,14 +49,20 @@ class Law(Protocol):
 class CommitOrder:
     """Reads a chip's records one by one and refuses those that an honest host would not have made it write.
 
-    - A run's memory is attached once in each boot, before anything else is said of the run.
+    - A run's memory is attached once in each boot, before anything else is said of the run, and heads come of the run
+      whose memory was attached last. Once a run is closed its memory is not attached again.
     - Heads come for step 0, 1, 2, … in this order. After a boot they may go back to a step that was committed before,
       since the run resumes from its last checkpoint.
+
+    Args:
+        closed: by run id, how many records the log had when the run was closed.
     """
 
-    def __init__(self, chip: str, standing: Standing = NEWBORN) -> None:
+    def __init__(self, chip: str, standing: Standing = NEWBORN, closed: Mapping[bytes, int] | None = None) -> None:
         self._chip = chip
+        self._closed = closed or {}
         self._attached = {standing.attached} - {NO_RUN}
+        self._latest = standing.attached
         self._last = {run: heard.last for run, heard in standing.runs.items()}
         self._resumed = set(self._last) - (set() if standing.newest is None else self._attached)
 
@@ -69,11 +72,23 @@ class CommitOrder:
             self._attached.clear()
             self._resumed = set(self._last)
         elif record.kind is RecordKind.REGIONS:
-            if record.run_id in self._attached:
-                raise _error(self._chip, record, "the run's memory was attached again in the same boot")
+            again, self._latest = record.run_id in self._attached, record.run_id
             self._attached.add(record.run_id)
+            if again:
+                raise ledger_error(self._chip, record, "the run's memory was attached again in the same boot")
+            self._check_open(record)
         elif record.kind is RecordKind.COMMIT:
             self._commit(record)
+
+    def _check_open(self, record: LogRecord) -> None:
+        if record.counter >= self._closed.get(record.run_id, record.counter + 1):
+            what = "the memory of a run was attached again after the run had been closed"
+            raise ledger_error(self._chip, record, what)
+
+    def _check_latest(self, record: LogRecord) -> None:
+        if record.run_id != self._latest:
+            what = f"step {record.step} of a run was committed while another run's memory was attached"
+            raise ledger_error(self._chip, record, what)
 
     def _commit(self, record: LogRecord) -> None:
         last = self._last.get(record.run_id, -1)
@@ -81,9 +96,11 @@ class CommitOrder:
         self._resumed.discard(record.run_id)
         self._last[record.run_id] = record.step
         if record.run_id not in self._attached:
-            raise _error(self._chip, record, f"step {record.step} was committed before the run's memory was attached")
+            what = f"step {record.step} was committed before the run's memory was attached"
+            raise ledger_error(self._chip, record, what)
+        self._check_latest(record)
         if record.step != last + 1 and not resumes:
-            raise _error(self._chip, record, f"step {record.step} was committed after step {last}")
+            raise ledger_error(self._chip, record, f"step {record.step} was committed after step {last}")
 
 
 class SnapshotMoment:
@@ -113,130 +130,15 @@ class SnapshotMoment:
     def _snapshot(self, record: LogRecord) -> None:
         if self._attached is None:
             if not is_empty_snapshot(record):
-                raise _error(self._chip, record, "a snapshot shows memory that was not attached in this boot")
+                raise ledger_error(self._chip, record, "a snapshot shows memory that was not attached in this boot")
         elif record.run_id != self._attached:
-            raise _error(self._chip, record, "a snapshot names another run than the one whose memory is attached")
+            raise ledger_error(self._chip, record, "a snapshot names another run than the one whose memory is attached")
         elif (newest := self._newest.get(record.run_id)) is None:
-            raise _error(self._chip, record, f"step {record.step} was not committed before its snapshot")
+            raise ledger_error(self._chip, record, f"step {record.step} was not committed before its snapshot")
         elif record.step != newest:
-            raise _error(
+            raise ledger_error(
                 self._chip, record, f"the snapshot claims step {record.step}, but step {newest} was the newest then"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What the steps of one run need of one of its chips.
-
-    Attributes:
-        share: the chip's bytes of the state, and those of all its chips.
-        of: work of a committed step on all of them together.
-        most: the highest counts of any program of the run.
-        made: bytes of all results of a committed step on all of them together.
-        allowed: work on the state that no program explains, after the newest committed step.
-    """
-
-    share: tuple[int, int]
-    of: Callable[[int], Work]
-    most: Work
-    made: Callable[[int], int]
-    allowed: Work = NO_WORK
-
-
-class MeteredWork:
-    """Between any two commits a chip's meter counts what the step of the second one needs, no more and no less.
-
-    That is its program's work, and what the lab says that other operators did before it. Between a commit and another
-    record, such as a quote, there may have been some of these, of which the next commit would tell; and before a
-    snapshot a part of the step.
-
-    Memory is attached when it holds the state of the step that is committed next, so that this one needs no more work
-    of the chip: it is step 0, or one that the chip has heard of before. What the meter counts while the chip holds no
-    declared run's memory is explained by nothing. A meter that is off is told of once, until memory is attached again.
-
-    Args:
-        runs: the declared runs in which the chip takes part, by run id.
-
-    Attributes:
-        untold: allowed work behind the last commit before the chip was shut down or got other memory; no step tells it.
-        behind: the same behind the newest commit, of which a step may tell that is still to come.
-    """
-
-    def __init__(
-        self, chip: str, runs: Mapping[bytes, Needs], since: LogCheckpoint = BIRTH, standing: Standing = NEWBORN
-    ) -> None:
-        self._chip = chip
-        self._runs = runs
-        self._heard = {run: heard.most for run, heard in standing.runs.items()}
-        self.untold = self.behind = NO_WORK
-        self._since_boot()
-        needs, newest = runs.get(standing.attached), standing.newest
-        self._before = Work.from_bytes(since.work) if needs is None else standing.before
-        self._take_over(needs)
-        if needs is not None and newest is not None and standing.counted is not None:
-            self._needed = sum(map(needs.of, range(standing.counted, newest + 1)), NO_WORK)
-            self._is_first = False
-
-    def _since_boot(self) -> None:
-        self._before = self._needed = NO_WORK  # of the chip when its memory was attached; of the steps since then
-        self._take_over(None)
-        self._is_first = True
-        self._is_off = False
-
-    def _take_over(self, needs: Needs | None) -> None:
-        self._share = (1, 1) if needs is None else needs.share
-        self._most, self._allowed = (NO_WORK, NO_WORK) if needs is None else (needs.most, needs.allowed)
-
-    def take(self, record: LogRecord) -> None:
-        """Check one record; EvidenceError says how far the meter is from what was needed.
-
-        Unaudited: the power went in a step of which nothing is known but that it was longer than any other.
-        """
-        if record.kind in (RecordKind.BOOT, RecordKind.REGIONS):
-            self.untold, self.behind = self.untold + self.behind, NO_WORK
-        if record.kind is RecordKind.BOOT:
-            self._since_boot()
-        needs = self._runs.get(record.run_id)
-        if record.kind is RecordKind.COMMIT and needs is not None:
-            heard = self._heard.get(record.run_id, 0)
-            self._needed += NO_WORK if self._is_first and record.step <= heard else needs.of(record.step)
-            self._heard[record.run_id] = max(heard, record.step)
-            self._is_first = False
-        expected, found = self._before + self._needed.share(*self._share), record.work
-        if record.kind is RecordKind.SNAPSHOT and expected <= found <= self._longest():
-            return  # in the middle of a step, of which the next commit tells
-        fits = found == expected
-        if not fits and record.kind is not RecordKind.COMMIT:
-            fits = expected <= found <= self._before + (self._needed + self._allowed).share(*self._share)
-        if record.kind not in (RecordKind.BOOT, RecordKind.REGIONS):
-            told = not fits or record.kind is RecordKind.POWER_GAP  # as a finding, or as a power cut
-            self.behind = NO_WORK if told else found - expected
-        was_off, self._is_off = self._is_off, not fits
-        if record.kind is RecordKind.REGIONS:
-            self._before, self._needed, self._is_first, self._is_off = found, NO_WORK, True, False
-            self._take_over(needs)
-        if fits or was_off:
-            return
-        if record.kind is RecordKind.POWER_GAP:
-            self._after_gap(record, expected)
-            return
-        more, less = expected <= found, found <= expected
-        amount = f"{found - expected} more than" if more else f"{expected - found} less than"
-        what = amount if more or less else f"{found} where not"
-        raise _error(self._chip, record, f"the meter counts {what} the {expected} that the committed steps need")
-
-    def _longest(self) -> Work:
-        """What the meter counts at most before the next commit, whatever that step is."""
-        return self._before + (self._needed + self._most + self._allowed).share(*self._share)
-
-    def _after_gap(self, record: LogRecord, expected: Work) -> None:
-        """The step in which the power went was never committed: whatever it was, it needs no more than any other."""
-        if expected <= record.work <= self._longest():
-            return
-        raise Unaudited(
-            f"chip {self._chip}, record {record.counter}: when the power went its meter had counted "
-            f"{record.work - expected} since the last committed step, more than any step needs"
-        )
 
 
 class HeldResults:
@@ -264,7 +166,7 @@ class HeldResults:
         seen = record.kind in (RecordKind.COMMIT, RecordKind.QUOTE)
         if seen and self._most is not None and record.op > self._most:
             what = f"{record.op} bytes of results are held beside the state, more than the {self._most} that a step may"
-            raise _error(self._chip, record, what)
+            raise ledger_error(self._chip, record, what)
 
 
 class Beacons:
@@ -329,7 +231,9 @@ class Pace:
             seconds = self._roofline.seconds(work)
             if time is not None and seconds > record.step - time + 1:
                 what = f"the meter counts {work} in the {record.step - time} seconds between two beacons, "
-                raise _error(self._chip, record, f"{what}and its device takes {seconds:.4g} seconds for that at least")
+                raise ledger_error(
+                    self._chip, record, f"{what}and its device takes {seconds:.4g} seconds for that at least"
+                )
 
 
 class SignsOfLife:
@@ -378,7 +282,3 @@ class SignsOfLife:
     def _open(self, record: LogRecord, what: str) -> Unaudited:
         told = f"a copy of it may have worked meanwhile, and {self._seconds} seconds are agreed"
         return Unaudited(f"chip {self._chip}, record {record.counter}: {what}: {told}")
-
-
-def _error(chip: str, record: LogRecord, what: str) -> EvidenceError:
-    return EvidenceError(f"chip {chip}, record {record.counter}: {what}")

@@ -272,12 +272,20 @@ def _check_evaluation(before: Leaf, leaf: Leaf, programs: Mapping[str, Program])
 
 
 def _check_beside(run: RunFolder, leaves: Sequence[Leaf]) -> None:
-    """Between two steps no more is declared beside the programs than was agreed on before the first."""
-    allowed = run.declared.allowance
+    """For each training step no more is declared beside the programs than was agreed on before the first.
+
+    In a run that has none that is for each step.
+    """
+    allowed, told = run.declared.allowance, NO_WORK
+    trains = not all(leaf.is_evaluation for leaf in leaves[1:])
     for leaf in leaves[1:]:
-        beside = execution_of(leaf).beside
-        if not beside <= allowed:
-            raise EvidenceError(f"step {leaf.step} declares {beside} beside its program, and {allowed} are allowed")
+        told += execution_of(leaf).beside
+        if not told <= allowed:
+            since = " since the last training step" if told != execution_of(leaf).beside else ""
+            raise EvidenceError(
+                f"step {leaf.step} declares {told} beside its program{since}, and {allowed} are allowed"
+            )
+        told = told if trains and leaf.is_evaluation else NO_WORK
 
 
 def check_numbers(run: RunFolder, last: int, agreed: Agreement) -> None:

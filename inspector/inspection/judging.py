@@ -6,13 +6,14 @@ A verdict is a function of frozen settings, trust anchors, evidence and what the
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from firmware_sim import LogPosition
+from firmware_sim import NO_WORK, TICK, LogPosition
 from firmware_sim.errors import CallerError, DeviceError, EvidenceError
 from inspector.devices import device
 from inspector.inspection.agreement import agreement_of
@@ -26,7 +27,7 @@ from inspector.inspection.given import given_runs
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.identities import examine_identities
 from inspector.inspection.inside import InsideStep, compare_inside
-from inspector.inspection.lineage import examine_lineages, lineage_text
+from inspector.inspection.lineage import check_signed, examine_lineages, lineage_text
 from inspector.inspection.provenance import ChipReport, examine_chip, runs_of_owner, sources_of
 from inspector.inspection.rounding_logs import examine
 from inspector.inspection.sampling import (
@@ -40,16 +41,18 @@ from inspector.inspection.sampling import (
     run_seed,
 )
 from inspector.inspection.shards import OpenShard, examine_shards
+from inspector.inspection.slack import judge_slack
 from inspector.inspection.thin import Checked, ThinRun
 from inspector.inspection.transcripts import Transcript, open_run, read_transcript
 from inspector.inspection.trust import Trust, rates_json
-from inspector.inspection.verdict import Reason, Verdict
+from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.inspection.wording import acceptance, logs_text, outcomes_by_lab, scope, signed_text
-from inspector.probability.chances import chances
+from inspector.probability.chances import chances, unseen
 from inspector.replay.decisions import Decisions
 from inspector.replay.pool import run_worker
 from inspector.replay.scheduler import at_once
 from inspector.replay.segment import Segment, segment_of, segments
+from monitor.lab.ledger import Kind, total
 from monitor.transcript import RunFolder
 
 __all__ = ["Worker", "inspect", "judge", "replay", "verify"]
@@ -86,6 +89,8 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     if transcript.run.finished:
         chips = trust.chips_of(transcript.run.metadata.lab)
         reports = [examine_chip(chip, [transcript], trust, findings, answers=outside) for chip in chips]
+        blamed = [transcript.run.metadata.lab] if findings.found else []
+        evidence["ledger"] = judge_slack(reports, [transcript], trust, findings, {}, blamed=blamed)
         evidence["chips"] = [report.to_json() for report in reports]
         evidence["clones"] = examine_identities([transcript], trust, outside, findings)
         waiting = sum(len(report.inside) for report in reports)
@@ -96,7 +101,7 @@ def verify(folder: Path, trust: Trust, *, now: datetime, answers: Sequence[Path]
     )
     text += f"; {trust.source}"
     text += numbers_text([evidence["execution"]]) + lineage_text(evidence["lineages"]) + signed_text([transcript])
-    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript]))
+    return Verdict.of(findings.found, findings.doubts, evidence, accept=text, scope=scope([transcript], trust))
 
 
 def inspect(
@@ -114,6 +119,7 @@ def inspect(
     heads: Collection[str] | None = None,
     earlier: Sequence[bytes] = (),
     accepted: Mapping[str, int] | None = None,
+    excused: Mapping[str, Sequence[str]] | None = None,
     checks: Mapping[str, Checked] | None = None,
     case: CaseFile | None = None,
 ) -> Verdict:
@@ -133,6 +139,7 @@ def inspect(
         earlier: heads of runs that labs signed at earlier inspections; a run of the same id must go on from them.
         accepted: by id of a run, the step up to which one of these inspections has accepted it; what comes before is
             not replayed again.
+        excused: by lab, the runs whose boots were excused at earlier inspections (``slack``).
         checks: where the folders hold no states and samples (``inspection.thin``), what a cluster says of these, by
             the SHA-256, in hex, of the manifest.
         case: is filled with what the verdict rests on (inspector.bundle).
@@ -210,7 +217,12 @@ def inspect(
             examine_chip(chip, transcripts, trust, findings, answers=outside, last=known.get(chip), now=seconds)
             for chip in asked
         ]
+        outcomes = outcomes_by_lab(findings, trust, asked_labs)
+        blamed = [lab for lab, outcome in outcomes.items() if outcome == Outcome.REJECT.value]
+        evidence["ledger"] = judge_slack(reports, transcripts, trust, findings, excused or {}, blamed=blamed)
         evidence["chips"] = [report.to_json() for report in reports]
+        check_signed(transcripts, evidence, trust, findings)
+        evidence |= _repeats(reports, trust) | _coinciding(transcripts)
         case.prunable = {report.chip: report.prunable for report in reports if report.prunable is not None}
         case.unseen = {trust.chips[report.chip]: report.unseen for report in reports if report.unseen}
         if memory is not None:
@@ -229,17 +241,42 @@ def inspect(
         rate=trust.chip_trust.snapshot_rate,
         uniform=settings.sampling is not None,
         live=ask is not None,
+        slack=any(report.ledger is None or report.ledger["slack"]["calls"] for report in reports),
     )
     evidence["labs"] = outcomes_by_lab(findings, trust, asked_labs)
     accept = acceptance(evidence) + signed_text(transcripts)
     not_said = scope(
         transcripts,
+        trust,
         live=ask is not None,
         beacons=trust.beacon_seconds is not None,
         every=labs is not None,
         replays=evidence.get("replays", ()),
     )
     return Verdict.of(findings.found, findings.doubts, evidence, accept=accept, scope=not_said)
+
+
+def _repeats(reports: Sequence[ChipReport], trust: Trust) -> dict[str, Any]:
+    """What snapshots show of steps that were repeated: how many fell in there, and how likely work escapes them all."""
+    kinds = (Kind.REPEATS, Kind.BACK)
+    escapes, seen = 1.0, False
+    for report in reports:
+        work = total(book.counts[kind] for book in (report.books or {}).values() for kind in kinds)
+        if work != NO_WORK and report.rates is not None:
+            escapes *= unseen(report.rates.time(work) / TICK, trust.chip_trust.snapshot_rate)
+            seen = True
+    shots = sum(len(report.repeated) for report in reports)
+    return {"repeats": {"snapshots": shots, "escapes": escapes}} if seen else {}
+
+
+def _coinciding(transcripts: Sequence[Transcript]) -> dict[str, Any]:
+    """Runs that pass through one state, so that a snapshot of it says less of which it was taken."""
+    found: dict[str, list[str]] = {}
+    for item in transcripts:
+        for state in {str(leaf.state.root) for leaf in item.leaves}:
+            found.setdefault(state, []).append(item.run.manifest.run)
+    pairs = Counter(tuple(sorted(runs)) for runs in found.values() if len(runs) > 1)
+    return {"coinciding": [{"runs": list(runs), "states": count} for runs, count in sorted(pairs.items())]}
 
 
 def _all_accepted(transcripts: Sequence[Transcript], accepted: Mapping[str, int]) -> bool:

@@ -16,13 +16,14 @@ import torch
 from firmware_sim.errors import EvidenceError
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
+from inspector.inspection.slack import untold_flop
 from inspector.inspection.thin import ThinRun
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from monitor.declaration.origin import Origin, Parent
 from monitor.programs.bits import same_bytes
 
-__all__ = ["examine_lineages", "lineage_text"]
+__all__ = ["check_signed", "examine_lineages", "lineage_text"]
 
 
 def examine_lineages(
@@ -72,14 +73,16 @@ def chain_of(item: Transcript, known: Mapping[str, Transcript]) -> list[Transcri
 
 
 def flop_of(items: Iterable[Transcript]) -> int:
-    """Declared FLOP of all steps of runs, which ``execution`` compares with their programs."""
-    return sum(leaf.flop for item in items for leaf in item.leaves)
+    """Declared FLOP of all steps of runs, which ``execution`` compares with their programs, and of what they tell of
+    beside these.
+    """
+    return sum(sum(leaf.flop for leaf in item.leaves) + item.execution.beside.flop for item in items)
 
 
 def most_flop_of(items: Iterable[Transcript]) -> int | None:
     """FLOP that their steps take at most, with products that elementwise work could hide; None where it is unknown."""
-    found = [item.execution.most_flop for item in items]
-    known = [flop for flop in found if flop is not None]
+    found = [(item.execution.most_flop, item.execution.beside.flop) for item in items]
+    known = [flop + beside for flop, beside in found if flop is not None]
     return sum(known) if len(known) == len(found) else None
 
 
@@ -161,6 +164,24 @@ def _check_cap(
         if line["past_unknown"] and findings.is_on(Guard.RULES):
             text = f"{line['run']}: past FLOP is unknown, and the rules allow {most}: {line['past_unknown']}"
             findings.doubt(text, **where)
+
+
+def check_signed(
+    transcripts: Sequence[Transcript], evidence: Mapping[str, Any], trust: Trust, findings: Findings
+) -> None:
+    """Under the rule on total compute, slack that chips signed counts too: nobody can say what it was."""
+    most = trust.maximum_flop
+    if most is None or not findings.is_on(Guard.RULES):
+        return
+    labs: dict[str, list[Transcript]] = {}
+    for item in transcripts:
+        labs.setdefault(item.run.metadata.lab, []).append(item)
+    for lab, items in labs.items():
+        signed = sum(untold_flop(item, evidence["chips"]) for item in items)
+        whole = most_flop_of(items)
+        if signed and whole is not None and whole <= most < whole + signed:
+            text = f"lab {lab} declares up to {whole} FLOP, and its chips signed {signed} more that could have been "
+            findings.doubt(f"{text}anything; the rules allow {most}", lab=lab)
 
 
 def exceeds(line: Mapping[str, Any], count: str, most: int) -> bool:

@@ -1,4 +1,5 @@
-"""What an inspector keeps of each chip between inspections: where its log ended (Shavit 2023, section 3).
+"""What an inspector keeps between inspections: where each chip's log ended (Shavit 2023, section 3), and which boots of
+a lab's were excused.
 
 A log that was restored to an earlier state hangs together in itself. Only who has seen more of it can tell.
 """
@@ -6,24 +7,39 @@ A log that was restored to an earlier state hangs together in itself. Only who h
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from firmware_sim import LogPosition, limits
 from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import canonical
+from inspector.inspection.slack import EXCUSED_BOOTS
 from inspector.inspection.verdict import Verdict
 from monitor.files import write_whole
 
-__all__ = ["load_memory", "remember", "save_memory"]
+__all__ = ["Memory", "load_memory", "remember", "save_memory"]
 
-_FORMAT = "chipwitness/memory/2"
+_FORMAT = "chipwitness/memory/3"
+_BEFORE = "chipwitness/memory/2"
+"""What had excused nothing."""
 _COUNTS = ("counter", "size", "time")
 
 
-def load_memory(path: Path) -> dict[str, LogPosition]:
-    """The last position of each chip's log, by chip; none where there is no such file: nothing was inspected yet.
+class Memory(dict[str, LogPosition]):
+    """The last position of each chip's log, by chip.
+
+    Attributes:
+        excused: by lab, the runs whose boots' repeats counted against no limit (``slack``), each as often as that was.
+    """
+
+    def __init__(self, chips: Mapping[str, LogPosition], excused: Mapping[str, Sequence[str]] | None = None) -> None:
+        super().__init__(chips)
+        self.excused = dict(excused or {})
+
+
+def load_memory(path: Path) -> Memory:
+    """What ``save_memory`` wrote; nothing where there is no such file: nothing was inspected yet.
 
     Raises:
         CallerError: the file is another one, or lies in no folder.
@@ -33,14 +49,17 @@ def load_memory(path: Path) -> dict[str, LogPosition]:
         if not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent}")
         if not path.exists():
-            return {}
+            return Memory({})
         data: Any = canonical.parse(limits.read_file(path, limits.MEMORY_BYTES), most=limits.MEMORY_BYTES)
-        if set(data) != {"format", "chips"} or data["format"] != _FORMAT:
+        if data["format"] == _BEFORE:
+            data = {**data, "format": _FORMAT, "excused": {}}
+        if set(data) != {"format", "chips", "excused"} or data["format"] != _FORMAT:
             raise ValueError("it has another format")
-        return {str(chip): _position(entry) for chip, entry in data["chips"].items()}
+        chips = {str(chip): _position(entry) for chip, entry in data["chips"].items()}
+        return Memory(chips, {str(lab): _runs(runs) for lab, runs in data["excused"].items()})
     except OSError as error:
         raise file_error(f"cannot read the inspector's memory {path}", error) from None
-    except (EvidenceError, ValueError, TypeError, AttributeError) as error:
+    except (EvidenceError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise CallerError(f"cannot read the inspector's memory {path}: {error}") from None
 
 
@@ -53,7 +72,13 @@ def _position(entry: Any) -> LogPosition:
     return LogPosition(**{**entry, "head": head})
 
 
-def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> dict[str, LogPosition]:
+def _runs(runs: Any) -> list[str]:
+    if not isinstance(runs, list) or len(runs) > EXCUSED_BOOTS or any(len(bytes.fromhex(run)) != 32 for run in runs):
+        raise ValueError("an excused run is malformed")
+    return runs
+
+
+def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> Memory:
     """The memory after an inspection, whatever its outcome: a chip may be sound that shows its lab to be a liar.
 
     The log of a chip that is not sound itself, or did not go on from where it ended, changes nothing.
@@ -67,7 +92,9 @@ def remember(memory: Mapping[str, LogPosition], verdict: Verdict) -> dict[str, L
                 head=bytes.fromhex(chip["log_head"]),
                 time=max(chip["time"], known[chip["chip"]].time if chip["chip"] in known else 0),
             )
-    return known
+    excused = memory.excused if isinstance(memory, Memory) else {}
+    told = {lab: ledger["excused"] for lab, ledger in verdict.evidence.get("ledger", {}).items() if ledger["excused"]}
+    return Memory(known, {**excused, **told})
 
 
 def save_memory(path: Path, memory: Mapping[str, LogPosition]) -> None:
@@ -76,7 +103,9 @@ def save_memory(path: Path, memory: Mapping[str, LogPosition]) -> None:
         chip: {**{name: getattr(position, name) for name in _COUNTS}, "head": position.head.hex()}
         for chip, position in sorted(memory.items())
     }
+    excused = dict(sorted(memory.excused.items())) if isinstance(memory, Memory) else {}
+    data = {"format": _FORMAT, "chips": chips, "excused": excused}
     try:
-        write_whole(path, json.dumps({"format": _FORMAT, "chips": chips}, indent=1).encode() + b"\n")
+        write_whole(path, json.dumps(data, indent=1).encode() + b"\n")
     except OSError as error:
         raise file_error(f"cannot write the inspector's memory {path}", error) from None

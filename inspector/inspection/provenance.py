@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -28,7 +29,6 @@ from inspector.inspection.commits import (
     CommitOrder,
     HeldResults,
     Law,
-    MeteredWork,
     Pace,
     SignsOfLife,
     SnapshotMoment,
@@ -40,6 +40,7 @@ from inspector.inspection.inside import InsideStep, committed_after, place_of
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.probability.chances import snapshots_within
+from monitor.lab.ledger import Book, Ledger, Needs
 from monitor.transcript.layout import CHIP_FILES, chip_path
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
 
 CUTS_BY_CHANCE = 1e-3
 """An honest lab whose power fails is accused of having cut it on purpose no more often than this."""
+_LOG = "log.bin"
 _OF_RUNS = (RecordKind.REGIONS, RecordKind.COMMIT, RecordKind.SNAPSHOT)
 _GUARD_OF = {
     "maker": Guard.IDENTITY,
@@ -82,7 +84,9 @@ class ChipReport:
         counted: FLOP of all its boots and the microseconds that its work took by its clock, up to where the heads end
             that were handed over; None where its log begins after its first boot.
         held: the most bytes of results that any of its records saw beside the declared state.
-        untold: what its meter counts behind the last commits before it was shut down, of which no step tells.
+        books: what its meter counts, by run id (``monitor.lab.ledger``); None where nobody can tell.
+        ledger: the same for the evidence (``slack.judge_slack``).
+        repeated: of its snapshots, by record number, those that were taken while steps were repeated.
         nonce: of the live challenge that it answered; "" where nobody asked it.
         time: the last at which it is known to have been where its log ends, in seconds since 1970; 0 if unknown.
         snapshots: (run id, step, operators) of each snapshot that a declared step explains, in the order of the log:
@@ -112,7 +116,9 @@ class ChipReport:
     rates: Roofline | None = None
     counted: tuple[int, int] | None = None
     held: int = 0
-    untold: Work = NO_WORK
+    books: Mapping[bytes, Book] | None = None
+    ledger: dict[str, Any] | None = None
+    repeated: frozenset[int] = frozenset()
     extends: bool | None = None
     snapshots: list[tuple[str, int, int]] = field(default_factory=list)
     inside: list[InsideStep] = field(default_factory=list)
@@ -144,11 +150,12 @@ class ChipReport:
             "rates": self.rates and asdict(self.rates),
             "counted": self.counted and dict(zip(("flop", "busy_us"), self.counted, strict=True)),
             "held_bytes": self.held,
-            "untold": asdict(self.untold),
+            "ledger": self.ledger,
             "extends": self.extends,
             "snapshots": [
                 {"run_id": run_id, "step": step, "operators": operators} for run_id, step, operators in self.snapshots
             ],
+            "snapshots_in_repeats": len(self.repeated),
             "unexplained_records": self.unexplained,
             "power_gaps": self.gaps,
             "boots": self.boots,
@@ -216,8 +223,28 @@ def examine_chip(
         life = SignsOfLife(chip, trust.beacon_seconds, last=last, until=case.quote, now=now, since=case.since)
         laws.append((Guard.TIME, life))
     judged = _match(report, case, laws, trust, own, findings, last)
+    ledger = next((law for _, law in laws if isinstance(law, Ledger)), None)
+    if ledger is not None:
+        ledger.close()
+        report.books = ledger.books
+        report.repeated = frozenset(ledger.repeated) & {record.counter for record in report.taken}
+        report.repeated -= set(report.unexplained)
     report.prunable = accepted_part(case, judged) if report.sound else None
+    if report.prunable is not None and ledger is not None:
+        report.prunable = _with_books(report.prunable, case, own, judged)
     return report
+
+
+def _with_books(
+    accepted: tuple[LogCheckpoint, Standing], case: OpenedCase, own: Sequence[Transcript], judged: Sequence[LogRecord]
+) -> tuple[LogCheckpoint, Standing]:
+    """The accepted part of a log, with what the ledger holds at its end."""
+    since, standing = accepted
+    ledger = Ledger(case.chip_id, _needs(case.chip_id, own), case.since, case.standing)
+    for record in judged[: since.size - case.since.size]:
+        with suppress(EvidenceError):  # which was found before
+            ledger.take(record)
+    return since, replace(standing, books={run: book.to_works() for run, book in ledger.books.items()})
 
 
 def unseen_text(runs: Sequence[str]) -> str:
@@ -278,7 +305,7 @@ def _latest(chip: str, sources: Sequence[EvidenceSource]) -> EvidenceSource:
 
     Two logs of one chip where neither extends the other prove by themselves that one was rolled back.
     """
-    logs = [(source.read("log.bin"), source) for source in sources]
+    logs = [(source.read(_LOG), source) for source in sources]
     furthest, latest = max(logs, key=lambda entry: (entry[1].nonce is not None, log_extent(entry[0])[1]))
     for log, source in logs:
         if logs_contradict(furthest, log) or log_extent(log)[1] > log_extent(furthest)[1]:
@@ -292,7 +319,7 @@ def _laws(
     """When an honest host makes a chip write its records, from where they begin."""
     chip, since, standing = case.chip_id, case.since, case.standing
     laws: list[tuple[Guard, Law]] = [
-        (Guard.COMMITMENT, CommitOrder(chip, standing)),
+        (Guard.COMMITMENT, CommitOrder(chip, standing, _closed(chip, transcripts))),
         (Guard.SNAPSHOT, SnapshotMoment(chip, standing)),
         *_meter_law(case, transcripts, findings),
     ]
@@ -347,9 +374,6 @@ def _match(
             _match_commitment(report, record, transcript, findings)
         else:
             _match_snapshot(report, record, transcript, followed[record.counter], findings)
-    goes_on = any(not item.run.finished for item in transcripts)
-    for meter in (law for _, law in laws if isinstance(law, MeteredWork)):
-        report.untold = meter.untold if goes_on else meter.untold + meter.behind
     judge_cuts(report.chip, cut, len(report.gaps), trust.chip_trust.snapshot_rate, findings)
     for transcript in transcripts:
         if report.chip in transcript.run.metadata.chips:
@@ -426,11 +450,26 @@ def _meter_law(case: OpenedCase, transcripts: Sequence[Transcript], findings: Fi
         findings.doubt(text + unknown.run.name, chip=chip)
     if unknown is not None or not findings.is_on(Guard.METER):
         return []
-    needs = {item.run.metadata.run_id: item.needs(chip) for item in mine}
+    needs = _needs(chip, mine)
     return [
-        (Guard.METER, MeteredWork(chip, needs, since, standing)),
+        (Guard.METER, Ledger(chip, needs, since, standing)),
         (Guard.METER, HeldResults(chip, needs, standing)),
     ]
+
+
+def _needs(chip: str, transcripts: Sequence[Transcript]) -> dict[bytes, Needs]:
+    """What the steps of the runs that a chip serves need of it."""
+    return {item.run.metadata.run_id: item.needs(chip) for item in transcripts if chip in item.run.metadata.chips}
+
+
+def _closed(chip: str, transcripts: Sequence[Transcript]) -> dict[bytes, int]:
+    """By finished run of the chip, how many records its log had when the run was closed."""
+    path = chip_path(chip, _LOG)
+    return {
+        item.run.metadata.run_id: log_extent(item.run.read(path))[1]
+        for item in transcripts
+        if item.run.finished and path in item.run.files
+    }
 
 
 def _match_regions(report: ChipReport, record: LogRecord, transcript: Transcript, findings: Findings) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from firmware_sim import NO_WORK, Work
 from firmware_sim.errors import EvidenceError
 from firmware_sim.evidence import MerkleTree, SignatureError, digest_bytes
 from inspector.inspection.agreed_data import check_agreed_data
 from inspector.inspection.agreement import Agreement, agreement_of, unread_files
-from inspector.inspection.commits import Needs
 from inspector.inspection.execution import ExecutionReport, examine_execution
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard
@@ -21,6 +19,7 @@ from inspector.inspection.thin import ThinRun, Withheld
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Reason
 from monitor.environment import accelerator
+from monitor.lab.ledger import Needs, needs_of
 from monitor.recording.derivation import meta_batch
 from monitor.replay.replaying import check_absent
 from monitor.replay.steps import check_size, execution_of
@@ -55,25 +54,8 @@ class Transcript:
         """What the run's steps need of one of its chips, whose programs are all known."""
         works = self.execution.works
         assert works is not None
-        known = works
-
-        def of(step: int) -> Work:
-            if not 0 < step < len(self.leaves):
-                return NO_WORK
-            execution = execution_of(self.leaves[step])
-            return known[execution.program] + execution.beside
-
-        def made(step: int) -> int:
-            return self.execution.made[execution_of(self.leaves[step]).program] if 0 < step < len(self.leaves) else 0
-
-        counts = list(zip(*map(astuple, works.values()), strict=True))
-        return Needs(
-            share=self.run.declared.layout.share(self.run.metadata.chips.index(chip)),
-            of=of,
-            made=made,
-            most=Work(*map(max, counts)) if counts else NO_WORK,
-            allowed=self.run.declared.allowance,
-        )
+        share = self.run.declared.layout.share(self.run.metadata.chips.index(chip))
+        return needs_of(self.run.declared, share, self.leaves, works, self.execution.made)
 
 
 def open_run(folder: Path, trust: Trust, *, thin: bool = False, opened: Collection[str] | None = None) -> RunFolder:

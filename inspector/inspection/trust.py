@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from firmware_sim import limits
 from firmware_sim.checks import ChipTrust
@@ -19,6 +19,7 @@ from firmware_sim.errors import CallerError, EvidenceError, file_error
 from firmware_sim.evidence import Digest, SignatureError, VerifyingKey, canonical
 from firmware_sim.evidence.work import Roofline
 from monitor.declaration.countersigning import COUNTERSIGNED, Countersigned
+from monitor.declaration.statement import parse_share
 
 if TYPE_CHECKING:
     from inspector.registry.registered import RegisteredChips
@@ -44,9 +45,13 @@ _OPTIONAL: Mapping[str, Any] = {
     "clusters": [],
     "countersigned": [],
     "maximum_flop": None,
+    "maximum_slack": None,
     "beacon_seconds": None,
     "rates": {},
 }
+
+
+Limit = TypeVar("Limit", int, Fraction)
 
 
 class NotCountersigned(CallerError):
@@ -67,6 +72,7 @@ class Trust:
         countersigned: declarations that they are said to have signed, as envelopes.
         maximum_flop: most FLOP that a lab's runs, or a run and those that it continues, may take together; None for no
             such rule.
+        maximum_slack: the share of what a run declares that its chips may count beside it; None for what is agreed.
         beacon_seconds: a chip works no longer than this from one beacon to the next; None where none are agreed.
         rates: by chip what its device does in a second at most, of the chips of which that is known.
         registry: the registry's signed view, with a proof of each chip; None where the file itself is the list.
@@ -81,6 +87,7 @@ class Trust:
     clusters: frozenset[VerifyingKey] = frozenset()
     countersigned: frozenset[bytes] = frozenset()
     maximum_flop: int | None = None
+    maximum_slack: Fraction | None = None
     beacon_seconds: int | None = None
     rates: Mapping[str, Roofline] = field(default_factory=dict)
     registry: RegisteredChips | None = None
@@ -155,6 +162,7 @@ class Trust:
             clusters=self.clusters | other.clusters,
             countersigned=self.countersigned | other.countersigned,
             maximum_flop=_lower(self.maximum_flop, other.maximum_flop),
+            maximum_slack=_lower(self.maximum_slack, other.maximum_slack),
             beacon_seconds=_lower(self.beacon_seconds, other.beacon_seconds),
             rates={**self.rates, **other.rates},
             registry=_joined(self.registry, other.registry),
@@ -204,6 +212,7 @@ class Trust:
             "clusters": sorted(key.raw.hex() for key in self.clusters),
             "countersigned": sorted(envelope.decode() for envelope in self.countersigned),
             "maximum_flop": self.maximum_flop,
+            "maximum_slack": None if self.maximum_slack is None else str(self.maximum_slack),
             "beacon_seconds": self.beacon_seconds,
             "rates": rates_json(self.rates),
             "registry": None if self.registry is None else self.registry.to_json(),
@@ -254,6 +263,7 @@ class Trust:
                 clusters=frozenset(VerifyingKey(bytes.fromhex(key)) for key in data["clusters"]),
                 countersigned=frozenset(envelope.encode() for envelope in data["countersigned"]),
                 maximum_flop=data["maximum_flop"],
+                maximum_slack=None if data["maximum_slack"] is None else parse_share(data["maximum_slack"]),
                 beacon_seconds=data["beacon_seconds"],
                 rates=parse_rates(data["rates"]),
                 registry=registry,
@@ -310,7 +320,7 @@ def _rates(found: Mapping[str, Any]) -> Roofline:
     return Roofline(flop=found["flop"], moved=found["moved"])
 
 
-def _lower(one: int | None, other: int | None) -> int | None:
+def _lower(one: Limit | None, other: Limit | None) -> Limit | None:
     """The stricter of two limits."""
     return min((cap for cap in (one, other) if cap is not None), default=None)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from firmware_sim import KEPT_BYTES, NO_WORK, Work
+from firmware_sim import KEPT_BYTES
 from inspector.inspection.execution import NOT_REVIEWED, numbers_text
 from inspector.inspection.findings import Findings
 from inspector.inspection.lineage import lineage_text
 from inspector.inspection.sampling import odds_text
+from inspector.inspection.slack import limit_of, share_text, slack_text
 from inspector.inspection.transcripts import Transcript
 from inspector.inspection.trust import Trust
 from inspector.inspection.verdict import Outcome
+from monitor.declaration.statement import MOST_SLACK
 
 __all__ = ["acceptance", "logs_text", "outcomes_by_lab", "scope", "signed_text"]
 
@@ -25,7 +29,7 @@ _OLDER = (
 )
 _BETWEEN = "chips put back, before anybody asks again, to a copy of the state in which they were asked"
 _KEPT = f"results of operators that a lab keeps, up to a step's and {KEPT_BYTES} bytes more"
-_BESIDE = "what operators beside the programs do with the state, up to {} bytes between two steps"
+_SLACK = "what chips did within their slack, up to {} of what was declared, beside what two boots repeat"
 _LOGS = (
     "what rounding logs decide: {free_decisions} results were theirs to choose on {device}, {turned_decisions} they "
     "chose unlike it, and {allowed_decisions} such choices, which can write {writable_bits} bits, would have passed"
@@ -41,7 +45,8 @@ def acceptance(evidence: dict[str, Any]) -> str:
     snapshots = sum(len(chip["snapshots"]) for chip in chips)
     devices = ", ".join(sorted({replay["device"] for replay in replays}))
     steps = sum(replay.get("steps", 0) for replay in replays)
-    text = f"{snapshots} snapshots of {len(chips)} drawn chips are states of the declared training, and "
+    whose = _snapshots_text(evidence) if chips else ""
+    text = f"{snapshots} snapshots{whose} of {len(chips)} drawn chips are states of the declared training, and "
     replayed = f"{steps} replayed steps on {devices} reach the committed states bit for bit"
     text += replayed if replays else "no step was replayed"
     for run in evidence["runs"]:
@@ -66,12 +71,13 @@ def acceptance(evidence: dict[str, Any]) -> str:
     if beyond := max((chip["steps_beyond_heads"] for chip in chips), default=0):
         text += f"; chips have gone on by up to {beyond} steps since, which the next inspection looks at"
     if chips:
-        gaps = sum(len(chip["power_gaps"]) for chip in chips)
-        text += "; the chips' meters count the committed steps and nothing else"
-        text += _beside_text([run["execution"] for run in evidence["runs"]])
-        text += f", but for up to a step before each of {gaps} power cuts" if gaps else ""
-        text += _untold_text(chips)
-        text += f", and saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results held beside the state"
+        text += _ledger_text(evidence)
+        text += f"; they saw at most {max(chip['held_bytes'] for chip in chips)} bytes of results held beside the state"
+    names = {run["run_id"]: run["run"] for run in evidence["runs"]}
+    for each in evidence.get("coinciding", []):
+        shared = " and ".join(names[run] for run in each["runs"])
+        text += f"; {shared} pass through {each['states']} states that coincide, and a snapshot of one is counted for "
+        text += "the run whose memory was attached"
     challenged = sum(bool(chip["nonce"]) for chip in chips)
     if challenged:
         text += f"; {challenged} drawn chips answered a challenge that was made after the draw"
@@ -98,23 +104,37 @@ def logs_text(replays: Sequence[Mapping[str, Any]]) -> str:
     return text + (f"; not calibrated, so judged by the highest measured rate: {', '.join(unknown)}" if unknown else "")
 
 
-def _beside_text(reports: Sequence[Mapping[str, Any]]) -> str:
-    """What an acceptance adds about work that the lab declares beside its programs."""
-    beside = sum((Work(**report["beside_programs"]) for report in reports), NO_WORK)
-    text = "" if beside == NO_WORK else f" but {beside} beside the programs, as declared and allowed"
-    evaluations = sum(report["evaluations"] for report in reports)
-    return text + (f" ({evaluations} are evaluations)" if evaluations else "")
-
-
-def _untold_text(chips: Sequence[Mapping[str, Any]]) -> str:
-    """What an acceptance adds about work behind the last step before a chip was shut down."""
-    found = [work for chip in chips if (work := Work(**chip["untold"])) != NO_WORK]
-    if not found:
+def _ledger_text(evidence: Mapping[str, Any]) -> str:
+    """What an acceptance says of all that the chips' meters count."""
+    ledgers = [chip["ledger"] for chip in evidence["chips"] if chip["ledger"]]
+    if not ledgers:
         return ""
-    most = max(found, key=lambda work: (work.moved, work.calls))
-    return (
-        f", but up to {most} on each of {len(found)} chips behind the last step, which are allowed and no step tells of"
-    )
+    told = sum(run["execution"]["evaluations"] for run in evidence.get("runs", []))
+    evaluations = f" ({told} are evaluations)" if told else ""
+    if not any(ledger["slack"]["calls"] for ledger in ledgers):
+        return f"; the chips' meters count the committed steps{evaluations} and nothing else"
+    text = f"; beside the committed steps{evaluations} the chips' meters count slack"
+    worst = max(ledgers, key=lambda ledger: math.inf if (share := ledger["slack"]["share"]) is None else share)
+    for lab, ledger in evidence["ledger"].items():
+        text += f": on {ledger['chips']} drawn chips of {lab} together {slack_text(ledger)}"
+        if ledger["excused"]:
+            text += f"; what {len(ledger['excused'])} of their boots repeated counts against no limit"
+    text += f"; on one chip up to {share_text(worst['slack']['share'])} of what was declared"
+    repeated = sum(chip["snapshots_in_repeats"] for chip in evidence["chips"])
+    if repeats := evidence.get("repeats"):
+        text += f"; {repeated} snapshots fell inside of repeats and fitted; hidden work of their size, by operators on "
+        text += f"the chips' memory, escapes these with a chance of {repeats['escapes']:.2g}, and with certainty where "
+        text += "known states are put back past every operator"
+    return text
+
+
+def _snapshots_text(evidence: Mapping[str, Any]) -> str:
+    """How many snapshots are whose: a verdict on a run rests on that run's alone."""
+    found = Counter(shot["run_id"] for chip in evidence["chips"] for shot in chip["snapshots"])
+    if len(evidence["runs"]) < 2:
+        return ""
+    each = ", ".join(f"{found[run['run_id']] or 'none'} of {run['run']}" for run in evidence["runs"])
+    return f" ({each})"
 
 
 def signed_text(transcripts: Sequence[Transcript]) -> str:
@@ -124,6 +144,7 @@ def signed_text(transcripts: Sequence[Transcript]) -> str:
 
 def scope(
     transcripts: Sequence[Transcript],
+    trust: Trust,
     *,
     live: bool = False,
     beacons: bool = False,
@@ -141,11 +162,11 @@ def scope(
     derived = all(transcript.run.declared.recipe is not None for transcript in transcripts)
     old = (() if beacons else (_BETWEEN,)) if live else _OLDER
     silent = () if every else (_SILENT,)
-    beside = max((transcript.run.declared.allowance.moved for transcript in transcripts), default=0)
+    slack = max((limit_of(transcript, trust) for transcript in transcripts), default=MOST_SLACK)
     parts = [
         _UNMETERED,
         _KEPT,
-        *([_BESIDE.format(beside)] if beside else []),
+        _SLACK.format(share_text(float(slack))),
         *old,
         _UNSEEN,
         *_written(replays),

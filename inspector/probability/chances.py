@@ -58,7 +58,7 @@ def hidden_training_detection(chips: int, drawn: int, rate: Fraction, ticks: int
 
 
 def chances(
-    *, chips: int, drawn: int, rate: Fraction, uniform: bool = False, live: bool = False
+    *, chips: int, drawn: int, rate: Fraction, uniform: bool = False, live: bool = False, slack: bool = False
 ) -> list[dict[str, Any]]:
     """Detection probabilities of a verdict: ``lie`` and the ``probability`` that this inspection catches it, at least.
 
@@ -69,10 +69,13 @@ def chances(
         uniform: segments are drawn uniformly too, so that the odds speak of false steps (``odds``); where they are
             not, a lab that has seen a segment go by without a snapshot ends it with a false step.
         live: drawn chips are challenged after the draw, so that nothing that they have done can be older.
+        slack: their meters count work that could have been anything.
     """
+    beyond = " beyond their slack" if slack else ""
     rows: list[tuple[str, float]] = [
-        ("all chips work on something for which no step was committed", 1.0),
-        ("operators run on all chips' memory that no committed step needs, told of or not", 1.0),
+        (f"all chips work{beyond} on something for which no step was committed", 1.0),
+        (f"operators run on all chips' memory{beyond} that no committed step needs, told of or not", 1.0),
+        *([("operators run on the chips' memory within their slack", 0.0)] if slack else []),
         *(
             (
                 f"all chips hold another state for {ticks} ticks at a stretch, put there past every operator",

@@ -250,6 +250,7 @@ def _inspect(
         now=now,
         worker=worker,
         memory=memory,
+        excused=memory.excused,
         ask=ask,
         labs=announced.predicate["labs"],
         heads=[_digest(head) for head in heads],

@@ -95,7 +95,7 @@ def _find(
 ) -> Iterator[Finding]:
     transcripts, evidence = case.transcripts, verdict.evidence
     if rule.kind == "flop":
-        yield from flop(rule, transcripts, evidence["lineages"], case.unseen)
+        yield from flop(rule, transcripts, evidence["lineages"], case.unseen, evidence.get("chips", []))
     elif rule.kind == "hyper":
         yield from hyper(rule, transcripts)
     elif rule.kind in COUNTERS:

@@ -10,6 +10,7 @@ from typing import Any
 from firmware_sim import NO_WORK, TICK, Roofline
 from inspector.inspection.lineage import chain_of, flop_of, most_flop_of
 from inspector.inspection.provenance import unseen_text
+from inspector.inspection.slack import untold_flop
 from inspector.inspection.transcripts import Transcript
 from inspector.rules.reading import Rule
 from inspector.rules.truth import Truth
@@ -52,13 +53,15 @@ def flop(
     transcripts: Sequence[Transcript],
     lineages: Sequence[Mapping[str, Any]],
     unseen: Mapping[str, Sequence[str]],
+    reports: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Finding]:
     """Compute of runs, chains, labs or jobs, as their programs need it.
 
     Beyond products written as such, elementwise work can hide others: a cap that only their upper bound exceeds, or
-    behind which lies a past that nobody counted, is undecided.
+    behind which lies a past that nobody counted, is undecided. So is one that only slack exceeds, which chips signed.
 
     Args:
+        reports: of the drawn chips.
         unseen: by lab, runs that its chips took part in and that are not among these: of a lab or a job they are part.
     """
     known = {item.run.manifest.run: item for item in transcripts}
@@ -70,8 +73,11 @@ def flop(
         past = None if rule.about["per"] == "run" else next(filter(None, map(unknown.get, where["run_ids"])), None)
         left_out = [run for lab in labs for run in unseen.get(lab, ())] if rule.about["per"] in ("lab", "job") else []
         past = past or (unseen_text(left_out) if left_out else None)
+        signed = sum(untold_flop(item, reports) for item in items)
+        most = None if most is None else most + signed
         upper = None if past else most
         text = f"{what} takes {least} FLOP"
+        text += f", and its chips signed {signed} that could have been anything" if signed else ""
         if rule.at_most is not None and least > rule.at_most:
             truth = Truth.FAIL
         elif upper is None or (rule.at_most is not None and upper > rule.at_most):

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from monitor.sharding import Layout, ShardedMemory
 
 __all__ = [
     "BESIDE",
+    "MOST_SLACK",
     "Declaration",
     "StateEntry",
     "check_hyper",
@@ -39,6 +41,7 @@ __all__ = [
     "is_state_name",
     "members_of",
     "optimizer_name",
+    "parse_share",
 ]
 
 _FORM = "declaration/1"
@@ -46,9 +49,11 @@ _KEYS = {
     *("form", "numerics", "seed", "checkpoint_every", "shares", "optimizer", "groups", "parameters", "state"),
     *("schedule", "length", "recipe", "origin", "keep"),
 }
-_OPTIONAL_KEYS = {"beside"}
+_OPTIONAL_KEYS = {"beside", "maximum_slack"}
 BESIDE = 4
-"""How often other operators may read or write as much as the whole state between two steps, unless declared."""
+"""How often other operators may read or write as much as the whole state for each training step, unless declared."""
+MOST_SLACK = Fraction(1, 20)
+"""What nobody can replay may have this share of the declared work, unless more or less is agreed."""
 _BESIDE_BYTES = 1 << 20
 _BYTES_PER_FLOP = 4
 _MOST_GROUPS = 1 << 10
@@ -56,6 +61,7 @@ _MOST_CHIPS = 1 << 12
 _MOST_BESIDE = 1 << 10
 _HYPER_NAME = re.compile(r"[a-z_][a-z0-9_]{0,31}", re.ASCII)
 _STATE_NAME = re.compile(r"(weight|buffer|gradient|optimizer)/[^\x00-\x1f\x7f]{1,500}")
+_SHARE = re.compile(r"[0-9]{1,9}(/[1-9][0-9]{0,8})?", re.ASCII)
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -101,7 +107,9 @@ class Declaration:
         recipe: the preset's task that decides all of this but the origin, or None.
         origin: where the initial state comes from.
         keep: how many of the newest checkpoints stay on disk, beside sparser ones before (``retention``); None for all.
-        beside: how often operators of no program may read or write as much as the whole state between two steps.
+        beside: how often operators of no program may read or write as much as the whole state for each training step.
+        maximum_slack: the share of the declared work that chips may count beside it, of what nobody can replay; None
+            for ``MOST_SLACK``.
         steps: ``length``, or how far a run with an open end came; no part of the declaration.
     """
 
@@ -119,6 +127,7 @@ class Declaration:
     origin: Origin = field(default_factory=Origin)
     keep: int | None = None
     beside: int = BESIDE
+    maximum_slack: Fraction | None = None
     steps: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +145,8 @@ class Declaration:
             raise CallerError(f"keep is 1 … {limits.STEPS.most} checkpoints, not {self.keep!r}")
         if type(self.beside) is not int or not 0 <= self.beside <= _MOST_BESIDE:
             raise CallerError(f"beside is 0 … {_MOST_BESIDE} times the state, not {self.beside!r}")
+        if self.maximum_slack is not None and not 0 <= self.maximum_slack <= 1:
+            raise CallerError(f"maximum_slack is a share in 0 … 1, not {self.maximum_slack!r}")
         check_shares(self.shares)
         if self.recipe is not None and self.recipe.shards != len(self.shares):
             raise CallerError(f"the recipe is for {self.recipe.shards} chips, not {len(self.shares)}")
@@ -192,7 +203,7 @@ class Declaration:
 
     @property
     def allowance(self) -> Work:
-        """What operators on the state that are of no program may do between two steps.
+        """What operators on the state that are of no program may do from one training step to the next.
 
         They may move ``beside`` times the bytes of the state and 1 MiB, in no more calls, with a quarter of that in
         FLOP: enough to log norms, too little for products of matrices to learn from.
@@ -252,6 +263,7 @@ class Declaration:
             "origin": self.origin.to_json(),
             "keep": self.keep,
             **({} if self.beside == BESIDE else {"beside": self.beside}),
+            **({} if self.maximum_slack is None else {"maximum_slack": str(self.maximum_slack)}),
         }
 
     @classmethod
@@ -286,9 +298,17 @@ class Declaration:
                 origin=Origin.from_json(data["origin"]),
                 keep=data["keep"],
                 beside=data.get("beside", BESIDE),
+                maximum_slack=None if "maximum_slack" not in data else parse_share(data["maximum_slack"]),
             )
         except (CallerError, TypeError, ValueError) as error:
             raise EvidenceError(f"the declaration in the metadata is invalid: {error}") from None
+
+
+def parse_share(text: object) -> Fraction:
+    """A share in 0 … 1 that is written as it is printed, such as 1/20; ValueError on any other text."""
+    if not isinstance(text, str) or _SHARE.fullmatch(text) is None or str(share := Fraction(text)) != text or share > 1:
+        raise ValueError(f"{text!a:.40} is no share such as 1/20")
+    return share
 
 
 def _count(value: object) -> int:

@@ -1,4 +1,4 @@
-"""What a loop does with the state between two steps: it is metered, allowed up to what the run declares, and told of.
+"""What a loop does with the state between steps: it is metered, allowed up to what the run declares, and told of.
 
 Between steps a chip cannot know what an operator is for. A loop may log a norm there; whatever takes more, such as an
 evaluation, is recorded as a program.
@@ -35,7 +35,9 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         owner: without it there is nothing to meter any more.
         memory: what the chips hold.
-        allowed: work between two steps.
+        allowed: work from one training step to the next.
+        before: what of it the steps since the last training step have told of.
+        trained: whether there was a training step; until then each step has the whole of it.
         written: called with the owner when an operator has written the state.
         exceeded: called with the owner when more was done than is allowed; an error follows.
 
@@ -52,6 +54,8 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory: ShardedMemory,
         allowed: Work,
         *,
+        before: Work = NO_WORK,
+        trained: bool = False,
         written: Callable[[Any], None],
         exceeded: Callable[[Any], None],
     ) -> None:
@@ -62,6 +66,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._meter = memory.meter
         self._state = {each.untyped_storage()._cdata for each in memory.tensors.values() if type(each) in _PLAIN}
         self._allowed, self._written, self._exceeded = allowed, written, exceeded
+        self._before, self._trained = before, trained
         self._is_on = False
 
     def begin(self) -> None:
@@ -94,9 +99,25 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             _pop_mode()
 
-    def take(self) -> Work:
-        """What was done since the last step, which the next one tells of."""
+    @property
+    def told(self) -> Work:
+        """All that counts against what is allowed now."""
+        return self.taken + (self._before if self._trained else NO_WORK)
+
+    def require(self, trains: bool) -> None:
+        """CallerError if a step's kind makes what was done before it more than is allowed: evaluations share it."""
+        if trains and not self._before + self.taken <= self._allowed:
+            raise CallerError(
+                f"before the first training step {self._before + self.taken} ran on the state beside programs, and "
+                f"{self._allowed} is allowed for each training step; run it in 'with recorder.evaluation(batch):', or "
+                "declare a higher beside"
+            )
+
+    def take(self, trains: bool) -> Work:
+        """What was done since the last step, which the next one tells of, a training step or an evaluation."""
         taken, self.taken = self.taken, NO_WORK
+        self._before = NO_WORK if trains else self._before + taken
+        self._trained |= trains
         return taken
 
     def __torch_dispatch__(
@@ -130,12 +151,12 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if makes(func):
             self._meter.holdings.note(out)
         self._meter.charge(work)
-        if not self.taken <= self._allowed:
+        if not self.told <= self._allowed:
             self._is_on = False
             self._exceeded(owner)
             raise CallerError(
-                f"{func} is one operator more on the state than is allowed between two steps: {self.taken} in all, "
-                f"allowed are {self._allowed}; run it in 'with recorder.evaluation(batch):', or declare a higher "
+                f"{func} is one operator more on the state than is allowed between two training steps: {self.told} in "
+                f"all, allowed are {self._allowed}; run it in 'with recorder.evaluation(batch):', or declare a higher "
                 "beside; Recorder.resume goes on from the last step"
             )
         if func._schema.is_mutable and any(

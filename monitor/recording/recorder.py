@@ -89,8 +89,10 @@ class Recorder:
         keep_snapshots: of how many of each chip's newest snapshots the lab stores the bytes, to open them on demand.
         checkpoint_every: steps from one checkpoint to the next.
         keep: how many of the newest checkpoints stay on disk, beside the first and sparser ones between; None for all.
-        beside: how often operators between two steps, such as those that log a norm, may read or write as much as the
-            whole state; whatever takes more of it is an ``evaluation``.
+        beside: how often operators between two training steps, such as those that log a norm, may read or write as much
+            as the whole state; whatever takes more of it is an ``evaluation``.
+        maximum_slack: the share of the declared work that chips may count beside it, of what nobody can replay, such as
+            these operators and steps that are repeated after a crash; None for 1/20.
         lab: name of the simulated lab: small letters, digits and ``-``; runs of one world have labs of different names.
         snapshot_rate: how likely a chip takes a snapshot in a tick of its clock, a fraction. In a tick it reads or
             writes its part of the state about four times, as the smallest steps do; most steps take several.
@@ -121,7 +123,7 @@ class Recorder:
         CallerError: here and in every step, on anything that cannot be recorded; nothing is committed then.
     """
 
-    _state: Literal["ready", "open", "failed", "withdrawn", "quoted", "finished"]
+    _state: Literal["ready", "open", "failed", "withdrawn", "stopped", "quoted", "finished"]
     _run: Recording
     _step: RecordedStep | None = None
     _rehearsal: Rehearsal | None = None
@@ -143,6 +145,7 @@ class Recorder:
         checkpoint_every: int = 4,
         keep: int | None = None,
         beside: int = BESIDE,
+        maximum_slack: Fraction | None = None,
         schedule: Schedule | None = None,
         lab: str = "lab-1",
         snapshot_rate: Fraction = Fraction(1, 4),
@@ -214,6 +217,7 @@ class Recorder:
             origin=Origin(state=loop.root, parent=past),
             keep=keep,
             beside=beside,
+            maximum_slack=maximum_slack,
         )
         declared, start = (declared, None) if past else with_start(declared, model, loop.state.memory.place)
         host_state = None if stateful is None else HostState(stateful, chosen, lab_path(folder), Files(sync=sync))
@@ -451,6 +455,21 @@ class Recorder:
             run.publish()
         return root
 
+    def shutdown(self) -> None:
+        """Shut the chips down in order, after the last step; ``resume`` goes on from there and repeats nothing."""
+        if self._rehearsal is not None:
+            return
+        self._require_ready()
+        with self._aside():
+            self._run.loop.held.require_untouched()
+            self._run.shut_down()
+            self._state = "stopped"
+
+    @property
+    def slack(self) -> float:
+        """Share of the declared work that its chips have counted beside it, but for what two boots may repeat."""
+        return 0.0 if self._rehearsal is not None else self._run.slack
+
     def answer(self) -> None:
         """Answer what an inspection has asked of the lab; each step does so, and a loop that waits for long may."""
         self._require_ready()
@@ -529,6 +548,8 @@ class Recorder:
             self,
             state.memory,
             run.declared.allowance,
+            before=run.told_beside,
+            trained=self.steps > 0,
             written=lambda recorder: recorder._run.loop.held.require_untouched(),
             exceeded=Recorder._stop,
         )
@@ -561,6 +582,7 @@ class Recorder:
                 "failed": "a step failed, so this recorder cannot go on; Recorder.resume can, from the last step",
                 "withdrawn": "the first step was refused, and the folder is free again; make model, optimizer and "
                 "recorder anew",
+                "stopped": "the run was shut down; Recorder.resume goes on from its last step",
                 "quoted": "the chips have given their evidence; only finish() is left",
                 "finished": "the run is finished",
             }
@@ -569,6 +591,8 @@ class Recorder:
     def _open_step(self, given: object, kind: str, step: RecordedStep) -> OpenStep:
         """Check that a step may begin, and look at whatever it will compute."""
         self._require_ready()
+        if self._between is not None:
+            self._between.require(kind != EVALUATION)
         with self._aside():
             return self._look_at(given, kind, step)
 
@@ -638,7 +662,7 @@ class Recorder:
         )
         if not run.loop.options.trusted:
             run.loop.first_state.require(program)
-        beside = NO_WORK if self._between is None else self._between.take()
+        beside = NO_WORK if self._between is None else self._between.take(opened.kind != EVALUATION)
         execution = replace(execution, beside=beside)
         loss = "" if taken.loss is None else loss_bits(taken.loss)
         taken.loss = None

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from firmware_sim import KEPT_BYTES, Meter, Roofline, scaled_device
+from firmware_sim import KEPT_BYTES, NO_WORK, Meter, Roofline, Work, scaled_device
 from firmware_sim.errors import CallerError
 from firmware_sim.evidence import digest_bytes
-from monitor.declaration.statement import Declaration
+from monitor.declaration.statement import MOST_SLACK, Declaration
 from monitor.environment import device_name, fingerprint, settings, versions
 from monitor.files import Files
 from monitor.lab.desk import Desk
 from monitor.lab.evidence import chip_evidence, open_desk, write_answers
 from monitor.lab.host import Host
+from monitor.lab.ledger import Book, Kind, excused_work, needs_of, total
 from monitor.lab.simulated import LabConfig, SimulatedLab, lab_path
 from monitor.programs.keys import step_seed
 from monitor.programs.program import Program
@@ -24,13 +26,21 @@ from monitor.recording.attached import AttachedLoop
 from monitor.recording.checkpoints import Checkpoints
 from monitor.recording.derivation import derive
 from monitor.recording.inspectorate import SimulatedInspectorate
-from monitor.recording.resuming import heard_beyond, repeat_committed, require_same, require_start
+from monitor.recording.resuming import (
+    STOPPED,
+    booked_so_far,
+    heard_beyond,
+    repeat_committed,
+    repeated_from,
+    require_same,
+    require_start,
+)
 from monitor.recording.sources import BatchSource, DeclaredSource, StreamSource
 from monitor.recording.stateful import HostState
 from monitor.recording.step_programs import StepPrograms
 from monitor.replay.moment import Moment
 from monitor.replay.steps import execution_of
-from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, Staged, TranscriptWriter
+from monitor.transcript import EVALUATION, Execution, Leaf, Metadata, RunFolder, Staged, TranscriptWriter, encode_state
 from monitor.transcript.layout import SALT, constants_path, log_path, program_path
 
 __all__ = ["Recording"]
@@ -47,8 +57,10 @@ class Recording:
         run_id: 32 bytes.
         programs: those of the steps so far.
         evaluations: bits of the loss of each committed evaluation; empty where it commits none.
+        told_beside: what the steps since the last training step told of that ran beside programs, when taken over.
         log_bytes: bytes of the rounding logs of all steps.
         loss: bits of the last committed loss; empty if none is.
+        book: what the first chip has counted of this run.
     """
 
     declared: Declaration
@@ -74,7 +86,9 @@ class Recording:
         options = loop.options
         self.loop, self.folder, self.host_state = loop, folder, host_state
         self.evaluations: list[str] = []
-        self.log_bytes, self.loss = 0, ""
+        self.told_beside = NO_WORK
+        self._is_warned = False
+        self.log_bytes, self.loss, self.book = 0, "", Book()
         self._config, self._start, self._conduct = config, start, loop.conduct
         self._files = Files(sync=options.sync)
         self.inspectorate = SimulatedInspectorate(
@@ -177,6 +191,7 @@ class Recording:
             self.programs.recall(run.program(execution.program), execution)
             if execution.kind == EVALUATION:
                 self.evaluations.append(leaf.loss)
+            self.told_beside = self.told_beside + execution.beside if execution.kind == EVALUATION else NO_WORK
             self.log_bytes += run.files[log_path(leaf.step)].length
             self.loss = leaf.loss
         self._agree()
@@ -191,6 +206,7 @@ class Recording:
         self._make_host()
         self.host.heard = beyond
         if leaves:
+            self._tell_share(run, leaves)
             self._checkpoints.release(leaves[-1].step)
             repeat_committed(run, leaves, self.host, state, self._conduct)
             loop.held.remember()
@@ -264,6 +280,10 @@ class Recording:
         self._checkpoints.reached(step, program)
         if execution.kind == EVALUATION:
             self.evaluations.append(loss)
+        self.book.add(Kind.EVALUATIONS if execution.kind == EVALUATION else Kind.DECLARED, self._share(program.work))
+        self.book.add(Kind.BESIDE, self._share(execution.beside))
+        if step >= _FIRST_LOOK and not step & (step - 1):
+            self.warn_of_slack()
         self.log_bytes += len(log)
         self.loss = loss
         if self.host_state is not None:
@@ -284,6 +304,7 @@ class Recording:
         if self.is_repeatable and steps % self.declared.checkpoint_every and steps != self.declared.length:
             self.loop.held.repeat_segment(RunFolder(self.folder, self.lab.key.verifying), steps)
         files = self._checkpoints.whole(steps)
+        self.warn_of_slack()
         self._conduct.before_evidence(self.host)
         self.host.show_time(steps)
         evidence = chip_evidence(self.lab, self.host.hand_over)
@@ -293,6 +314,55 @@ class Recording:
         self.lab.power_off()
         self._desk.close()
         self.loop.release()
+
+    def shut_down(self) -> None:
+        """Keep the state for the next process and shut the chips down in order, so that it need not repeat anything."""
+        self._checkpoints.stop()
+        self._files.write(str(self.lab.folder / STOPPED), encode_state(self.loop.state.memory.export()))
+        self._files.settle(self.lab.folder)
+        self.lab.power_off()
+        self._desk.close()
+        self.loop.release()
+
+    @property
+    def slack(self) -> float:
+        """Share of the declared work that the chips have counted beside it, but for what two boots may repeat."""
+        declared, steps = self.declared, self.steps
+        trained = steps - len(self.evaluations) or steps
+        return self.book.share(excused_work(self.book.measure, trained, declared.checkpoint_every, steps))
+
+    def warn_of_slack(self, *, what: str = "this run") -> None:
+        """Say where what nobody can replay comes near to the share that inspections allow."""
+        declared = self.declared.maximum_slack
+        limit, found = float(MOST_SLACK if declared is None else declared), self.slack
+        if found > limit / 2 and not self._is_warned:
+            self._is_warned = True
+            warnings.warn(
+                f"chips count {found:.1%} of the declared work beside it in {what}, and inspections conclude nothing "
+                f"above {limit:.1%}; {self._remedy()}",
+                stacklevel=2,
+            )
+
+    def _remedy(self) -> str:
+        counts = self.book.counts
+        if counts[Kind.BESIDE].moved + counts[Kind.BEHIND].moved > counts[Kind.REPEATS].moved + counts[Kind.CUTS].moved:
+            return "what logs between steps belongs into 'with recorder.evaluation(batch):', which is replayed"
+        return "end a process by Recorder.shutdown(), after which nothing is repeated, or take a lower checkpoint_every"
+
+    def _share(self, work: Work) -> Work:
+        return work.share(*self.loop.state.memory.shards[0].share)
+
+    def _tell_share(self, run: RunFolder, leaves: Sequence[Leaf]) -> None:
+        """Say what the chips have counted, before anything is repeated."""
+        share = self.loop.state.memory.shards[0].share
+        self.book = booked_so_far(self.lab.chips[0], self.lab.folder, run, leaves, share)
+        if (self.lab.folder / STOPPED).is_file():
+            return
+        _, first = repeated_from(run, leaves[-1].step)
+        works = {digest: program.work for digest, program in self.programs.known.items()}
+        needs = needs_of(self.declared, share, leaves, works)
+        self.book.add(Kind.REPEATS, self._share(total(map(needs.of, range(first + 1, len(leaves))))))
+        self.warn_of_slack(what=f"this run once {max(leaves[-1].step - first, 0)} steps are repeated")
 
     def break_off(self) -> None:
         """Leave the run as a crash does: nothing more is written, and the chips' power is cut."""
@@ -334,6 +404,10 @@ class Recording:
         start = {} if self._start is None else {self._start.digest: self._start}
         free_slots = self.loop.options.free_slots
         self.inspectorate.sign(self.declared, {**start, **self.programs.known}, free_slots=free_slots)
+
+
+_FIRST_LOOK = 8
+"""A step before which no share is told; from then on it is at each power of two."""
 
 
 def _require_let_go(meter: Meter, step: int, program: Program) -> None:

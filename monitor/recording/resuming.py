@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
@@ -14,15 +16,28 @@ from firmware_sim.evidence import MerkleTree
 from monitor.declaration.statement import Declaration, optimizer_name
 from monitor.lab.conduct import Conduct
 from monitor.lab.host import Host
+from monitor.lab.ledger import Book, Ledger, needs_of
 from monitor.lab.pruning import accepted_standing
 from monitor.lab.reexecution import LabSteps
 from monitor.lab.simulated import lab_path
 from monitor.recording.state import LoopState
 from monitor.replay.steps import execution_of
+from monitor.sharding import ShardedMemory
 from monitor.transcript import Leaf, RunFolder
+from monitor.transcript.state import decode_state
 
-__all__ = ["heard_beyond", "repeat_committed", "require_same", "require_start"]
+__all__ = [
+    "STOPPED",
+    "booked_so_far",
+    "heard_beyond",
+    "repeat_committed",
+    "repeated_from",
+    "require_same",
+    "require_start",
+]
 
+STOPPED = "stopped.safetensors"
+"""In the lab's folder: the state after the step at which its run was shut down."""
 _SCHEDULED = "initial_lr"
 """What a schedule of learning rates adds to each parameter group."""
 
@@ -86,6 +101,37 @@ def heard_beyond(chips: Iterable[Chip], run: RunFolder, tree: MerkleTree) -> dic
     return beyond
 
 
+def booked_so_far(chip: Chip, lab: Path, run: RunFolder, leaves: Sequence[Leaf], share: tuple[int, int]) -> Book:
+    """What a chip has counted of a run: by the law that an inspector goes by, as far as the run's own steps tell."""
+    programs = {execution_of(leaf).program for leaf in leaves[1:]}
+    works = {digest: run.program(digest).work for digest in programs}
+    log, run_id = chip.log_bytes(), run.metadata.run_id
+    standing = accepted_standing(lab, chip.chip_id, log)
+    ledger = Ledger(chip.chip_id, {run_id: needs_of(run.declared, share, leaves, works)}, standing=standing)
+    for record in parse_log(log, chip=chip.chip_id) if log else []:
+        with suppress(EvidenceError):
+            ledger.take(record)
+    return ledger.books.get(run_id, Book())
+
+
+def repeated_from(run: RunFolder, last: int) -> tuple[int, int]:
+    """The checkpoint from which a boot repeats steps, and the first step whose state is whole again."""
+    start = run.checkpoint_before(max(last - 1, 0))  # of the last one the chips may not have heard
+    return start, start + (start > 0)  # a checkpoint holds what its next step reads
+
+
+def stopped_state(lab: Path, leaf: Leaf, memory: ShardedMemory) -> bool:
+    """Bring memory to the state in which a run was shut down, if that is the one after its last committed step."""
+    path = lab / STOPPED
+    if not path.is_file():
+        return False
+    try:
+        _, digest = memory.restore(decode_state(path.read_bytes(), STOPPED))
+    except (OSError, EvidenceError):
+        return False
+    return digest == leaf.state
+
+
 def _is_head(record: LogRecord, run: RunFolder) -> bool:
     return record.kind is RecordKind.COMMIT and record.run_id == run.metadata.run_id
 
@@ -93,11 +139,19 @@ def _is_head(record: LogRecord, run: RunFolder) -> bool:
 def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: LoopState, conduct: Conduct) -> None:
     """Show the chips the steps since the last checkpoint again; model and optimizer then hold the last one's state.
 
+    A run that was shut down goes on from the state in which that was, and nothing is repeated.
+
     Raises:
         EvidenceError: a committed step does not lead to its committed state again.
     """
-    start = run.checkpoint_before(max(leaves[-1].step - 1, 0))  # of the last one the chips may not have heard
-    first = start + (start > 0)  # the first that is whole again: a checkpoint holds what its next step reads
+    if stopped_state(lab_path(run.folder), leaves[-1], loop.memory):
+        for leaf in leaves:
+            host.keep(leaf)
+        host.attach_memory(leaves[-1].step)
+        host.announce(leaves[-1].step)
+        _hold(run, leaves, loop)
+        return
+    start, first = repeated_from(run, leaves[-1].step)
     for leaf in leaves[:first]:
         host.keep(leaf)
     steps = LabSteps(run, start, conduct, memory=loop.memory)
@@ -110,6 +164,11 @@ def repeat_committed(run: RunFolder, leaves: Sequence[Leaf], host: Host, loop: L
             host.attach_memory(first)
         host.keep(leaf)
         host.announce(leaf.step)
+    _hold(run, leaves, loop)
+
+
+def _hold(run: RunFolder, leaves: Sequence[Leaf], loop: LoopState) -> None:
+    """The caller's objects hold what there is after the last step."""
     if len(leaves) > 1:
         commit = run.program(execution_of(leaves[-1]).program).commit
         loop.hold({name for name, place in commit.items() if place is not None})

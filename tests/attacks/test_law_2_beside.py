@@ -81,15 +81,22 @@ def test_what_is_logged_and_evaluated_is_told_and_accepted(loop, judge):
 
     options = {"snapshot_rate": Fraction(9, 10), "chips": 2}
     rates = {"schedule": Schedule.of("constant")}
-    verdict = judge(loop(between, **options, **rates), replace(SETTINGS, samples=2))
+    with pytest.warns(UserWarning, match=r"chips count 4\.2% of the declared work beside it.*recorder\.evaluation"):
+        recorded = loop(between, **options, **rates)
+    verdict = judge(recorded, replace(SETTINGS, samples=2))
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
     execution = verdict.evidence["runs"][0]["execution"]
     assert execution["evaluations"] == 4
     assert execution["beside_programs"]["calls"] == 8 * 4
     accepted, missing = (reason.text for reason in verdict.reasons)
-    assert "but 32 calls, 0 FLOP" in accepted
-    assert "beside the programs, as declared and allowed (4 are evaluations)" in accepted
-    assert "what operators beside the programs do with the state, up to " in missing
+    assert "beside the committed steps (4 are evaluations) the chips' meters count slack" in accepted
+    assert "operators beside programs (0 FLOP, " in accepted
+    assert "what chips did within their slack, up to 5 % of what was declared" in missing
+    beside = sum(chip["ledger"]["kinds"]["beside"]["moved"] for chip in verdict.evidence["chips"])
+    assert execution["beside_programs"]["moved"] - 2 <= beside <= execution["beside_programs"]["moved"]
+    assert not any(
+        "slack" not in each["lie"] and each["probability"] == 1.0 for each in verdict.evidence["chances"][:2]
+    )
 
 
 def test_evaluations_do_not_move_a_schedule(loop, judge):
@@ -112,7 +119,9 @@ def test_a_recorder_refuses_more_than_is_allowed_and_goes_on_from_the_last_step(
     recorder = Recorder(model, optimizer, out=tmp_path / "run", beside=0)
     with recorder.step(BATCH):
         body(model, optimizer, BATCH)
-    with pytest.raises(CallerError, match=r"more on the state than is allowed between two steps: 1 calls.*evaluation"):
+    with pytest.raises(
+        CallerError, match=r"more on the state than is allowed between two training steps: 1 calls.*evaluation"
+    ):
         work(recorder, model)
     with pytest.raises(CallerError, match=r"Recorder\.resume can"), recorder.step(BATCH):
         pass
@@ -177,7 +186,7 @@ def test_an_evaluation_by_stored_statistics_writes_nothing(tmp_path):
 
 LIES = {
     "untold-work": ({"meter", "snapshot"}, "", ("metered work", "snapshots inside steps")),
-    "more-work": ({"meter"}, "beside its program, and ", ("work beside programs",)),
+    "more-work": ({"meter"}, "beside its program, and ", ("work beside programs", "limited slack")),
     "step-as-evaluation": (
         {"evidence"},
         "is declared as an evaluation, and writes 'gradient/",
@@ -217,9 +226,9 @@ def test_what_is_done_behind_the_last_step_is_allowed_to_a_bound_and_told_in_the
     """No step can tell of it any more."""
     verdict = judge(loop(evaluate, lie="untold-work", lie_step=9))
     assert verdict.outcome is Outcome.ACCEPT, verdict.reasons
-    assert "on each of 3 chips behind the last step, which are allowed and no step tells of" in verdict.reasons[0].text
-    assert sum(chip["untold"]["calls"] for chip in verdict.evidence["chips"]) == 4
-    assert "behind the last step" not in judge(loop(evaluate, name="honest")).reasons[0].text
+    assert "operators behind last steps, of which no step tells" in verdict.reasons[0].text
+    assert sum(chip["ledger"]["kinds"]["behind"]["calls"] for chip in verdict.evidence["chips"]) == 4
+    assert "behind last steps" not in judge(loop(evaluate, name="honest")).reasons[0].text
     recorded = loop(evaluate, name="more", lie="more-work", lie_step=9)
     verdict = judge(recorded)
     assert verdict.outcome is Outcome.REJECT

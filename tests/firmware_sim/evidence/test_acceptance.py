@@ -107,6 +107,12 @@ def test_of_another_chip_moment_or_of_birth():
         {"before": None},
         {"counted": 1.0},
         {"counted": -1},
+        {"books": []},
+        {"books": {"zz": [[1, 1, 1]]}},
+        {"books": {RUN.hex(): []}},
+        {"books": {RUN.hex(): [[1, 1]]}},
+        {"books": {RUN.hex(): [[1, 1, -1]]}},
+        {"books": {RUN.hex(): [[1, 1, 1]] * 17}},
     ],
 )
 def test_a_malformed_standing_is_refused(change):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firmware_sim import NO_RUN, NO_WORK, EvidenceError, LogRecord, RecordKind, Unaudited, Work
-from inspector.inspection.commits import MeteredWork, Needs
+from monitor.lab.ledger import Ledger, Needs
 
 RUN, OTHER = b"r" * 32, b"o" * 32
 STEP, LAST = Work(10, 1000, 4000), Work(12, 1100, 4400)
@@ -52,14 +52,15 @@ class Chip:
             self.say(K.SNAPSHOT, step, run)
 
     def findings(self, allowed=NO_WORK):
-        needs = Needs(share=self.share, of=needed, most=LAST, made=lambda step: 0, allowed=allowed)
-        law = MeteredWork("c", {RUN: needs})
+        needs = Needs(share=self.share, program=needed, most=LAST, made=lambda step: 0, allowed=lambda step: allowed)
+        self.ledger = law = Ledger("c", {RUN: needs})
         found = []
         for record in self.records:
             try:
                 law.take(record)
             except EvidenceError as error:
                 found.append((record.kind, type(error), str(error)))
+        law.close()
         return found
 
 

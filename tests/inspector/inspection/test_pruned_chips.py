@@ -23,7 +23,7 @@ from firmware_sim.errors import DeviceError, EvidenceError
 from firmware_sim.evidence import NEWBORN, SigningKey, canonical, open_acceptance, seal_acceptance
 from inspector.inspection.casefile import CaseFile
 from inspector.inspection.checkpoints import sign_checkpoints
-from inspector.inspection.commits import CommitOrder, HeldResults, MeteredWork, SnapshotMoment
+from inspector.inspection.commits import CommitOrder, HeldResults, SnapshotMoment
 from inspector.inspection.findings import Findings
 from inspector.inspection.guards import Guard, Settings
 from inspector.inspection.judging import inspect, verify
@@ -36,6 +36,7 @@ from inspector.rules.reading import read_rules
 from monitor.lab import pruning
 from monitor.lab.evidence import LiveChips, open_desk
 from monitor.lab.host import Host
+from monitor.lab.ledger import Ledger
 from monitor.lab.pruning import prune_chip, prune_powered
 from monitor.lab.simulated import SimulatedLab, lab_path
 from monitor.recording.recipes import resume
@@ -371,7 +372,7 @@ def laws_of(transcript, since=BIRTH, standing=NEWBORN):
     return [
         CommitOrder(CHIP, standing),
         SnapshotMoment(CHIP, standing),
-        MeteredWork(CHIP, needs, since, standing),
+        Ledger(CHIP, needs, since, standing),
         HeldResults(CHIP, needs, standing),
     ]
 
