@@ -45,7 +45,7 @@ from inspector.inspection.trust import Trust, parse_rates
 from inspector.inspection.verdict import Outcome, Reason, Verdict
 from inspector.probability.odds import Violation
 from inspector.replay.decisions import Decisions
-from inspector.replay.segment import segments_of
+from inspector.replay.segment import Segment, segments_of
 from monitor.declaration.statement import Declaration
 from monitor.replay.steps import execution_of
 from monitor.sharding import StateDigest
@@ -55,7 +55,7 @@ from monitor.transcript.metadata import Metadata
 __all__ = ["check_bundle", "contested_in", "settings_from"]
 
 _CONTESTED = ": contested, rests on cluster key "
-_WORD = "that files, programs, numbers, data and meters are as they were declared"
+_WORD = "that files, programs, numbers, data and meters are as they were declared, and which steps are evaluations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,8 @@ def _check(
         cluster = key.key_id
         if found:
             text = _decided(decisions, run, departure(result, run.contested()))
-            grounds.append(text or f"{found} on {result.device}{_CONTESTED}{key.key_id}")
+            about = f"{run.lab}, run {run.run_id[:16]}…: "
+            grounds.append(about + (text or f"{found} on {result.device}{_CONTESTED}{key.key_id}"))
     accepts = outcome is Outcome.ACCEPT
     heads = {_digest(bundle, path) for path in bundle.items if path.endswith("/head.json")}
     for key, check in (signed_check(content, trust) for content in sorted(_named(bundle, "checks/"))):
@@ -417,13 +418,28 @@ def _draws(
             raise EvidenceError("it states odds of a run that the bundle does not hold")
         every = segments_of(run.declared, _covered(run, evidence))
         since = _since(run, evidence)
-        picked = choose(every, taken.get(run.run_id, set()), settings, run_seed(seed, run.run_id), since=since)
+        own, told = run_seed(seed, run.run_id), _evaluations(stated["evaluations"], every, run)
+        picked = choose(every, taken.get(run.run_id, set()), settings, own, evaluations=told, since=since)
         if picked.audit is None:
             raise EvidenceError("it states odds of a run of which nothing was left to replay")
         if not _is_close(odds_of(picked, settings), {k: v for k, v in stated.items() if k not in ("run", "run_id")}):
             raise EvidenceError("the odds are not those of the segments that were drawn")
         chosen[run.run_id] = picked
     return chosen
+
+
+def _evaluations(stated: Mapping[str, Any], every: Sequence[Segment], run: _Run) -> dict[int, int]:
+    """How many steps of which segments are evaluations; EvidenceError where the opened steps say otherwise."""
+    found = {}
+    for each in every:
+        count = stated.get(str(each.index), 0)
+        opened = [run.opened.leaves.get(step) for step in range(each.start + 1, each.stop + 1)]
+        least = sum(entry is not None and entry[0].is_evaluation for entry in opened)
+        most = least + opened.count(None)
+        if type(count) is not int or not least <= count <= most:
+            raise EvidenceError(f"it counts {count!a:.20} evaluations in segment {each.index}, of {least} to {most}")
+        found[each.index] = count
+    return found
 
 
 def _covered(run: _Run, evidence: Mapping[str, Any]) -> int:

@@ -161,23 +161,26 @@ def _written(replays: Sequence[Mapping[str, Any]]) -> list[str]:
     return [_LOGS.format(**most)] if most.get("free_decisions") else []
 
 
-def outcomes_by_lab(
-    findings: Findings, transcripts: Sequence[Transcript], trust: Trust, labs: Collection[str]
-) -> dict[str, str]:
-    """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it."""
-    signers = {item.run.folder.name: item.run.metadata.lab for item in transcripts}
+def outcomes_by_lab(findings: Findings, trust: Trust, labs: Collection[str], *, ended: bool = True) -> dict[str, str]:
+    """The outcome of each lab by itself: what a run says wrongly counts against the lab that signed it.
+
+    What is not known to be of any lab accuses nobody, and leaves all of them open.
+
+    Args:
+        ended: the inspection came to its end; where it did not, nobody is accepted.
+    """
 
     def blamed(where: Mapping[str, Any]) -> str | None:
-        return where.get("lab") or signers.get(where.get("run", "")) or trust.chips.get(where.get("chip", ""))
+        return where.get("lab") or trust.chips.get(where.get("chip", ""))
 
     guilty = {blamed(reason.where) for reason in findings.found}
     open_points = {blamed(reason.where) for reason in findings.doubts}
     outcomes = {}
     for lab in sorted(labs):
         outcome = Outcome.ACCEPT
-        if open_points & {lab, None}:
+        if not ended or None in guilty or open_points & {lab, None}:
             outcome = Outcome.INCONCLUSIVE
-        if guilty & {lab, None}:
+        if lab in guilty:
             outcome = Outcome.REJECT
         outcomes[lab] = outcome.value
     return outcomes

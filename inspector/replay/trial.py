@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firmware_sim.errors import CallerError
+from firmware_sim.errors import file_error
 from firmware_sim.evidence import Digest, digest_list, digest_tensor
 from inspector.replay.decisions import Decisions
 from inspector.replay.work import steps_of
@@ -94,4 +94,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CallerError(f"cannot read the rounding log {path}: {error.strerror}") from None
+        raise file_error(f"cannot read the rounding log {path}", error) from None
