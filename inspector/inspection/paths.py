@@ -1,4 +1,7 @@
-"""Paths by which batches and constants reach the new state past every loss, and which of them were agreed."""
+"""Paths by which batches and constants reach the new state past every loss, and which of them were agreed.
+
+The analysis may name a path too many, so that one which was not agreed leaves the verdict open.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from monitor.programs.program import Program
 __all__ = ["PathReport", "check_paths", "find_paths"]
 
 PathReport = dict[str, list[dict[str, Any]]]
-"""Paths as JSON-able values under ``forbidden``, ``agreed`` and ``running_statistics``."""
+"""Paths as JSON-able values under ``not_agreed``, ``agreed`` and ``running_statistics``."""
 
 
 def find_paths(programs: Mapping[str, Program], declared: Declaration, free: Collection[str] = ()) -> list[Path]:
@@ -36,8 +39,8 @@ def check_paths(
     findings: Findings,
     where: Mapping[str, Any],
 ) -> PathReport:
-    """Each direct path is agreed, or ends in a running statistic; any other is a finding of ``Guard.PROGRAM``."""
-    report: PathReport = {"forbidden": [], "agreed": [], "running_statistics": []}
+    """Each direct path is agreed, or ends in a running statistic; any other is a doubt."""
+    report: PathReport = {"not_agreed": [], "agreed": [], "running_statistics": []}
     try:
         found = find_paths(programs, declared, agreed.free)
     except EvidenceError as error:
@@ -45,17 +48,19 @@ def check_paths(
         return report
     report["running_statistics"] = [path.to_json() for path in found if path.statistic]
     report["agreed"] = [path.to_json() for path in found if not path.statistic and is_agreed(path, agreed)]
-    for path in forbidden(found, agreed):
-        report["forbidden"].append(path.to_json())
+    for path in not_agreed(found, agreed) if findings.is_on(Guard.PROGRAM) else ():
+        report["not_agreed"].append(path.to_json())
         text = (
             f"program {path.program[:16]}…: {path.source!a:.200} reaches {path.tensor!a:.200} by {path.operator} "
-            "without passing a loss, which was not agreed"
+            "without passing a loss, which was not agreed; who agrees to it signs "
+            f"`declare countersign --direct-path {path.tensor!a:.200}`"
         )
-        findings.add(Guard.PROGRAM, text, program=path.program, tensor=path.tensor, source=path.source, **where)
+        place = {"program": path.program, "tensor": path.tensor, "source": path.source, "operator": path.operator}
+        findings.doubt(text, **place, **where)
     return report
 
 
-def forbidden(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
+def not_agreed(paths: Sequence[Path], agreed: Agreement) -> list[Path]:
     """The paths that neither end in a running statistic nor were agreed."""
     return [path for path in paths if not path.statistic and not is_agreed(path, agreed)]
 
