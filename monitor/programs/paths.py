@@ -26,7 +26,7 @@ from monitor.programs.moves import MOVES
 from monitor.programs.parts import Part, parts_of
 from monitor.programs.zero import is_zero, visible
 
-__all__ = ["Flow", "Path", "direct_paths", "flows"]
+__all__ = ["Flow", "Path", "direct_paths", "flows", "seeds"]
 
 _BATCH_NORMS = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 _STATISTICS = ("running_mean", "running_var")
@@ -115,6 +115,17 @@ def flows(program: Form, state: Mapping[str, Sequence[int]] | None = None, *, is
         raise EvidenceError("a program's call has other arguments than its operator") from None
 
 
+def seeds(program: Form, state: Mapping[str, Sequence[int]] | None = None) -> frozenset[int]:
+    """The calls that make the ones with which backward passes begin.
+
+    Raises:
+        EvidenceError: as ``flows``.
+    """
+    analysis = _Analysis(program, state, False)
+    analysis.flows()
+    return frozenset(analysis.seeds)
+
+
 def direct_paths(
     programs: Mapping[str, Form],
     state: Mapping[str, Sequence[int]] | None = None,
@@ -166,6 +177,7 @@ class _Analysis:
         self._updates = {call for first, last in program.updates for call in range(first, last)}
         self._memory = Memory(program, state)
         self._sources: dict[str, int] = {}
+        self.seeds: set[int] = set()
         self._weights = self._buffers = 0
         self._regions = {number: _Written(self._start(each.source)) for number, each in enumerate(self._memory.regions)}
 
@@ -196,6 +208,12 @@ class _Analysis:
             return
         targets = [*access.results, *(access.inputs[slot] for slot in access.written)]
         inputs = [self._regions[spot.region].value for spot in access.inputs]
+        if (
+            parts_of(access)[0].name == "ones_like"
+            and inputs[0].used & self._weights
+            and access.inputs[0].elements == 1
+        ):
+            self.seeds.add(access.number)
         for part in parts_of(access):
             if not self._is_free and access.number not in self._updates:
                 part = replace(part, others={name: self._number(value) for name, value in part.others.items()})
