@@ -132,11 +132,7 @@ class _Call:
 
     def arguments(self, step: Step, weight: int | None) -> list[Any]:
         return [
-            value
-            if not isinstance(value, Tensor)
-            else step.state["weight/w"]
-            if i == weight
-            else step.batch[str(i)]
+            value if not isinstance(value, Tensor) else step.state["weight/w"] if i == weight else step.batch[str(i)]
             for i, value in enumerate(self.args)
         ]
 
@@ -268,9 +264,7 @@ def _carried(name: str, call: _Call) -> Made | None:
 
 
 def _run(call: _Call, change: float) -> list[Tensor]:
-    args = [
-        v if not isinstance(v, Tensor) else v + change if v.is_floating_point() else v.clone() for v in call.args
-    ]
+    args = [v if not isinstance(v, Tensor) else v + change if v.is_floating_point() else v.clone() for v in call.args]
     torch.manual_seed(0)
     return _outputs(call.func(*args, **call.kwargs))
 
@@ -293,12 +287,12 @@ _CARRIERS: Mapping[str, Callable[[Step, Tensor, Tensor], Tensor]] = {
     "ones like a loss, spread": lambda step, slope, model: (
         torch.ones_like(step.state["weight/b"].sum()).expand(5, 5).contiguous().addcmul(model, model)
     ),
-    "a linear loss": lambda step, slope, model: (
-        torch.autograd.grad((step.state["weight/h"] * model).sum(), step.state["weight/h"])[0]
-    ),
-    "a seed of the batch": lambda step, slope, model: (
-        torch.autograd.grad(step.state["weight/h"] * 1.0, step.state["weight/h"], model)[0]
-    ),
+    "a linear loss": lambda step, slope, model: torch.autograd.grad(
+        (step.state["weight/h"] * model).sum(), step.state["weight/h"]
+    )[0],
+    "a seed of the batch": lambda step, slope, model: torch.autograd.grad(
+        step.state["weight/h"] * 1.0, step.state["weight/h"], model
+    )[0],
     "a product of matrices": lambda step, slope, model: torch.diag_embed((slope / slope).diagonal()) @ model,
     "a gradient's place": lambda step, slope, model: model.gather(0, slope.argsort(0).argsort(0)),
     "a momentum": lambda step, slope, model: step.state["optimizer/h/m"] * 0.0 + model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -103,10 +104,19 @@ class ProgramSteps:
 
     def differences(self, seed: bytes, skipped: Collection[str]) -> list[Difference]:
         """What the next step's batch changes past every loss (``monitor.replay.witness``); no step is taken."""
-        step = self.training.step + 1
-        program = self.program(step)
+        step, training = self.training.step + 1, self.training
+        program, control = self.program(step), partial(numerics.recording, training.task.numerics)
         scalars = scalars_of(program, execution_of(self._run.leaf(step)))
-        return differences(self.training, program, scalars, self._batches.batch(step), seed, skipped=skipped)
+        stands = training.step, training.absent, training.left
+
+        def run(batch: Mapping[str, Tensor], watch: Watch) -> None:
+            training.step, training.absent, training.left = stands
+            training.run(program, scalars, batch, control, watch)
+
+        try:
+            return differences(program, training.memory, run, self._batches.batch(step), seed, skipped=skipped)
+        finally:
+            training.step, training.absent, training.left = stands
 
     def take_under(self, control: Control) -> tuple[numerics.Session, str]:
         """Take the next step under other numerics than the declared; returns also the bits of its loss."""

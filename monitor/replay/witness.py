@@ -10,25 +10,24 @@ differs honestly. Zeros have no sign here, since a gradient that vanishes may va
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from firmware_sim.errors import EvidenceError
-from monitor.numerics import recording
+from monitor.programs.interpreter import Watch
 from monitor.programs.memory import Access, Memory
 from monitor.programs.parts import parts_of
 from monitor.programs.paths import seeds
 from monitor.programs.program import Program
-from monitor.replay.replaying import ProgramTraining
+from monitor.sharding import ShardedMemory
 
 __all__ = ["DRAWS", "Difference", "altered", "differences"]
 
+Run = Callable[[Mapping[str, Tensor], Watch], object]
 DRAWS = 2
 """Batches made of the recorded one: a difference counts where each of them shows it."""
 _STATISTICS = frozenset({"running_mean", "running_var"})
@@ -52,49 +51,54 @@ class Difference:
 
 
 def differences(
-    training: ProgramTraining,
     program: Program,
-    scalars: Sequence[float],
+    memory: ShardedMemory,
+    run: Run,
     batch: Mapping[str, Tensor],
     seed: bytes,
     *,
     skipped: Collection[str] = (),
 ) -> list[Difference]:
-    """Tensors of the state that the next step's batch changes past every loss, each with its first such element.
+    """Tensors of the state that a step's batch changes past every loss, each with its first such element.
 
-    The training stands afterwards where it stood before. Where no seed of a backward pass is known, gradients may be
-    anything, and buffers alone are looked at.
+    The memory holds afterwards what it held before. Where no seed of a backward pass is known and more than buffers
+    differ, a gradient may have come through, and nothing is proven.
 
     Args:
+        run: takes the step on the memory.
         seed: makes the other batches (``altered``).
         skipped: tensors, ``kind/name``, of which nothing is said.
     """
-    watch = _Silence(program, {f"{each.kind}/{each.name}": each.shape for each in training.task.state})
-    wanted = [name for name in program.commit if name not in skipped and (watch.seeds or name.startswith("buffer/"))]
+    before = {name: tensor.clone() for name, tensor in memory.export().items()}
+    watch = _Silence(program, {name: tensor.shape for name, tensor in before.items()})
+    wanted = list(program.commit)
     reached: list[dict[str, Tensor]] = []
     marks: dict[str, Tensor] = {}
-    with _undone(training) as put_back:
+    try:
         for number in range(DRAWS + 1):
-            given = altered(batch, seed, number) if number else batch
             watch.begin()
-            try:
-                training.run(program, scalars, given, partial(recording, training.task.numerics), watch)
-            except EvidenceError:
-                return []
-            state = training.memory.export()
-            for name in wanted if number else ():
-                mark = _differs(reached[0][name], state[name])
-                marks[name] = mark if number == 1 else marks[name] & mark
-            wanted = [name for name in wanted if not number or bool(marks[name].any())]
-            if not wanted:
-                return []
+            run(altered(batch, seed, number) if number else batch, watch)
+            state = memory.export()
+            if number:
+                seen = {name: _differs(reached[0][name], state[name]) for name in wanted}
+                marks = {name: mark & marks[name] if marks else mark for name, mark in seen.items()}
+                wanted = [name for name in wanted if bool(marks[name].any())]
             reached.append({name: state[name].clone() for name in wanted})
-            put_back()
-    return [_first(name, marks[name], [each[name] for each in reached]) for name in wanted]
+            memory.load(before)
+    except EvidenceError:
+        return []
+    finally:
+        memory.load(before)
+    if not watch.seeds and not all(name.startswith("buffer/") for name in wanted):
+        return []
+    return [_first(name, marks[name], [each[name] for each in reached]) for name in wanted if name not in skipped]
 
 
 def altered(batch: Mapping[str, Tensor], seed: bytes, number: int) -> dict[str, Tensor]:
-    """A batch made of another: the elements of each tensor in another order, and real numbers scaled by 1/2 to 1."""
+    """A batch made of another: the elements of each tensor in another order, and real numbers scaled by 1/2 to 1.
+
+    Zeros all over, which neither would change, become that factor.
+    """
     found = {}
     for name, tensor in batch.items():
         key = hashlib.sha256(seed + number.to_bytes(_NUMBER, "big") + name.encode()).digest()
@@ -104,25 +108,9 @@ def altered(batch: Mapping[str, Tensor], seed: bytes, number: int) -> dict[str, 
         moved = tensor.reshape(-1)[order.to(tensor.device)].reshape(tensor.shape)
         if tensor.is_complex() or tensor.is_floating_point():
             wide = moved if tensor.is_complex() else moved.double()
-            moved = (wide * scale).to(tensor.dtype)
+            moved = (wide * scale if bool(wide.any()) else torch.full_like(wide, scale)).to(tensor.dtype)
         found[name] = moved
     return found
-
-
-@contextmanager
-def _undone(training: ProgramTraining) -> Iterator[Callable[[], None]]:
-    """Whatever steps are taken inside are undone at its end, and whenever what it yields is called."""
-    before = {name: tensor.clone() for name, tensor in training.memory.export().items()}
-    step, absent, left = training.step, training.absent, training.left
-
-    def put_back() -> None:
-        training.memory.load(before)
-        training.step, training.absent, training.left = step, absent, left
-
-    try:
-        yield put_back
-    finally:
-        put_back()
 
 
 class _Silence:
