@@ -36,8 +36,8 @@ def register(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser = actions.add_parser(
         "review",
         help="compare a run's programs with what was agreed",
-        description="Rejects programs that were not agreed, and paths by which batches or constants reach the new "
-        "state without passing a loss, unless they were countersigned.",
+        description="Compares programs, numbers and paths with what was countersigned. A path by which a batch or a "
+        "constant reaches the new state without passing a loss leaves the verdict open until it is countersigned.",
         epilog="JSON keys: outcome, reasons, evidence (execution, flop, programs)",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")

@@ -29,7 +29,17 @@ _NOT_OPENED = "the run was not opened"
 _WORDS = {"device_error": "the device failed", "evidence_error": "what the lab opened cannot be read"}
 _CONTRADICTED = "the step cannot be taken as it was recorded"
 _RESULT = ("fingerprint", "seconds", "signed", "examined")
-_REPLAY = ("segment", "start_state", "initial_state", "leaves", "inside", "logged", "turned", "first_turned_step")
+_REPLAY = (
+    "segment",
+    "start_state",
+    "initial_state",
+    "leaves",
+    "inside",
+    "witness",
+    "logged",
+    "turned",
+    "first_turned_step",
+)
 _PLACE = ("step", "operator", "operator_index", "element", "obeyed")
 
 
