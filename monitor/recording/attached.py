@@ -64,7 +64,7 @@ class AttachedLoop:
         options.require_named({f"{entry.kind}/{entry.name}" for entry in self.state.entries})
         self.held = HeldState(self.state, watched=not options.trusted, kept=conduct.needs_before)
         self.updates = OptimizerUpdates(optimizer)
-        self.first_state = FirstState(self.state, optimizer)
+        self.first_state = FirstState(self.state)
         self.groups = tuple(self.updates.used)
         self._hooks: dict[str, RemovableHandle] = {}
         self._watch: Callable[[str, nn.Parameter], None] | None = None
@@ -100,7 +100,14 @@ class AttachedLoop:
         observer, meter = self.conduct.observer(step), self.state.memory.meter
         if self.options.trusted and programs.known:
             return Follower(next(iter(programs.known.values())), keys, meter, observer)
-        capture = LinedCapture(keys, watch, self.first_state.begin(observer), meter=meter, known=programs.recent)
+        capture = LinedCapture(
+            keys,
+            watch,
+            self.first_state.begin(observer),
+            meter=meter,
+            known=programs.recent,
+            grown=self.state.grown(),
+        )
         self.first_state.capture = capture
         capture.declare_inputs(self.state.inputs(), batch)
         return capture
