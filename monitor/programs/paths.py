@@ -249,18 +249,17 @@ class PathsSoFar:
         return sorted(found, key=lambda path: (path.is_harmless, path.tensor, path.source, path.program))
 
     def _few(self, reached: Collection[str]) -> set[str]:
-        """Those of the tensors that reach nothing else, if they have few numbers in all."""
+        """Those of the tensors that reach nothing but one another, if they have few numbers in all."""
         sizes: dict[str, int] = {}
-        reading: set[str] = set()
+        readers: dict[str, set[str]] = {}
         for each in self._flows.values():
             for tensor, flow in each.items():
-                reading |= flow.read - {tensor}
                 sizes[tensor] = max(sizes.get(tensor, 0), FEW + 1 if flow.elements is None else flow.elements)
-        found = {
-            tensor
-            for tensor in reached
-            if tensor.startswith("buffer/") and tensor not in reading and not is_agreed(tensor, self._agreed)
-        }
+                for name in flow.read:
+                    readers.setdefault(name, set()).add(tensor)
+        found = {name for name in reached if name.startswith("buffer/") and not is_agreed(name, self._agreed)}
+        while more := {name for name in found if not readers.get(name, set()) <= found}:
+            found -= more
         return found if sum(sizes[tensor] for tensor in found) <= FEW else set()
 
 

@@ -257,7 +257,8 @@ def test_c7_two_index_copies_and_running_losses_are_accepted(record_loop):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     model.register_buffer("total", torch.zeros(2))
-    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    ema = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=ema, use_buffers=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def body(model, optimizer, batch):
@@ -272,7 +273,7 @@ def test_c7_two_index_copies_and_running_losses_are_accepted(record_loop):
         average.update_parameters(model)
 
     batches = [torch.randn(4, 4) for _ in range(3)]
-    verdict = judge(record_loop(model, optimizer, batches, body, state={"average": average}, free_slots=True))
+    verdict = judge(record_loop(model, optimizer, batches, body, state={"average": average}))
     assert verdict.outcome is Outcome.ACCEPT
     paths = verdict.evidence["runs"][0]["execution"]["direct_paths"]
     assert {path["tensor"] for path in paths["few_numbers"]} == {"buffer/total"}
