@@ -16,9 +16,6 @@ from inspector.inspection.verdict import Outcome
 from tests.adversary.world import kept_device
 from tests.guards import off
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*leaves an inspection in doubt")
-"""Labs that lie are warned by their own recorders."""
-
 PRODUCT = 2 * 2 * 4 * 3
 """FLOP of a product of 2 x 4 and 4 x 3; its backward pass here needs one more."""
 
