@@ -40,6 +40,12 @@ def world(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return state, batch
 
 
+def _apply(function: Any, *arguments: Tensor) -> Tensor:
+    """A function of ``autograd``, which has no types."""
+    found: Tensor = function.apply(*arguments)
+    return found
+
+
 class _ChunkedLogProbabilities(torch.autograd.Function):
     """Log-probabilities of labels without all logits at once: chunks of the vocabulary, both ways."""
 
@@ -115,7 +121,7 @@ class _InPlaceSlopes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-        (saved,) = ctx.saved_tensors
+        saved: Tensor = ctx.saved_tensors[0]
         for row, slope in zip(saved.unbind(0), slopes[0].unbind(0), strict=True):
             row.mul_(slope)
         return saved
@@ -192,7 +198,8 @@ def _gated(state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
 
 def _hooked(state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
     hidden = _hidden(state, batch)
-    hidden.register_hook(lambda g: torch.where(g.isfinite(), g, 0.0) * (1.0 / (g.norm() + 1e-6)).clamp(max=1.0))
+    hook: Any = hidden.register_hook
+    hook(lambda g: torch.where(g.isfinite(), g, 0.0) * (1.0 / (g.norm() + 1e-6)).clamp(max=1.0))
     return F.cross_entropy(hidden @ state["weight/v"].t(), batch["y"])
 
 
@@ -218,11 +225,11 @@ LOSSES: Mapping[str, Loss] = {
     "AdaptiveLogSoftmaxWithLoss": _adaptive,
     "slices written in a loop": _written,
     "chunked log-probabilities": lambda s, b: (
-        -(_ChunkedLogProbabilities.apply(_hidden(s, b), s["weight/v"], b["y"]) * b["mask"]).sum() / b["mask"].sum()
+        -(_apply(_ChunkedLogProbabilities, _hidden(s, b), s["weight/v"], b["y"]) * b["mask"]).sum() / b["mask"].sum()
     ),
-    "gradients on the way forth": lambda s, b: _FusedEntropy.apply(_hidden(s, b), s["weight/v"], b["y"]) / 6,
-    "gradients in place of what was saved": lambda s, b: _InPlaceSlopes.apply(_logits(s, b)).square().mean(),
-    "straight through": lambda s, b: F.cross_entropy(_Through.apply(_logits(s, b) * 3), b["y"]),
+    "gradients on the way forth": lambda s, b: _apply(_FusedEntropy, _hidden(s, b), s["weight/v"], b["y"]) / 6,
+    "gradients in place of what was saved": lambda s, b: _apply(_InPlaceSlopes, _logits(s, b)).square().mean(),
+    "straight through": lambda s, b: F.cross_entropy(_apply(_Through, _logits(s, b) * 3), b["y"]),
     "scattered": lambda s, b: torch.zeros(6, 9).scatter(1, b["y"][:, None], _logits(s, b)[:, :1]).square().mean(),
     "chosen": lambda s, b: torch.where(b["mask"][:, None], _logits(s, b), b["x"].sum()).logsumexp(1).mean(),
     "masked twice": lambda s, b: (

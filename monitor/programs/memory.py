@@ -180,7 +180,8 @@ def _runs(place: Mapping[str, Any], start: int) -> tuple[tuple[int, int], ...] |
     """Stretches of memory that a tensor covers, in order; None where they are many."""
     if not all(place["shape"]):
         return ()
-    length, outer = 1, []
+    length = 1
+    outer: list[tuple[int, int]] = []
     for step, size in sorted(zip(place["stride"], place["shape"], strict=True)):
         if size == 1 or step == 0:
             continue

@@ -99,7 +99,7 @@ def _is_zero(part: Part, zeros: Sequence[bool]) -> bool:
         return zeros[part.read[0]]  # what every backward operator takes first is a gradient, in which it is linear
     if name in _PRODUCTS:
         return any(zeros[slot] for slot in part.read)
-    if name in _WITH_NUMBER and _WITH_NUMBER[name] in part.others | part.slots:
+    if name in _WITH_NUMBER and (_WITH_NUMBER[name] in part.others or _WITH_NUMBER[name] in part.slots):
         given = _WITH_NUMBER[name]
         return _vanishes(part, "self", zeros) and (_vanishes(part, given, zeros) or part.others.get(given) == 0)
     if name in _CHOICES:
